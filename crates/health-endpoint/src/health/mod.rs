@@ -33,7 +33,7 @@ use tracing::{info, warn};
 pub use self::cleanup::{Cleanup, RemovedResource, cleanup};
 pub use self::error::HealthError;
 pub use self::fault::{End, Fault, Repair};
-pub use self::pair::ALIAS_PREFIX;
+pub(crate) use self::pair::ALIAS_PREFIX;
 pub use self::state::{ENDPOINT_IDS, State};
 
 use self::pair::{Blueprint, Pair, PairState};
@@ -107,7 +107,7 @@ impl HealthDescription {
     }
 
     /// Whether id and addresses equal the `other`'s.
-    pub fn has_same_addresses(&self, other: &Self) -> bool {
+    pub(crate) fn has_same_addresses(&self, other: &Self) -> bool {
         (self.id, self.ipv4, self.ipv6) == (other.id, other.ipv4, other.ipv6)
     }
 }

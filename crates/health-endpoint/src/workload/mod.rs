@@ -24,7 +24,7 @@ pub use self::state::{DamagedFile, SavedEndpoint, StateDir};
 pub use crate::stack::Stack;
 
 /// Default name of the inner end.
-pub const DEFAULT_IFNAME: &str = "eth0";
+pub(crate) const DEFAULT_IFNAME: &str = "eth0";
 
 /// Prefix of the names of the host's ends.
 const DEVICE_PREFIX: &str = "lxc";
