@@ -12,7 +12,6 @@ use health_cli::{Cli, Command, Daemon, Task, parse, reread};
 use health_model::settings::Location;
 use health_net::{hostns, inside};
 use health_settings::{ServiceProxyMode, Settings};
-use tikv_jemallocator::Jemalloc;
 use tokio::runtime::{Builder, Runtime};
 
 /// Threads of the daemon. With one, a slow request would delay probes; more than two only cost memory.
@@ -20,8 +19,9 @@ const DAEMON_THREADS: usize = 2;
 
 /// Probing ten thousand peers allocates and frees small objects all the time, which leaves the C library's allocator
 /// with twice the memory that they need. `.cargo/config.toml` configures this one.
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
-static ALLOCATOR: Jemalloc = Jemalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     // To run a container probe's command, this program starts itself again.

@@ -16,6 +16,7 @@ mod packages;
 mod passed;
 mod privilege;
 mod process;
+mod progress;
 mod readme;
 mod run;
 mod setup;

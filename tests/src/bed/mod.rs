@@ -5,6 +5,7 @@
 //! killed one left behind.
 
 mod agent;
+#[cfg(feature = "all")]
 mod certificates;
 mod etcd;
 mod fabric;
@@ -33,6 +34,7 @@ use crate::relay::{Handling, Relay};
 use crate::wait::{pause_since, slowness};
 
 pub use self::agent::binary as agent_binary;
+#[cfg(feature = "all")]
 pub use self::certificates::{Authority, SignedCertificate};
 pub use self::etcd::Etcd;
 pub use self::fabric::FABRIC;

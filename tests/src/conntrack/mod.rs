@@ -1,19 +1,30 @@
 //! Compares this project's conntrack with the kernel's nf_conntrack on the same flows.
 
+#[cfg(feature = "all")]
 pub mod churn;
+#[cfg(feature = "all")]
 pub mod flood;
+#[cfg(feature = "all")]
 mod kernel;
+#[cfg(feature = "all")]
 pub mod lab;
+#[cfg(feature = "all")]
 mod ours;
 pub mod packets;
+#[cfg(feature = "all")]
 pub mod script;
+#[cfg(feature = "all")]
 mod wire;
 
 use std::net::IpAddr;
 
+#[cfg(feature = "all")]
 pub use self::kernel::Kernel;
+#[cfg(feature = "all")]
 pub use self::lab::Lab;
+#[cfg(feature = "all")]
 pub use self::ours::Ours;
+#[cfg(feature = "all")]
 pub use self::wire::{Way, Wire};
 
 /// Packets and bytes in one direction, from the IP header on.
