@@ -32,6 +32,7 @@ pub mod testrun;
 pub mod transfer;
 pub mod tun;
 pub mod upgrade;
+pub mod verifier;
 pub mod wait;
 pub mod xdp;
 

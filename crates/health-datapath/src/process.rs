@@ -7,7 +7,8 @@ use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
 use health_model::settings::Location;
 
-use crate::{DatapathError, layout, pin_folder, sys};
+use crate::error::DatapathError;
+use crate::{layout, pin_folder, sys};
 
 /// `r0 = bpf_get_current_pid_tgid()`.
 const CALL_PID_TGID: u64 = 0x0000_000e_0000_0085;

@@ -14,10 +14,10 @@ use aya::programs::SchedClassifier;
 use health_net::tc::{Filter, Place, Side, Socket};
 use nix::net::if_::if_indextoname;
 
-use super::{Direction, Hook};
-use crate::layout_change::set_aside;
-use crate::pin_folder::make_folder;
-use crate::{DatapathError, layout};
+use super::Hook;
+use crate::error::DatapathError;
+use crate::pin_folder::{QDISC_NOTES, make_folder, set_aside};
+use crate::program::Direction;
 
 /// Ahead of foreign filters: a filter that accepts a packet for good hides it from all later filters, which ours does not.
 const FIRST_PRIORITY: u16 = 1;
@@ -53,8 +53,8 @@ impl Clsact {
     }
 
     fn put(&self, hook: &Hook, program: BorrowedFd<'_>) -> io::Result<()> {
-        let (device, side) = (hook.device_number()?, side(hook.direction));
-        let name = self.name(hook.program);
+        let (device, side) = (hook.device_number()?, side(hook.direction()));
+        let name = self.name(hook.program.name());
         let mut socket = Socket::open()?;
         let filters = socket.filters(device, side)?;
         match filters.iter().find(|filter| filter.is_named(&name)) {
@@ -78,8 +78,8 @@ impl Clsact {
     /// This instance's filter at a hook.
     pub(crate) fn filter(&self, hook: &Hook) -> io::Result<Option<Filter>> {
         let device = hook.device_number()?;
-        let name = self.name(hook.program);
-        let filters = Socket::open()?.filters(device, side(hook.direction))?;
+        let name = self.name(hook.program.name());
+        let filters = Socket::open()?.filters(device, side(hook.direction()))?;
         Ok(filters.into_iter().find(|filter| filter.is_named(&name)))
     }
 
@@ -88,7 +88,7 @@ impl Clsact {
         let Ok(device) = hook.device_number() else {
             return Ok(());
         };
-        let (name, side) = (self.name(hook.program), side(hook.direction));
+        let (name, side) = (self.name(hook.program.name()), side(hook.direction()));
         let remove = || {
             let mut socket = Socket::open()?;
             self.remove_filters(&mut socket, device, side, &|found| found == name)?;
@@ -103,7 +103,11 @@ impl Clsact {
             .iter()
             .filter_map(|hook| {
                 let device = hook.device_number().ok()?;
-                Some((device, side(hook.direction), self.name(hook.program)))
+                Some((
+                    device,
+                    side(hook.direction()),
+                    self.name(hook.program.name()),
+                ))
             })
             .collect();
         let own = self.name("");
@@ -198,7 +202,7 @@ impl Clsact {
 
     /// Removes the notes of devices that no longer exist.
     fn forget_gone(&self) -> io::Result<()> {
-        let notes = match fs::read_dir(self.pins.join(layout::QDISC_NOTES)) {
+        let notes = match fs::read_dir(self.pins.join(QDISC_NOTES)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             notes => notes?,
         };
@@ -226,7 +230,7 @@ impl Clsact {
     }
 
     fn note_of(&self, pins: &Path, device: u32) -> PathBuf {
-        pins.join(layout::QDISC_NOTES).join(device.to_string())
+        pins.join(QDISC_NOTES).join(device.to_string())
     }
 
     /// The name of a filter: `health-agent/default/to_netdev`.

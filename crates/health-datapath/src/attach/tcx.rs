@@ -5,12 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use aya::programs::links::{FdLink, LinkOrder, PinnedLink};
-use aya::programs::tc::{SchedClassifierLink, TcAttachOptions};
+use aya::programs::tc::{SchedClassifierLink, TcAttachOptions, TcAttachType};
 use aya::programs::{ProgramError, SchedClassifier};
 use tracing::debug;
 
 use super::Hook;
-use crate::{DatapathError, link_pin, sys};
+use crate::error::DatapathError;
+use crate::program::Direction;
+use crate::{link_pin, sys};
 
 /// Attaches a program to its device. Reuses the link of a former program of that name on this device, if one is among these
 /// pins.
@@ -31,7 +33,7 @@ pub(super) fn attach(
     let id = program
         .attach_with_options(
             &hook.device,
-            hook.direction.attach_type(),
+            attach_type(hook.direction()),
             TcAttachOptions::TcxOrder(LinkOrder::default()),
         )
         .map_err(failed)?;
@@ -46,7 +48,7 @@ pub(super) fn attach(
 /// Whether the program with this id is attached. A device that is gone has none; its owner reports that.
 pub(super) fn has_program(hook: &Hook, id: u32) -> bool {
     hook.device_number().is_ok()
-        && SchedClassifier::query_tcx(&hook.device, hook.direction.attach_type())
+        && SchedClassifier::query_tcx(&hook.device, attach_type(hook.direction()))
             .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
 }
 
@@ -69,6 +71,13 @@ pub(super) fn pin_on_device(hook: &Hook, pins: Vec<PathBuf>) -> Option<PathBuf> 
     let is_there =
         |path: &PathBuf| sys::device_of_link(path).is_ok_and(|found| found == Some(device));
     pins.into_iter().find(is_there)
+}
+
+fn attach_type(direction: Direction) -> TcAttachType {
+    match direction {
+        Direction::Ingress => TcAttachType::Ingress,
+        Direction::Egress => TcAttachType::Egress,
+    }
 }
 
 fn take_over(program: &mut SchedClassifier, hook: &Hook, pins: Vec<PathBuf>) -> Option<FdLink> {

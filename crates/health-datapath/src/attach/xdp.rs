@@ -12,8 +12,8 @@ use health_net::ethtool;
 use health_net::xdp::{self, Mode};
 
 use super::{Hook, tcx};
-use crate::sys::LinkTarget;
-use crate::{DatapathError, sys};
+use crate::error::DatapathError;
+use crate::sys::{self, LinkTarget};
 
 /// A link that is not yet pinned under its hook's name.
 pub(super) struct XdpLink(OwnedFd);

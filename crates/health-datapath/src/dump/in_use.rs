@@ -11,8 +11,9 @@ use super::map::OpenMap;
 use super::objects::hook_of;
 use super::{DumpError, Pinned, files};
 use crate::attach::Clsact;
-use crate::layout::{self, LINK_PINS, MapLayout, PROGRAM_PINS};
-use crate::resize::formers;
+use crate::layout::{self, MapLayout};
+use crate::maps::formers;
+use crate::pin_folder::{LINK_PINS, PROGRAM_PINS};
 
 impl Pinned {
     /// The hooks where programs are attached, by program id.

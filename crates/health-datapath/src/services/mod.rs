@@ -35,14 +35,15 @@ use std::sync::Arc;
 use health_common::service::{Frontend, SourceRange};
 use ipnet::IpNet;
 
-use super::layout;
-use super::trie::Prefix;
+use crate::layout;
+use crate::trie::Prefix;
 
+pub use crate::maps::ServiceMapSizes;
 pub use change::{Change, Written};
 pub use listing::{ListedBackend, ListedFrontend};
-pub use lookup::Connection;
-pub(crate) use lookup::Tuples;
-pub use maps::{ServiceMapSizes, ServiceMaps};
+pub use lookup::{Connection, ServiceFlow};
+pub(crate) use lookup::{Tuples, client_port};
+pub use maps::ServiceMaps;
 pub use pool::{FillMaglev, MaglevBackend};
 pub use shares::SHARE;
 pub use sockets::{SocketTable, StuckSocket};

@@ -4,8 +4,8 @@ use health_common::service::{Backend, Frontend};
 
 use super::{Change, FrontendKey, ServicesError, Written, frontend_map};
 use crate::layout;
+use crate::maps::xdp_times;
 use crate::table::Table;
-use crate::xdp::xdp_times;
 
 /// The value of all entries of `HEALTH_SOURCE_RANGES`.
 const ALLOWED: u32 = 1;

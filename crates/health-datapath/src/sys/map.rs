@@ -6,9 +6,9 @@ use std::{fs, io};
 
 use aya_obj::generated::BPF_NOEXIST;
 use aya_obj::generated::bpf_cmd::{
-    self, BPF_MAP_CREATE, BPF_MAP_DELETE_BATCH, BPF_MAP_DELETE_ELEM, BPF_MAP_FREEZE,
-    BPF_MAP_GET_FD_BY_ID, BPF_MAP_GET_NEXT_KEY, BPF_MAP_LOOKUP_BATCH, BPF_MAP_LOOKUP_ELEM,
-    BPF_MAP_UPDATE_BATCH, BPF_MAP_UPDATE_ELEM,
+    self, BPF_MAP_CREATE, BPF_MAP_DELETE_BATCH, BPF_MAP_DELETE_ELEM, BPF_MAP_GET_FD_BY_ID,
+    BPF_MAP_GET_NEXT_KEY, BPF_MAP_LOOKUP_BATCH, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_BATCH,
+    BPF_MAP_UPDATE_ELEM,
 };
 
 use super::{IdAttr, bpf, bpf_open, object_info, open_pin};
@@ -270,16 +270,4 @@ fn element(
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// Writes the single value of an array and makes the map read-only for user space.
-pub(crate) fn fill_and_freeze(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<()> {
-    let key = 0_u32;
-    let key = std::ptr::from_ref(&key) as u64;
-    element(BPF_MAP_UPDATE_ELEM, map, key, value.as_ptr() as u64)?;
-    let mut attr = ElementAttr {
-        map_fd: map.as_raw_fd() as u32,
-        ..ElementAttr::default()
-    };
-    bpf(BPF_MAP_FREEZE, &mut attr)
 }

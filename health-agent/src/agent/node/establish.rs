@@ -12,11 +12,10 @@ use health_common::config::{
 };
 use health_common::service::NUMBER_MASK;
 use health_common::service::xdp::XDP_FLOWS;
-use health_datapath::loader::{LoadSettings, ProgramLog};
-use health_datapath::pin_folder;
-use health_datapath::process;
 use health_datapath::services::{SHARE, ServiceMapSizes};
-use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
+use health_datapath::{
+    Attachments, Datapath, LoadSettings, MapSizes, ProgramLog, Workload, pin_folder, process,
+};
 use health_endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec, forwarding};
 use health_endpoint::workload::SavedEndpoint;
 use health_mesh::hello::{Identity, Responder};
@@ -181,7 +180,7 @@ impl NodeDatapath {
         datapath.set_xdp(config.services.xdp());
         datapath.adopt_workloads(workloads);
         datapath.set_masquerade(masquerade)?;
-        log::forward(&mut datapath)?;
+        datapath.forward_log()?;
         Ok(datapath)
     }
 
@@ -289,7 +288,7 @@ impl PreviousState {
     /// Removes what exists now and did not exist then.
     async fn restore(self, spec: &HealthEndpointSpec) {
         if !self.pins
-            && let Err(error) = pin_folder::remove(&self.location)
+            && let Err(error) = Datapath::remove(&self.location)
         {
             warn!(%error, "cannot remove the pins of the failed start");
         }

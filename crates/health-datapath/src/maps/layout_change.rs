@@ -5,22 +5,21 @@
 
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fs, io};
 
 use health_common::LAYOUT_VERSION;
 use tracing::{info, warn};
 
-use super::DatapathError;
-use super::layout::{CONFIG, ENDPOINT_MAPS, FAMILIES, LINK_PINS, MAPS, MapLayout, OWN_MAPS};
-use super::loader::file_error;
-use super::pin_folder::{make_folder, remove_tree};
-use super::resize::{formers, open};
-use super::sys;
+use super::open::{formers, open};
+use crate::error::{DatapathError, file_error};
+use crate::layout::{CONFIG, ENDPOINT_MAPS, FAMILIES, MAPS, MapLayout, OWN_MAPS};
+use crate::pin_folder::{LINK_PINS, make_folder, remove_tree, set_aside};
+use crate::sys;
 
 /// Ensures that the pin folder has no maps of another layout, and that all active links stay pinned: there, or in the folder
 /// set aside.
-pub(super) fn make_room(pins: &Path) -> Result<(), DatapathError> {
+pub(crate) fn make_room(pins: &Path) -> Result<(), DatapathError> {
     let aside = set_aside(pins);
     if has_other_layout(pins)? {
         if aside.exists() {
@@ -41,20 +40,24 @@ pub(super) fn make_room(pins: &Path) -> Result<(), DatapathError> {
     share_maps(&aside, pins)
 }
 
-/// The folder beside `pins` for maps of another layout. No instance's name has an underscore.
-pub(super) fn set_aside(pins: &Path) -> PathBuf {
-    let mut name = pins.file_name().unwrap_or_default().to_owned();
-    name.push("_old");
-    pins.with_file_name(name)
-}
-
 /// Whether programs of another layout exist whose maps do not describe the endpoints that they serve.
-pub(super) fn has_other_endpoints(pins: &Path) -> bool {
+pub(crate) fn has_other_endpoints(pins: &Path) -> bool {
     let aside = set_aside(pins);
     aside.exists()
         && !ENDPOINT_MAPS
             .iter()
             .all(|map| is_same(&pins.join(map.name), &aside.join(map.name)))
+}
+
+/// Removes what an agent of another map layout left. Must be called when the new programs serve everything that the former
+/// ones did.
+pub(crate) fn remove_set_aside(pins: &Path) -> Result<(), DatapathError> {
+    let aside = set_aside(pins);
+    if aside.exists() {
+        remove_tree(&aside)?;
+        info!(pins = %aside.display(), "removed the maps of the former layout");
+    }
+    Ok(())
 }
 
 /// Moves all pinned links from one instance's folder to another, replacing those with the same name.
