@@ -1,5 +1,5 @@
-//! Garbage collection of conntrack and NAT entries: user space walks the maps for expired entries; the program `ct_collect`
-//! checks each again and removes it.
+//! Garbage collection of conntrack and NAT entries: user space walks the maps for expired entries; the program
+//! `ct_collect` checks each again and removes it.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -107,8 +107,8 @@ impl KernelTables {
         Ok(all)
     }
 
-    /// Removes service flows that conntrack has evicted, if their map is nearly full. No other pass over conntrack finds
-    /// them.
+    /// Removes service flows that conntrack has evicted, if their map is nearly full. No other pass over conntrack
+    /// finds them.
     fn collect_service_flows<T>(&self, table: &Table) -> Result<(), TableError>
     where
         T: Tuple + Pod + Default,

@@ -63,13 +63,13 @@ pub struct Datapath {
 }
 
 impl Datapath {
-    /// Loads the programs alongside those of an earlier agent, on the same maps, and pins what is not pinned yet. Attaches
-    /// and replaces nothing: [`Datapath::attach`] does that.
+    /// Loads the programs alongside those of an earlier agent, on the same maps, and pins what is not pinned yet.
+    /// Attaches and replaces nothing: [`Datapath::attach`] does that.
     ///
-    /// If pinned maps have another layout, all pins are set aside in a folder named `INSTANCE_old`; maps whose own layout is
-    /// unchanged are in both folders. The other maps serve until the new programs are attached; the endpoint maps serve each
-    /// workload until it is [set](Self::set_workload). If an upgrade does not get that far, the previous version finds its
-    /// own maps there.
+    /// If pinned maps have another layout, all pins are set aside in a folder named `INSTANCE_old`; maps whose own
+    /// layout is unchanged are in both folders. The other maps serve until the new programs are attached; the endpoint
+    /// maps serve each workload until it is [set](Self::set_workload). If an upgrade does not get that far, the
+    /// previous version finds its own maps there.
     pub fn load(location: &Location, settings: LoadSettings) -> Result<Self, DatapathError> {
         let parts = Parts {
             services: settings.sizes.services.is_some(),
@@ -95,8 +95,8 @@ impl Datapath {
         })
     }
 
-    /// Detaches all programs of an instance and removes all its pins, which frees everything without another user. Returns
-    /// descriptions of what was removed.
+    /// Detaches all programs of an instance and removes all its pins, which frees everything without another user.
+    /// Returns descriptions of what was removed.
     pub fn remove(location: &Location) -> Result<Vec<String>, DatapathError> {
         let pins = location.pins();
         let mut removed = Clsact::of(&pins).remove_others(&[])?;
@@ -130,6 +130,10 @@ impl Datapath {
             && *workloads == Workloads::default()
     }
 
+    fn attacher(&mut self) -> Attacher<'_> {
+        self.split().1
+    }
+
     /// The workloads, and the other parts for attaching their programs.
     fn split(&mut self) -> (&mut Workloads, Attacher<'_>) {
         let Self {
@@ -153,20 +157,20 @@ impl Datapath {
         self.maps.settings.configure(config)
     }
 
-    /// Sets the keys for the tags on packets that nodes forward to each other's backends: the key that makes tags here, and
-    /// those accepted from others.
+    /// Sets the keys for the tags on packets that nodes forward to each other's backends: the key that makes tags here,
+    /// and those accepted from others.
     pub fn set_direct(&mut self, direct: DirectConfig) -> Result<(), DatapathError> {
         self.maps.settings.set_direct(direct)
     }
 
-    /// Sets whose packets are masqueraded. Flows that are already translated stay translated. Fails if it needs programs
-    /// that were not loaded.
+    /// Sets whose packets are masqueraded. Flows that are already translated stay translated. Fails if it needs
+    /// programs that were not loaded.
     pub fn set_masquerade(&mut self, masquerade: MasqueradeConfig) -> Result<(), DatapathError> {
         self.maps.settings.set_masquerade(masquerade)
     }
 
-    /// Makes these addresses, plus those of workloads, exactly the local endpoints. Entries that stay are never missing in
-    /// between.
+    /// Makes these addresses, plus those of workloads, exactly the local endpoints. Entries that stay are never missing
+    /// in between.
     pub fn set_endpoints(
         &mut self,
         wanted: &[(IpAddr, EndpointInfo)],
@@ -176,8 +180,8 @@ impl Datapath {
         endpoints.set_all(wanted, of_workloads, devices)
     }
 
-    /// Chooses what holds the programs; the default is TCX links. Must be called before anything is attached: attaching then
-    /// detaches what a former agent attached in another way.
+    /// Chooses what holds the programs; the default is TCX links. Must be called before anything is attached: attaching
+    /// then detaches what a former agent attached in another way.
     pub fn set_attachments(&mut self, attachments: Attachments) {
         self.hooks.set_attachments(attachments);
     }
@@ -187,8 +191,8 @@ impl Datapath {
         self.hooks.set_xdp(wanted);
     }
 
-    /// From the next [`Datapath::attach`] on, serves services to the host's own sockets, by programs attached to the root
-    /// cgroup that is mounted at this path. `None` turns it off.
+    /// From the next [`Datapath::attach`] on, serves services to the host's own sockets, by programs attached to the
+    /// root cgroup that is mounted at this path. `None` turns it off.
     pub fn set_socket_root(&mut self, root: Option<&Path>) -> Result<(), DatapathError> {
         self.hooks.sockets.set_root(root)
     }
@@ -198,19 +202,19 @@ impl Datapath {
         self.programs.forward_log()
     }
 
-    /// Attaches this agent's programs to exactly these hooks of this instance. Replaces a former agent's programs in place,
-    /// so that no packet meets no program.
+    /// Attaches this agent's programs to exactly these hooks of this instance. Replaces a former agent's programs in
+    /// place, so that no packet meets no program.
     ///
     /// If one hook fails, the others are still served, and [`Datapath::hook_faults`] names the one that failed. If an
     /// [optional](Hook::is_optional) hook fails, [`Datapath::refused`] says why, and it is not an error.
     pub fn attach(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         self.hooks.want(hooks);
         self.folder.make_folders()?;
-        let loaded = self.split().1.load_for(hooks);
+        let loaded = self.attacher().load_for(hooks);
         let holds = self.maps.would_lose_flows();
         let start = Instant::now();
-        // Copies most entries first, to hold flows as briefly as possible. Former programs know only the former maps, and
-        // new programs only the new ones.
+        // Copies most entries first, to hold flows as briefly as possible. Former programs know only the former maps,
+        // and new programs only the new ones.
         self.maps.carry_over()?;
         self.maps.hold_flows()?;
         let held = Instant::now();
@@ -229,8 +233,8 @@ impl Datapath {
         self.workloads.remove_set_aside(self.folder.path())
     }
 
-    /// Attaches programs to these hooks and copies what former programs know into the new maps. Detaches programs from other
-    /// hooks if everything was `loaded`.
+    /// Attaches programs to these hooks and copies what former programs know into the new maps. Detaches programs from
+    /// other hooks if everything was `loaded`.
     fn replace_programs(
         &mut self,
         hooks: &[Hook],
@@ -284,7 +288,7 @@ impl Datapath {
 
     /// Repairs what [`Datapath::hook_faults`] found.
     pub fn repair_hook(&mut self, fault: &HookFault) -> Result<(), DatapathError> {
-        self.split().1.repair(fault)
+        self.attacher().repair(fault)
     }
 
     /// The faults of the programs for the host's own sockets.
@@ -295,11 +299,11 @@ impl Datapath {
 
     /// Repairs what [`Datapath::socket_faults`] found.
     pub fn repair_sockets(&mut self, fault: SocketFault) -> Result<(), DatapathError> {
-        self.split().1.repair_sockets(fault)
+        self.attacher().repair_sockets(fault)
     }
 
-    /// Gives the XDP program the devices that it is on, with their current numbers and hardware addresses. It leaves packets
-    /// from any other device to the host's stack.
+    /// Gives the XDP program the devices that it is on, with their current numbers and hardware addresses. It leaves
+    /// packets from any other device to the host's stack.
     pub fn note_xdp_devices(&mut self) -> Result<(), DatapathError> {
         let devices = self.hooks.xdp_devices();
         self.maps
@@ -318,31 +322,31 @@ impl Datapath {
         self.maps.are_pinned(pins) && self.programs.are_pinned(pins)
     }
 
-    /// Takes over a former agent's endpoints. Must be called before anything is attached; their map entries stay until they
-    /// are [set](Self::set_workload). If that agent's endpoint maps had another layout, its programs and maps serve the
-    /// endpoints until then.
+    /// Takes over a former agent's endpoints. Must be called before anything is attached; their map entries stay until
+    /// they are [set](Self::set_workload). If that agent's endpoint maps had another layout, its programs and maps
+    /// serve the endpoints until then.
     pub fn adopt_workloads(&mut self, workloads: impl IntoIterator<Item = Workload>) {
         let (endpoints, pins) = (&self.maps.endpoints, self.folder.path());
         self.workloads
             .adopt(workloads, endpoints, &self.hooks, pins);
     }
 
-    /// Adds an endpoint, or changes its entry. Each packet meets the old or the new state. After a failure everything is as
-    /// before.
+    /// Adds an endpoint, or changes its entry. Each packet meets the old or the new state. After a failure everything
+    /// is as before.
     pub fn set_workload(&mut self, workload: Workload) -> Result<(), DatapathError> {
         let (workloads, mut attacher) = self.split();
         workloads.set(workload, &mut attacher)
     }
 
-    /// Points an endpoint that these programs serve at another policy table, and changes nothing else: needs neither its
-    /// device nor its programs. An unknown endpoint is not an error. After a failure everything is as before.
+    /// Points an endpoint that these programs serve at another policy table, and changes nothing else: needs neither
+    /// its device nor its programs. An unknown endpoint is not an error. After a failure everything is as before.
     pub fn set_workload_policy(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
         let (workloads, mut attacher) = self.split();
         workloads.set_policy(id, table, &mut attacher)
     }
 
-    /// Drops all traffic of an endpoint, provided that no entries were written to this table. An unknown endpoint is not an
-    /// error. After a failure everything is as before.
+    /// Drops all traffic of an endpoint, provided that no entries were written to this table. An unknown endpoint is
+    /// not an error. After a failure everything is as before.
     pub fn shut_off_workload(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
         let (workloads, mut attacher) = self.split();
         workloads.shut_off(id, table, &mut attacher)
@@ -369,8 +373,8 @@ impl Datapath {
         self.workloads.without_programs(&self.hooks)
     }
 
-    /// Faults at the hooks of up to `count` endpoints, different ones at each call. An endpoint whose device is gone has no
-    /// hooks.
+    /// Faults at the hooks of up to `count` endpoints, different ones at each call. An endpoint whose device is gone
+    /// has no hooks.
     pub fn workload_faults(&mut self, count: usize) -> Vec<HookFault> {
         let (programs, pins) = (&self.programs, self.folder.path());
         let hooks = self.workloads.hooks_in_turn(count);
@@ -419,8 +423,8 @@ impl Datapath {
         SocketTable::from_pins(self.folder.path())
     }
 
-    /// The ring buffer that programs write events to. Has one reader, because reading consumes events. Must be called in a
-    /// tokio runtime.
+    /// The ring buffer that programs write events to. Has one reader, because reading consumes events. Must be called
+    /// in a tokio runtime.
     pub fn ring(&self) -> Result<KernelRing, DatapathError> {
         KernelRing::from_pins(self.folder.path())
     }

@@ -44,7 +44,8 @@ pub struct Ipcache {
 }
 
 impl Ipcache {
-    /// Reads what a former agent left in the map pinned in an instance's folder. No other agent may write to it from now on.
+    /// Reads what a former agent left in the map pinned in an instance's folder. No other agent may write to it from
+    /// now on.
     pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
         Self::open(map_data(pins, &layout::IPCACHE)?)
             .map_err(|source| map_error("read", layout::IPCACHE.name)(MapError::IoError(source)))

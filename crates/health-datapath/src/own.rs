@@ -69,8 +69,8 @@ impl OwnAddresses {
         })
     }
 
-    /// Makes these exactly the host's addresses. Prefixes that stay are never missing in between. After an error, the map
-    /// has some of the changes, and the next call makes the rest.
+    /// Makes these exactly the host's addresses. Prefixes that stay are never missing in between. After an error, the
+    /// map has some of the changes, and the next call makes the rest.
     pub fn set_all(
         &mut self,
         wanted: impl IntoIterator<Item = OwnAddress>,

@@ -14,8 +14,8 @@ use crate::program::DatapathProgram;
 pub(crate) const PROGRAM_PINS: &str = "programs";
 /// Subfolder of an instance's pins for its links.
 pub(crate) const LINK_PINS: &str = "links";
-/// Subfolder of an instance's pins with one folder, named by device number, for each clsact qdisc that was created for its
-/// programs.
+/// Subfolder of an instance's pins with one folder, named by device number, for each clsact qdisc that was created for
+/// its programs.
 pub(crate) const QDISC_NOTES: &str = "qdiscs";
 
 /// The folder of an instance's pins, locked.
@@ -27,7 +27,8 @@ pub(crate) struct PinFolder {
 }
 
 impl PinFolder {
-    /// Locks the folder and creates what is missing of it. While an existing folder is locked, `make_room` may set it aside.
+    /// Locks the folder and creates what is missing of it. While an existing folder is locked, `make_room` may set it
+    /// aside.
     pub(crate) fn open(
         path: PathBuf,
         make_room: impl FnOnce(&Path) -> Result<(), DatapathError>,
@@ -67,7 +68,7 @@ pub(crate) fn replace_pin<T>(
     fresh: &Path,
     pin: impl FnOnce(&Path) -> Result<T, DatapathError>,
 ) -> Result<T, DatapathError> {
-    // A start that was killed left it. If that object is still needed, the caller has it open, or it is pinned elsewhere.
+    // A start that was killed left it. Whatever is pinned there is open here by now, or no longer needed.
     remove_tree(fresh)?;
     let pinned = pin(fresh)?;
     // At every moment the pin exists: a start that is killed leaves either the former object or the new one there.
@@ -82,8 +83,8 @@ pub(crate) fn set_aside(pins: &Path) -> PathBuf {
     pins.with_file_name(name)
 }
 
-/// Fails if an agent is using an instance's pins. Pid files cannot show this: agents of one instance with separate runtime
-/// folders share nothing else.
+/// Fails if an agent is using an instance's pins. Pid files cannot show this: agents of one instance with separate
+/// runtime folders share nothing else.
 pub fn require_unused(location: &Location) -> Result<(), DatapathError> {
     lock(&location.pins()).map(drop)
 }

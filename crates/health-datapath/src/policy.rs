@@ -138,8 +138,8 @@ pub struct PolicyTables {
 }
 
 impl PolicyTables {
-    /// Reads what a former agent left in the maps pinned in an instance's folder. No other agent may write to them from now
-    /// on.
+    /// Reads what a former agent left in the maps pinned in an instance's folder. No other agent may write to them from
+    /// now on.
     pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
         let entries = map_data(pins, &layout::POLICY)?;
         let counters = typed(pins, &layout::POLICY_COUNTERS, PerCpuArray::try_from)?;
@@ -209,11 +209,11 @@ impl PolicyTables {
     /// Writes a table, completely or not at all. No endpoint may refer to it before.
     ///
     /// `subject` identifies the policy's owner, such as the identity of the endpoints. An entry that two tables of one
-    /// subject have in common uses the same counter in both, so that it keeps counting when a policy changes and when an
-    /// agent restarts. When the [`POLICY_COUNTERS`] run out, the remaining entries share one.
+    /// subject have in common uses the same counter in both, so that it keeps counting when a policy changes and when
+    /// an agent restarts. When the [`POLICY_COUNTERS`] run out, the remaining entries share one.
     ///
-    /// Verdicts are [`VERDICT_NONE`], [`VERDICT_ALLOW`] and [`VERDICT_DENY`]. A table without entries is valid; it allows
-    /// nothing.
+    /// Verdicts are [`VERDICT_NONE`], [`VERDICT_ALLOW`] and [`VERDICT_DENY`]. A table without entries is valid; it
+    /// allows nothing.
     pub fn install(
         &mut self,
         table: u32,
@@ -253,8 +253,8 @@ impl PolicyTables {
         Ok(())
     }
 
-    /// Removes tables that no endpoint refers to any more. Waits until no packet is being judged by them: some milliseconds,
-    /// however many tables there are.
+    /// Removes tables that no endpoint refers to any more. Waits until no packet is being judged by them: some
+    /// milliseconds, however many tables there are.
     pub fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError> {
         let Some(&first) = tables.first() else {
             return Ok(());

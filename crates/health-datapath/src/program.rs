@@ -249,8 +249,8 @@ impl DatapathProgram {
         }
     }
 
-    /// Whether everything else works without it: XDP only makes services faster, and without the programs for sockets, only
-    /// the host's own sockets cannot reach services.
+    /// Whether everything else works without it: XDP only makes services faster, and without the programs for sockets,
+    /// only the host's own sockets cannot reach services.
     pub const fn is_optional(self) -> bool {
         matches!(
             self.attach_point(),

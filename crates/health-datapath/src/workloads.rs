@@ -1,4 +1,5 @@
-//! Workload endpoints in the datapath: each is added and removed on its own, while the node's own hooks and entries stay.
+//! Workload endpoints in the datapath: each is added and removed on its own, while the node's own hooks and entries
+//! stay.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -116,8 +117,8 @@ impl Workloads {
         }
     }
 
-    /// Adds an endpoint, or changes its entry. Writes the entries before attaching its programs, so that each packet meets
-    /// the old or the new state. After a failure everything is as before.
+    /// Adds an endpoint, or changes its entry. Writes the entries before attaching its programs, so that each packet
+    /// meets the old or the new state. After a failure everything is as before.
     pub(crate) fn set(
         &mut self,
         workload: Workload,
@@ -270,7 +271,8 @@ impl Workloads {
         }
     }
 
-    /// The hooks of up to `count` endpoints, different ones at each call. An endpoint whose device is gone has no hooks.
+    /// The hooks of up to `count` endpoints, different ones at each call. An endpoint whose device is gone has no
+    /// hooks.
     pub(crate) fn hooks_in_turn(&mut self, count: usize) -> impl Iterator<Item = Hook> {
         let turn = self.turn(count).into_iter();
         let there = turn.filter(Workload::has_device);

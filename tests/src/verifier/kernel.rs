@@ -200,8 +200,8 @@ pub(super) fn fill_and_freeze(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<(
 }
 
 fn bpf<A>(command: bpf_cmd, attr: &mut A) -> io::Result<libc::c_long> {
-    // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the kernel takes the rest as zero. The pointers in
-    // it are to live buffers of the sizes given with them.
+    // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the kernel takes the rest as zero. The pointers
+    // in it are to live buffers of the sizes given with them.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

@@ -33,8 +33,8 @@ pub struct VerifiedProgram {
     pub jited: u32,
 }
 
-/// Makes the kernel verify each program of an object, with separate maps that disappear after this call. Attaches and pins
-/// nothing.
+/// Makes the kernel verify each program of an object, with separate maps that disappear after this call. Attaches and
+/// pins nothing.
 pub fn verify(object: &[u8]) -> anyhow::Result<Vec<VerifiedProgram>> {
     let mut object = Object::parse(object).context("cannot read the object")?;
     let features = aya::features();

@@ -35,8 +35,8 @@ impl Attacher<'_> {
         self.attach_hook(hook, tcx::pins_of_program)
     }
 
-    /// Like [`attach`](Self::attach), but looks for a former agent's link only under the hook's own name: there may be very
-    /// many endpoints.
+    /// Like [`attach`](Self::attach), but looks for a former agent's link only under the hook's own name: there may be
+    /// very many endpoints.
     pub(crate) fn attach_to_own(&mut self, hook: &Hook) -> Result<(), DatapathError> {
         self.attach_hook(hook, |hook, folder| vec![folder.join(hook.pin_name())])
     }

@@ -1,10 +1,10 @@
 //! Attachment by filters of clsact qdiscs, for devices that come and go and for kernels without TCX. A filter holds its
-//! program whether or not an agent runs; the next agent finds the filter by its name, which contains the agent's instance,
-//! and swaps in its own program.
+//! program whether or not an agent runs; the next agent finds the filter by its name, which contains the agent's
+//! instance, and swaps in its own program.
 //!
-//! If a device already has a clsact qdisc, it is used and left in place. A qdisc that was created here is removed with its
-//! last filter, or goes with a device that agents create. On other devices it is noted in a folder of the bpffs; a reboot
-//! clears both the notes and the qdiscs.
+//! If a device already has a clsact qdisc, it is used and left in place. A qdisc that was created here is removed with
+//! its last filter, or goes with a device that agents create. On other devices it is noted in a folder of the bpffs; a
+//! reboot clears both the notes and the qdiscs.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,8 @@ use crate::error::DatapathError;
 use crate::pin_folder::{QDISC_NOTES, make_folder, set_aside};
 use crate::program::Direction;
 
-/// Ahead of foreign filters: a filter that accepts a packet for good hides it from all later filters, which ours does not.
+/// Ahead of foreign filters: a filter that accepts a packet for good hides it from all later filters, which ours does
+/// not.
 const FIRST_PRIORITY: u16 = 1;
 /// Outside the handles that the kernel assigns or that others usually choose.
 const FIRST_HANDLE: u32 = 0x6861;

@@ -1,5 +1,5 @@
-//! Programs on their devices: attached by TCX and XDP links or by clsact filters, replaced in place, watched and reattached.
-//! Likewise those for the host's own sockets, at the root cgroup.
+//! Programs on their devices: attached by TCX and XDP links or by clsact filters, replaced in place, watched and
+//! reattached. Likewise those for the host's own sockets, at the root cgroup.
 
 mod attacher;
 mod clsact;
@@ -52,8 +52,8 @@ impl fmt::Display for Attachment {
 pub struct Attachments {
     /// On uplinks and on the health endpoint's device, which are attached once.
     pub node: Attachment,
-    /// On workload devices, which come and go. The kernel waits for an RCU grace period per TCX link, but for none until a
-    /// clsact qdisc has its first filters.
+    /// On workload devices, which come and go. The kernel waits for an RCU grace period per TCX link, but for none
+    /// until a clsact qdisc has its first filters.
     pub endpoints: Attachment,
 }
 
@@ -95,8 +95,8 @@ pub(crate) struct Hooks {
     pub(crate) sockets: SocketHooks,
     /// Why optional programs could not be attached.
     refused: Vec<DatapathError>,
-    /// Whether a former agent may have attached by clsact what must now have links: until all programs are attached where
-    /// they must be for the first time, and while its programs serve endpoints.
+    /// Whether a former agent may have attached by clsact what must now have links: until all programs are attached
+    /// where they must be for the first time, and while its programs serve endpoints.
     may_have_filters: bool,
 }
 
@@ -234,8 +234,8 @@ impl Hooks {
         }
     }
 
-    /// Detaches this instance's programs from all hooks that are no longer wanted, neither of the node nor `of_workloads`.
-    /// Those that are `held_back` keep a former agent's filters.
+    /// Detaches this instance's programs from all hooks that are no longer wanted, neither of the node nor
+    /// `of_workloads`. Those that are `held_back` keep a former agent's filters.
     pub(crate) fn remove_others(
         &mut self,
         pins: &Path,
@@ -270,7 +270,8 @@ fn remove_other_links(pins: &Path, wanted: &[Hook]) -> Result<(), DatapathError>
             .and_then(|name| name.to_str())
             .is_some_and(|name| names.contains(name));
         if !known {
-            // No wanted hook has its link there: all of them were attached before, and are pinned under their own names.
+            // No wanted hook has its link there: all of them were attached before, and are pinned under their own
+            // names.
             fs::remove_file(&path).map_err(file_error("remove", &path))?;
         }
     }

@@ -1,5 +1,5 @@
-//! The hooks for the host's own sockets: their programs are attached to the root cgroup by pinned links, replaced in place,
-//! watched and reattached. Foreign programs at the same hooks stay.
+//! The hooks for the host's own sockets: their programs are attached to the root cgroup by pinned links, replaced in
+//! place, watched and reattached. Foreign programs at the same hooks stay.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -201,6 +201,7 @@ fn take_over(path: &Path, hook: bpf_attach_type, program: &SocketProgram) -> Opt
         if !found.is_attached || found.hook != hook as u32 {
             return Err(io::ErrorKind::NotFound.into());
         }
+        // The link is never without a program: the kernel swaps it.
         sys::update_link(link.as_fd(), program.fd.as_fd())
     });
     match taken {

@@ -1,5 +1,5 @@
-//! Attachment by TCX links, from Linux 6.6 on. A link is pinned, so that its program stays when the agent stops; the next
-//! agent opens the pin and swaps its own program into the link.
+//! Attachment by TCX links, from Linux 6.6 on. A link is pinned, so that its program stays when the agent stops; the
+//! next agent opens the pin and swaps its own program into the link.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use crate::error::DatapathError;
 use crate::program::Direction;
 use crate::{link_pin, sys};
 
-/// Attaches a program to its device. Reuses the link of a former program of that name on this device, if one is among these
-/// pins.
+/// Attaches a program to its device. Reuses the link of a former program of that name on this device, if one is among
+/// these pins.
 pub(super) fn attach(
     program: &mut SchedClassifier,
     hook: &Hook,
@@ -38,8 +38,8 @@ pub(super) fn attach(
         )
         .map_err(failed)?;
     let link = program.take_link(id).map_err(failed)?;
-    // The kernel was given a name. If another device has that name by now, the link is dropped, which detaches the program.
-    // The other device may even have the same number; the fault check looks again.
+    // The kernel was given a name. If another device has that name by now, the link is dropped, which detaches the
+    // program. The other device may even have the same number; the fault check looks again.
     is_there()?;
     FdLink::try_from(link)
         .map_err(|error| DatapathError::Missing(format!("link of {}: {error}", hook.program)))
@@ -85,6 +85,7 @@ fn take_over(program: &mut SchedClassifier, hook: &Hook, pins: Vec<PathBuf>) -> 
     let former = FdLink::from(PinnedLink::from_pin(&path).ok()?);
     let attempt = || {
         let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;
+        // The link is never without a program: the kernel swaps it.
         let id = program
             .attach_to_link(link)
             .map_err(|error| error.to_string())?;

@@ -43,8 +43,8 @@ fn abilities(mode: Mode, device: &str, number: u32) -> u16 {
         Ok(Some(true)) => XDP_SENDS,
         _ => 0,
     };
-    // A driver that runs programs sends what they return. veth's driver leaves it in the peer's ring, unless the peer has a
-    // program too (drivers/net/veth.c, `veth_xdp_flush`).
+    // A driver that runs programs sends what they return. veth's driver leaves it in the peer's ring, unless the peer
+    // has a program too (drivers/net/veth.c, `veth_xdp_flush`).
     let returns = match ethtool::driver(device) {
         Ok(driver) if driver != VETH => XDP_RETURNS,
         _ => 0,

@@ -44,8 +44,8 @@ impl Pinned {
         Ok(attached)
     }
 
-    /// The pin of the map that programs use. Normally the pin has the layout's name, except after a size change that was
-    /// interrupted before the programs switched to the new map.
+    /// The pin of the map that programs use. Normally the pin has the layout's name, except after a size change that
+    /// was interrupted before the programs switched to the new map.
     pub(super) fn pin_of(&self, map: &MapLayout) -> Result<PathBuf, DumpError> {
         let pin = self.dir.join(map.name);
         let formers = formers(&self.dir, map);
@@ -85,8 +85,8 @@ impl Pinned {
         Ok(unused)
     }
 
-    /// Ids of the maps that programs use: attached programs and those that they tail-call. If none is attached, the pinned
-    /// programs count.
+    /// Ids of the maps that programs use: attached programs and those that they tail-call. If none is attached, the
+    /// pinned programs count.
     fn used_maps(&self) -> Result<BTreeSet<u32>, DumpError> {
         let mut programs: BTreeSet<u32> = self.attachments()?.into_keys().collect();
         for calls in [&layout::CALLS, &layout::IP_CALLS] {

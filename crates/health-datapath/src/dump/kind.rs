@@ -47,8 +47,8 @@ impl MapKind {
         "insn_array",
     ];
 
-    /// Kinds whose entries cannot be listed: streams, sets that do not reveal their members, and storage that is looked up
-    /// by its owning object.
+    /// Kinds whose entries cannot be listed: streams, sets that do not reveal their members, and storage that is looked
+    /// up by its owning object.
     const WITHOUT_LISTING: [&str; 13] = [
         "perf_event_array",
         "cgroup_array",

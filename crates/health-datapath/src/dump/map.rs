@@ -203,8 +203,8 @@ pub type Decode<T> = fn(&[u8], &[u8]) -> Option<T>;
 
 /// The entries of one map, read in batches: a reader holds no more than one batch.
 ///
-/// Each entry that exists throughout the reading is read once, whatever happens to others; `docs/maps.md` says what else may
-/// be seen.
+/// Each entry that exists throughout the reading is read once, whatever happens to others; `docs/maps.md` says what
+/// else may be seen.
 #[derive(Debug)]
 pub struct Rows<T> {
     map: OpenMap,
@@ -213,8 +213,8 @@ pub struct Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// Reads the next entries into `batch`; `None` after the last ones. Several threads may take turns, each with its own
-    /// batch.
+    /// Reads the next entries into `batch`; `None` after the last ones. Several threads may take turns, each with its
+    /// own batch.
     pub fn next<'a>(
         &'a self,
         batch: &'a mut Batch,

@@ -22,7 +22,8 @@ use crate::{layout, sys};
 /// Maximum events per batch, before other tasks get a turn.
 const BATCH: usize = 1_024;
 
-/// How long the ring stays mapped without events. Shorter than the interval between loss checks, which interrupt a wait.
+/// How long the ring stays mapped without events. Shorter than the interval between loss checks, which interrupt a
+/// wait.
 const QUIET: Duration = Duration::from_millis(200);
 
 /// The ring buffer that the programs write events to.

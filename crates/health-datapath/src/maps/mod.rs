@@ -158,8 +158,8 @@ impl Maps {
         }
     }
 
-    /// Copies what programs have written so far, and removes the former maps. Must be called when no program uses them any
-    /// more.
+    /// Copies what programs have written so far, and removes the former maps. Must be called when no program uses them
+    /// any more.
     pub(crate) fn remove_formers(&mut self) -> Result<(), DatapathError> {
         match &mut self.resizing {
             Some(resizing) => resizing.finish(),

@@ -19,8 +19,8 @@ pub(super) fn tell_places(pins: &Path) -> Result<(), DatapathError> {
     tell_places_of(pins, |_| true)
 }
 
-/// Like [`tell_places`], for rings that are not in use yet. Programs that are already serving may use other rings with other
-/// sizes.
+/// Like [`tell_places`], for rings that are not in use yet. Programs that are already serving may use other rings with
+/// other sizes.
 pub(super) fn tell_first_places(pins: &Path) -> Result<(), DatapathError> {
     tell_places_of(pins, |hand| hand.places == 0)
 }
@@ -76,8 +76,8 @@ impl Ring {
         }))
     }
 
-    /// Writes all keys of the table to the ring again, each once: if the ring wrapped around before the table was full, it
-    /// overwrote keys whose entries still exist. Entries that programs add meanwhile may be missed.
+    /// Writes all keys of the table to the ring again, each once: if the ring wrapped around before the table was full,
+    /// it overwrote keys whose entries still exist. Entries that programs add meanwhile may be missed.
     pub(crate) fn rebuild(&self, layout: &MapLayout, table: &MapData) -> io::Result<()> {
         let places = self.keys.info().map_err(map_io)?.max_entries();
         let size = EntrySize {

@@ -47,8 +47,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Clears the slots of programs that a former agent had and this one did not load. Must not run before all programs are
-    /// attached: an agent that does not get that far leaves the former agent's programs unchanged.
+    /// Clears the slots of programs that a former agent had and this one did not load. Must not run before all programs
+    /// are attached: an agent that does not get that far leaves the former agent's programs unchanged.
     pub(crate) fn clear_unused_calls(&self, maps: &mut Maps) -> Result<(), DatapathError> {
         self.clear_unused(maps, &CALLS, &DatapathProgram::CALLED)?;
         if maps.have_ip_calls() {

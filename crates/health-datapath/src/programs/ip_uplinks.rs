@@ -1,6 +1,6 @@
 //! Programs for uplinks whose packets begin with the IP header: tun devices, WireGuard. They are the programs of other
-//! uplinks, loaded a second time with another length of the header before IP, and only if such an uplink exists. They share
-//! all maps with the other programs, except the map of tail-called programs.
+//! uplinks, loaded a second time with another length of the header before IP, and only if such an uplink exists. They
+//! share all maps with the other programs, except the map of tail-called programs.
 
 use std::collections::HashMap;
 

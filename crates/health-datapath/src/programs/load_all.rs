@@ -75,8 +75,8 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
 /// Maximum number of attempts to load a program when signals interrupt it.
 const LOAD_ATTEMPTS: usize = 100;
 
-/// Loads a program. The kernel gives up with `EAGAIN` when the thread gets a signal (`do_check` in `kernel/bpf/verifier.c`),
-/// which says nothing about the program.
+/// Loads a program. The kernel gives up with `EAGAIN` when the thread gets a signal (`do_check` in
+/// `kernel/bpf/verifier.c`), which says nothing about the program.
 pub(super) fn load_program(
     program: DatapathProgram,
     mut load: impl FnMut() -> Result<(), ProgramError>,

@@ -15,8 +15,8 @@ pub static BENCH_PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT
 
 /// The variable with the time from which programs hold early fragments.
 pub(super) const HOLDS_FROM: &str = "HOLDS_FROM";
-/// How long new programs leave early fragments alone, seconds: they see later fragments of packets whose first fragment the
-/// former programs saw. Loading takes part of this time.
+/// How long new programs leave early fragments alone, seconds: they see later fragments of packets whose first fragment
+/// the former programs saw. Loading takes part of this time.
 const TAKE_OVER_SECS: u64 = 5;
 
 /// The value of [`HOLDS_FROM`] for programs that are loaded now: seconds of `CLOCK_MONOTONIC`.

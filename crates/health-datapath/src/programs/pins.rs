@@ -56,8 +56,8 @@ impl Programs {
             .chain(DatapathProgram::FOR_SOCKETS)
             .filter(|program| !used.contains(program));
         for program in unused {
-            // Nothing runs it any more: this agent's programs are attached, and the slots of others are cleared. Programs that
-            // still serve endpoints with maps of another layout are pinned in the folder set aside.
+            // Nothing runs it any more: this agent's programs are attached, and the slots of others are cleared.
+            // Programs that still serve endpoints with maps of another layout are pinned in the folder set aside.
             remove_tree(&program_pin(pins, program))?;
         }
         if maps.have_ip_calls() {

@@ -78,8 +78,8 @@ pub struct ServiceFlow {
     pub expires: u32,
     /// [`health_common::service::FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
-    /// Set if the backend sees the client on a port other than its own: that port for an outbound tuple, the client's own
-    /// port for an inbound one.
+    /// Set if the backend sees the client on a port other than its own: that port for an outbound tuple, the client's
+    /// own port for an inbound one.
     pub client_port: Option<u16>,
 }
 
@@ -154,7 +154,8 @@ impl ServiceMaps {
         }
     }
 
-    /// The index of the backend that a Maglev table gives a flow, for a frontend with affinity (`is_by_client`) or without.
+    /// The index of the backend that a Maglev table gives a flow, for a frontend with affinity (`is_by_client`) or
+    /// without.
     pub fn by_maglev(
         &self,
         pool: Pool,

@@ -335,9 +335,9 @@ impl Change<'_> {
         shares.admit(number, &spec.owner, (&was, &is), &sizes, maglev_size)
     }
 
-    /// A pool with these contents: an existing pool of the port, or a new one. If no other pool fits, the port's only pool
-    /// gets the new contents in place, provided that its length is the same: each slot leads to a backend of the port before
-    /// and after.
+    /// A pool with these contents: an existing pool of the port, or a new one. If no other pool fits, the port's only
+    /// pool gets the new contents in place, provided that its length is the same: each slot leads to a backend of the
+    /// port before and after.
     fn pool(
         &mut self,
         contents: Option<Contents>,
@@ -381,8 +381,8 @@ impl Change<'_> {
         Ok(pool)
     }
 
-    /// The round-robin counter of a port's former pool. The new pool continues it: counters that keep restarting at 0 would
-    /// favour the first backend.
+    /// The round-robin counter of a port's former pool. The new pool continues it: counters that keep restarting at 0
+    /// would favour the first backend.
     fn counter(&self, change: PortChange<'_>) -> Result<u32, ServicesError> {
         let PortChange { former, spec, .. } = change;
         let mut ranges = former.ranges.iter();

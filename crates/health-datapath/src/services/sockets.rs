@@ -43,8 +43,8 @@ impl SocketTable {
         })
     }
 
-    /// The connected UDP sockets whose backend no longer serves, or whose frontend is gone. The sockets may be connected
-    /// elsewhere by now.
+    /// The connected UDP sockets whose backend no longer serves, or whose frontend is gone. The sockets may be
+    /// connected elsewhere by now.
     pub fn stuck(&self) -> io::Result<Vec<StuckSocket>> {
         let mut connected = Vec::new();
         self.sockets.for_each(|key, flow| {

@@ -11,7 +11,8 @@ use crate::table::Table;
 const ALLOWED: u32 = 1;
 
 impl Change<'_> {
-    /// Writes the change. After an error, a part of it is written, and the tables must be [read](ServiceTables::read) again.
+    /// Writes the change. After an error, a part of it is written, and the tables must be [read](ServiceTables::read)
+    /// again.
     pub fn commit(mut self) -> Result<Written, ServicesError> {
         let retired = std::mem::take(&mut self.retired);
         // After an error some of these stay in use: reading finds out which.

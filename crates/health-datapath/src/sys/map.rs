@@ -119,10 +119,11 @@ pub(crate) fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
     Ok(info)
 }
 
-/// Reads many entries at once, starting after `cursor`, or at the first entry without one. Returns how many were copied to
-/// `keys` and `values`, and whether these were the last. `next` receives the next call's cursor.
+/// Reads many entries at once, starting after `cursor`, or at the first entry without one. Returns how many were copied
+/// to `keys` and `values`, and whether these were the last. `next` receives the next call's cursor.
 ///
-/// Cursors are opaque and as long as a key, but at least 4 bytes. `ENOSPC`: not even the next bucket of a hash map fits.
+/// Cursors are opaque and as long as a key, but at least 4 bytes. `ENOSPC`: not even the next bucket of a hash map
+/// fits.
 pub(crate) fn lookup_batch(
     map: BorrowedFd<'_>,
     cursor: Option<&[u8]>,
@@ -151,8 +152,8 @@ pub(crate) fn lookup_batch(
     }
 }
 
-/// Writes many entries in sequence; keys and values are in memory order. An error comes with the number of entries that were
-/// written.
+/// Writes many entries in sequence; keys and values are in memory order. An error comes with the number of entries that
+/// were written.
 pub(crate) fn update_batch(
     map: BorrowedFd<'_>,
     keys: &[u8],

@@ -1,5 +1,5 @@
-//! The bpf(2) calls that aya lacks: reading maps of any layout, their type information, small programs, and the devices of
-//! links.
+//! The bpf(2) calls that aya lacks: reading maps of any layout, their type information, small programs, and the devices
+//! of links.
 
 mod btf;
 mod link;

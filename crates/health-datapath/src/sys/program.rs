@@ -37,7 +37,6 @@ struct RunAttr {
 
 /// `union bpf_attr` for loading a program.
 #[repr(C)]
-#[derive(Default)]
 struct ProgramAttr {
     kind: u32,
     /// Number of instructions.
@@ -78,7 +77,6 @@ fn load(kind: bpf_prog_type, instructions: &[u64], log: &mut [u8]) -> io::Result
         } else {
             log.as_mut_ptr() as u64
         },
-        ..ProgramAttr::default()
     };
     bpf_open(BPF_PROG_LOAD, &mut attr)
 }

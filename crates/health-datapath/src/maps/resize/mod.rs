@@ -1,11 +1,11 @@
 //! Maps that change size: new maps replace the former ones, whose entries are carried over while packets keep flowing.
 //!
 //! The former map's pin is set aside, so that the loader creates a new map. All entries are copied first; entries that
-//! programs write after that are copied right before the programs are replaced and right after. Between these two copies,
-//! programs start no flow whose packets would be lost on programs that do not know it: see
-//! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that stops earlier puts the pins back. A start
-//! that is killed leaves both pins, and the next start copies what is missing. Since it is then unknown whether programs use
-//! the former map or the new one, both are former maps if the next start wants a third size.
+//! programs write after that are copied right before the programs are replaced and right after. Between these two
+//! copies, programs start no flow whose packets would be lost on programs that do not know it: see
+//! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that stops earlier puts the pins back. A
+//! start that is killed leaves both pins, and the next start copies what is missing. Since it is then unknown whether
+//! programs use the former map or the new one, both are former maps if the next start wants a third size.
 
 mod copy;
 mod growth;
@@ -97,6 +97,7 @@ impl PendingResize {
         if !pin.exists()
             && let Some(last) = formers.pop()
         {
+            // A start was killed before it created the new map: this one gets its name back.
             rename(&last, &pin)?;
         }
         // After an interrupted change, whichever map the programs use: copies entries that only the former map has.
@@ -125,6 +126,7 @@ impl PendingResize {
             }
             return Ok(info.max_entries);
         }
+        // Programs keep using the map. It stays pinned, and if this start fails, it gets its name back.
         rename(&pin, &former(&self.pins, &map, formers.len()))?;
         let becomes = match contents {
             Contents::Unwanted => "no service is served",
@@ -159,8 +161,8 @@ impl PendingResize {
         Ok(())
     }
 
-    /// Copies what programs have written so far, and removes the former maps. Must be called when no program uses them any
-    /// more.
+    /// Copies what programs have written so far, and removes the former maps. Must be called when no program uses them
+    /// any more.
     pub(super) fn finish(&mut self) -> Result<(), DatapathError> {
         let copied = self.copy_all(Contents::is_of_programs)?;
         for (sized, entries) in std::mem::take(&mut self.maps).into_iter().zip(copied) {
@@ -265,6 +267,7 @@ impl Drop for PendingResize {
             let Some(last) = formers(&self.pins, map).pop() else {
                 continue;
             };
+            // No program uses the new map, whose pin this replaces.
             if let Err(error) = rename(&last, &self.pins.join(map.name)) {
                 warn!(%error, "cannot restore the former maps");
             }
