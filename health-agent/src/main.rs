@@ -2,15 +2,16 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::pin::Pin;
 use std::process::{self, ExitCode};
 use std::{env, io, panic};
 
 use anyhow::Context;
-use health_agent::cli::exit::{self, Failure};
-use health_agent::cli::{Cli, Command, parse};
-use health_agent::{cni, logging};
+use health_agent::{agent, logging};
+use health_cli::exit::{self, Failure};
+use health_cli::{Cli, Command, Daemon, Task, parse, reread};
+use health_model::settings::Location;
 use health_net::{hostns, inside};
+use health_settings::{ServiceProxyMode, Settings};
 use tikv_jemallocator::Jemalloc;
 use tokio::runtime::{Builder, Runtime};
 
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
 fn words() -> Vec<OsString> {
     let mut words: Vec<OsString> = env::args_os().collect();
     let called = words.first().map(Path::new).and_then(Path::file_name);
-    if called.is_some_and(|name| name == cni::LINK_NAME) {
+    if called.is_some_and(|name| name == health_cni::LINK_NAME) {
         words.insert(1, "cni".into());
     }
     words
@@ -59,12 +60,31 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         hostns::enter(path).context("--netns")?;
     }
     let runtime = runtime(&cli.command).context("cannot start the runtime")?;
-    // Unboxed, every command would be compiled into each kind of runtime.
-    let command: Pin<Box<dyn Future<Output = _>>> = Box::pin(cli.command.execute(location));
-    let result = runtime.block_on(command);
+    let result = runtime.block_on(cli.command.execute(location, &Agent));
     // The command is done; a thread that is still busy must not delay the exit.
     runtime.shutdown_background();
     result
+}
+
+/// The daemon, for the commands that need it.
+struct Agent;
+
+impl Daemon for Agent {
+    fn run(&self, settings: Settings) -> Task<'_, ()> {
+        Box::pin(agent::run(settings, reread))
+    }
+
+    fn cleanup<'a>(&'a self, location: &'a Location) -> Task<'a, Vec<String>> {
+        Box::pin(agent::cleanup(location))
+    }
+
+    fn cleanup_services<'a>(
+        &'a self,
+        location: &'a Location,
+        modes: &'a [ServiceProxyMode],
+    ) -> Task<'a, Vec<String>> {
+        Box::pin(agent::cleanup_services(location, modes))
+    }
 }
 
 /// Aborts the daemon on a panic in every build, not only in release builds: with a dead task it would only seem alive.

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use common::{Agent, Fixture};
-use health_agent::api::client::Client;
+use health_api::client::Client;
 use health_model::api::ProbeEvent;
 use serde_json::{Value, json};
 

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use common::Agent;
-use health_agent::cli::command;
+use health_cli::command;
 use health_model::api::{Endpoint, HealthStatus, NodeEntry, NodeStatus, RegistryState};
 use health_settings::SettingList;
 use serde_json::Value;
@@ -230,8 +230,8 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
             "1s to 1h",
         ),
         (
-            "run --service-health-listen on",
-            "--service-health-listen",
+            "run --service-healthz-address on",
+            "--service-healthz-address",
             "on",
         ),
         ("probe list --type ready", "--type", "ready"),

@@ -354,13 +354,8 @@ impl RttRow {
         self.sum_ns.checked_div(self.samples)
     }
 
-    /// The value below which `percent` of the samples in the histogram lie, within 6.25 % from 1 us on; `None`
-    /// without samples. Always within `min_ns..=max_ns`.
-    pub fn percentile_ns(&self, percent: f64) -> Option<u64> {
-        self.percentiles_ns([percent]).map(|[value]| value)
-    }
-
-    /// Several percentiles at once, in ascending order.
+    /// The values below which these percentages, in ascending order, of the samples in the histogram lie, within 6.25 %
+    /// from 1 us on; `None` without samples. Always within `min_ns..=max_ns`.
     pub fn percentiles_ns<const N: usize>(&self, percents: [f64; N]) -> Option<[u64; N]> {
         let buckets = self.histogram.iter().copied().enumerate();
         percentiles_ns(buckets, percents)
@@ -524,7 +519,7 @@ mod tests {
             row.record(1, 0, 0, SOURCE_KERNEL);
             row.record(ns, 1, 0, SOURCE_KERNEL);
             row.record(1 << 40, 2, 0, SOURCE_KERNEL);
-            let got = row.percentile_ns(50.0).unwrap();
+            let [got] = row.percentiles_ns([50.0]).unwrap();
             prop_assert!(got.abs_diff(ns) as f64 <= ns as f64 * 0.0625, "{got} for {ns}");
         }
 
@@ -537,7 +532,7 @@ mod tests {
                 row.record(ns, at, 0, SOURCE_KERNEL);
             }
             let percents = [0.0, 50.0, 90.0, 99.0, 100.0];
-            let one_by_one = percents.map(|percent| row.percentile_ns(percent).unwrap());
+            let one_by_one = percents.map(|percent| row.percentiles_ns([percent]).unwrap()[0]);
             prop_assert_eq!(row.percentiles_ns(percents), Some(one_by_one));
             prop_assert!(one_by_one.is_sorted());
         }

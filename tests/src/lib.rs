@@ -2,6 +2,7 @@
 //! crafted packets, snapshots of the machine to compare, and parsers for tool output.
 
 pub mod apiserver;
+pub mod arguments;
 pub mod attached;
 pub mod bed;
 pub mod bench;

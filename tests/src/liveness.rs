@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::Context as _;
-use health_agent::api::liveness::Liveness;
+use health_server::liveness::Liveness;
 
 use crate::{Node, http};
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
-use health_agent::cni::LINK_NAME;
+use health_cni::LINK_NAME;
 use serde_json::{Value, json};
 
 use crate::Node;

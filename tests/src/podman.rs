@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 
 use anyhow::Context as _;
-use health_agent::cni::LINK_NAME;
+use health_cni::LINK_NAME;
 use tempfile::TempDir;
 
 use crate::Node;

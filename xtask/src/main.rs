@@ -2,6 +2,9 @@
 
 mod aarch64;
 mod arch;
+#[path = "../../tests/src/arguments.rs"]
+#[expect(unreachable_pub, reason = "it is also a module of a library")]
+mod arguments;
 mod bench;
 mod crates;
 mod debian;
@@ -10,6 +13,7 @@ mod docs;
 mod features;
 mod fuzz;
 mod packages;
+mod passed;
 mod privilege;
 mod process;
 mod readme;
@@ -24,6 +28,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::arch::Arch;
+use crate::arguments::FuzzArgs;
+use crate::passed::Passed;
 use crate::workspace::Workspace;
 
 #[derive(Parser)]
@@ -45,7 +51,7 @@ enum Command {
     /// Run all tests, on this machine or in a virtual one
     Test(test::Args),
     /// Run random and mutated packets through the datapath's programs until the first finding
-    Fuzz(fuzz::Args),
+    Fuzz(Passed<FuzzArgs>),
     /// Run a benchmark and print its figures
     Bench(bench::Args),
     /// Run a command in a virtual machine
@@ -66,7 +72,7 @@ fn main() -> ExitCode {
             .map(success),
         Command::Run(args) => run::run(&workspace, &args),
         Command::Test(args) => test::test(&workspace, &args).map(success),
-        Command::Fuzz(args) => fuzz::fuzz(&workspace, &args).map(success),
+        Command::Fuzz(args) => fuzz::fuzz(&workspace, &args.words).map(success),
         Command::Bench(args) => bench::bench(&workspace, &args),
         Command::Vm(args) => vm::command(&workspace, &args),
         Command::Docs => readme::write(&workspace).map(success),

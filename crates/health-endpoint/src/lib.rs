@@ -14,4 +14,5 @@ pub mod peer_routes;
 pub mod pod_routes;
 pub mod queue;
 pub mod regenerate;
+mod stack;
 pub mod workload;

@@ -61,7 +61,7 @@ impl State {
     }
 
     /// Whether the endpoint is deleted or being deleted.
-    pub const fn is_ending(self) -> bool {
+    pub(crate) const fn is_ending(self) -> bool {
         matches!(self, Self::Disconnecting | Self::Disconnected)
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::lifecycle::State;
 
 /// Maximum entries in a log.
-pub const LOG_ENTRIES: usize = 256;
+pub(crate) const LOG_ENTRIES: usize = 256;
 
 /// The status of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -40,7 +40,7 @@ impl RegenerationQueue {
     }
 
     /// Requests an endpoint that a caller waits for: it comes before all endpoints from [`push`](Self::push).
-    pub fn push_first(&mut self, id: u16, reason: &str) {
+    pub(crate) fn push_first(&mut self, id: u16, reason: &str) {
         if self.note(id, reason) {
             self.first.push_back(id);
         }
@@ -97,7 +97,7 @@ impl RegenerationQueue {
     }
 
     /// Whether an endpoint waits or is being regenerated.
-    pub fn is_asked_for(&self, id: u16) -> bool {
+    pub(crate) fn is_asked_for(&self, id: u16) -> bool {
         self.reasons.contains_key(&id) || self.is_running(id)
     }
 

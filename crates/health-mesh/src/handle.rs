@@ -25,6 +25,7 @@ use super::counters::{IgnoredReplies, IgnoredReplyCounts};
 use super::engine::{Command, Engine};
 use super::exchange::MalformedHeaders;
 use super::mesh_key::MeshKeys;
+use super::path_mtu::PathMtuOptions;
 use super::results::Results;
 use super::sending::Sending;
 use super::sweep::SweepEvent;
@@ -52,6 +53,18 @@ pub struct Tuning {
     /// Factor by which ICMP probes of a target become rarer while it answers on a connection to its address; 1 for no
     /// change.
     pub passive_relief: u8,
+    /// Time between two checks of a path's MTU; `None`: only on request.
+    pub path_mtu_interval: Option<Duration>,
+}
+
+impl Tuning {
+    pub(super) fn path_mtu(&self) -> PathMtuOptions {
+        PathMtuOptions {
+            interval: self.path_mtu_interval,
+            rate: self.rate,
+            timeout: self.timeout,
+        }
+    }
 }
 
 /// How to probe, and as which node.
@@ -65,8 +78,6 @@ pub struct MeshOptions {
     pub uplinks: Vec<String>,
     /// When to probe and how to rate results.
     pub tuning: Tuning,
-    /// Time between two checks of a path's MTU; `None`: only on request.
-    pub path_mtu_interval: Option<Duration>,
     /// Whether round trips of all connections to the targets' addresses are counted.
     pub passive_rtt: bool,
     /// TCP port of the responders, on all nodes.

@@ -11,12 +11,12 @@ use ring::hmac;
 /// Header of a request and of its answer; ends with the code.
 pub const AUTH_HEADER: &str = "health-auth";
 /// Answer header that says why an authentic request is refused.
-pub const REASON_HEADER: &str = "health-reason";
+pub(crate) const REASON_HEADER: &str = "health-reason";
 /// Value of [`REASON_HEADER`]: the clocks differ by more than [`CLOCK_WINDOW`].
-pub const REASON_CLOCK: &str = "clock";
+pub(crate) const REASON_CLOCK: &str = "clock";
 
 /// A request is refused if its time stamp differs from the asked node's clock by more than this.
-pub const CLOCK_WINDOW: Duration = Duration::from_secs(300);
+pub(crate) const CLOCK_WINDOW: Duration = Duration::from_secs(300);
 
 /// First field of a request's and of an answer's header.
 const REQUEST: &str = "request/1";
@@ -102,7 +102,7 @@ impl HelloKeys {
 
     /// Appends the value of a request's [`AUTH_HEADER`]. `covered` is the value of the header that says whose probes to
     /// count.
-    pub fn write_request(&self, out: &mut Vec<u8>, request: &Request<'_>, covered: &[u8]) {
+    pub(crate) fn write_request(&self, out: &mut Vec<u8>, request: &Request<'_>, covered: &[u8]) {
         let begin = out.len();
         push(out, &[REQUEST.as_bytes(), b" "]);
         push_hex(out, request.nonce);
@@ -169,7 +169,7 @@ impl HelloKeys {
 
     /// Parses and verifies the [`AUTH_HEADER`] of the answer to the request with this nonce. `covered` is as in
     /// [`Self::answer`].
-    pub fn verify_answer<'a>(
+    pub(crate) fn verify_answer<'a>(
         &self,
         nonce: u128,
         value: &'a [u8],
@@ -218,7 +218,7 @@ pub struct Request<'a> {
 
 impl Request<'_> {
     /// Whether its time stamp is too far from `now`, seconds since 1970.
-    pub fn is_out_of_window(&self, now: u64) -> bool {
+    pub(crate) fn is_out_of_window(&self, now: u64) -> bool {
         now.abs_diff(self.time) > CLOCK_WINDOW.as_secs()
     }
 }

@@ -39,7 +39,7 @@ pub struct FileIdentity {
 
 impl FileIdentity {
     /// Whether this is the same file as another one, regardless of contents.
-    pub fn is_same_file(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_file(&self, other: &Self) -> bool {
         (self.device, self.inode, self.created) == (other.device, other.inode, other.created)
     }
 

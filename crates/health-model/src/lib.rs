@@ -8,6 +8,7 @@
 pub mod activity;
 pub mod address;
 pub mod api;
+pub mod causes;
 pub mod document;
 pub mod durable;
 pub mod duration;
@@ -24,3 +25,4 @@ pub mod policy;
 pub mod printable;
 pub mod private;
 pub mod settings;
+pub mod task;

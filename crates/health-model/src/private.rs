@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Mode of files: read and write for the owner.
-pub const FILE_MODE: u32 = 0o600;
+pub(crate) const FILE_MODE: u32 = 0o600;
 /// Mode of folders: owner only.
 pub const FOLDER_MODE: u32 = 0o700;
 /// Permission bits of group and others.

@@ -56,12 +56,6 @@ pub struct ClockState {
 }
 
 impl ClockState {
-    /// Maximum error of the clock; `None` while nothing keeps it synchronised.
-    pub fn max_error(&self) -> Option<Duration> {
-        self.synchronised
-            .then(|| Duration::from_micros(self.max_error_us))
-    }
-
     /// How many nanoseconds `CLOCK_TAI` is ahead of UTC.
     pub fn tai_offset_ns(&self) -> u64 {
         u64::from(self.tai_offset_s.unsigned_abs()) * 1_000_000_000
@@ -101,7 +95,6 @@ mod tests {
     #[test]
     fn the_kernel_tells_the_state_of_its_clock() {
         let state = state().unwrap();
-        assert_eq!(state.max_error().is_some(), state.synchronised);
         // Leap seconds: either none, or all since 1972.
         assert!(
             state.tai_offset_s == 0 || state.tai_offset_s >= 37,

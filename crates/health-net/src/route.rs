@@ -19,7 +19,7 @@ use super::netlink::{Handle, os_error};
 
 /// The protocol number that marks a route as created by this program. It is in none of `/etc/iproute2/rt_protos`, so `ip
 /// route` shows it as `proto 72`.
-pub const ROUTE_PROTOCOL: u8 = 72;
+pub(crate) const ROUTE_PROTOCOL: u8 = 72;
 
 /// The metric of [`RouteKind::Unreachable`]: every other route to the same destination takes precedence.
 const LAST_METRIC: u32 = u32::MAX;
@@ -233,9 +233,18 @@ pub async fn matching(handle: &Handle, address: IpAddr) -> Result<Option<Route>,
     look_up(handle, address, RouteFlags::FibMatch).await
 }
 
+/// Whether a device of the host has the address, or a route leads only to it.
+pub async fn is_in_use(handle: &Handle, address: IpAddr) -> Result<bool, KernelError> {
+    let route = matching(handle, address).await?;
+    Ok(route.is_some_and(|route| route.destination == IpNet::from(address)))
+}
+
 /// The number of the device through which packets to an address leave; if the route has several next hops, the one chosen
 /// for this address.
-pub async fn device_towards(handle: &Handle, address: IpAddr) -> Result<Option<u32>, KernelError> {
+pub(crate) async fn device_towards(
+    handle: &Handle,
+    address: IpAddr,
+) -> Result<Option<u32>, KernelError> {
     let route = look_up(handle, address, RouteFlags::empty()).await?;
     Ok(route.and_then(|route| route.device))
 }

@@ -10,3 +10,4 @@ pub mod identity;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod nodes;
+mod prefix;

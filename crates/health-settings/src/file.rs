@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command};
-use health_model::file::read_regular;
+use health_model::file::{FileIdentity, read_regular};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatter};
 
@@ -80,6 +80,35 @@ pub(super) fn read(run: &Command, path: Option<&Path>) -> Result<Vec<FileSetting
         all.extend(parse(run, &file, &text)?);
     }
     Ok(all)
+}
+
+/// The settings files at one time: which there were, and what distinguishes their contents from later ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SettingsFiles {
+    path: Option<PathBuf>,
+    found: Vec<(PathBuf, Option<FileIdentity>)>,
+}
+
+impl SettingsFiles {
+    /// The files that [`Layers::read`](super::Layers::read) reads now, given the same path.
+    pub(super) fn find(path: Option<&Path>) -> Self {
+        let file = path.unwrap_or(Path::new(DEFAULT_FILE));
+        let mut files = vec![file.to_owned()];
+        files.extend(drop_ins(&file.with_file_name(FOLDER)).unwrap_or_default());
+        let identified = files.into_iter().map(|path| {
+            let identity = FileIdentity::of(&path).ok();
+            (path, identity)
+        });
+        Self {
+            path: path.map(Path::to_owned),
+            found: identified.collect(),
+        }
+    }
+
+    /// The files at the same place now. Blocks.
+    pub fn find_again(&self) -> Self {
+        Self::find(self.path.as_deref())
+    }
 }
 
 /// The files of a folder, by name; none if it does not exist.

@@ -47,6 +47,26 @@ pub(super) const COMMON: [&str; 20] = [
     "log-level",
 ];
 
+/// The settings that a running agent applies as soon as they change, besides those of conntrack timeouts. The others need a
+/// restart.
+const LIVE: [&str; 10] = [
+    "probe-interval",
+    "probe",
+    "probe-rate",
+    "probe-timeout",
+    "path-mtu-interval",
+    "loss-threshold",
+    "passive-relief",
+    "policy-mode",
+    "metrics-per-target",
+    "log-level",
+];
+
+/// Whether a running agent applies a new value of this setting without a restart.
+pub fn is_live(name: &str) -> bool {
+    LIVE.contains(&name) || name.starts_with("conntrack-timeout-")
+}
+
 /// Start of the names of environment variables.
 const VARIABLE: &str = "HEALTH_AGENT_";
 

@@ -10,7 +10,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 use health_model::settings::{InvalidSetting, Location};
 
-use super::file::{self, FileError};
+use super::file::{self, FileError, SettingsFiles};
 use super::form::{check_value, group, name, split, variable};
 use super::view::{Origin, SettingValue};
 use super::{RegistrySpec, Settings};
@@ -48,6 +48,7 @@ pub enum SettingsError {
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     values: BTreeMap<String, LayerValue>,
+    files: SettingsFiles,
 }
 
 /// The values of a setting above its default.
@@ -72,6 +73,8 @@ impl Layers {
 
     /// Like [`read`](Self::read), without the environment.
     pub fn read_files(run: &Command, path: Option<&Path>) -> Result<Self, SettingsError> {
+        // Before they are read: a change in between is noticed later.
+        let files = SettingsFiles::find(path);
         let mut values = BTreeMap::new();
         let mut layer = 0;
         let mut former = PathBuf::new();
@@ -95,7 +98,7 @@ impl Layers {
             };
             values.insert(setting.name, value);
         }
-        Ok(Self { values })
+        Ok(Self { values, files })
     }
 
     /// Adds the values of environment variables. Empty ones do not count.
@@ -104,7 +107,7 @@ impl Layers {
         run: &Command,
         variables: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, SettingsError> {
-        let Self { mut values } = self;
+        let Self { mut values, files } = self;
         for arg in run.get_arguments().filter(|arg| group(arg).is_some()) {
             let variable = variable(arg);
             let Some(value) = variables(&variable).filter(|value| !value.is_empty()) else {
@@ -129,7 +132,7 @@ impl Layers {
             };
             values.insert(name(arg).to_owned(), value);
         }
-        Ok(Self { values })
+        Ok(Self { values, files })
     }
 
     /// Makes these values the defaults of the command's arguments.
@@ -169,6 +172,7 @@ impl Layers {
         };
         let mut settings = Settings {
             location,
+            files: self.files.clone(),
             ..settings
         };
         if let Some(file) = settings.node.nodes_file.clone() {

@@ -44,8 +44,8 @@ pub use self::conntrack::{
 pub use self::containers::{ApiAccess, ApiAccessError, ContainerSettings};
 pub use self::endpoints::EndpointSettings;
 pub use self::external_ips::{ExternalIpSetting, ExternalIpSettingError};
-pub use self::file::{DEFAULT_FILE, FileError};
-pub use self::form::with_one_form;
+pub use self::file::{DEFAULT_FILE, FileError, SettingsFiles};
+pub use self::form::{is_live, with_one_form};
 pub use self::layers::{Layers, SettingsError};
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::log::{LogFormat, LogLevel, LogSettings};
@@ -100,6 +100,9 @@ pub struct Settings {
     /// The log.
     #[command(flatten)]
     pub log: LogSettings,
+    /// The files that they were read from.
+    #[arg(skip)]
+    pub files: SettingsFiles,
     /// Each setting's value in force and its origin.
     #[arg(skip)]
     pub values: Arc<[SettingValue]>,

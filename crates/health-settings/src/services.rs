@@ -72,11 +72,11 @@ pub struct ServiceSettings {
     /// Address of GET /healthz and /livez, which report the state of services to load balancers and supervisors:
     /// ADDRESS:PORT, localhost:PORT (both IP versions) or off; always off without services
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256")]
-    pub service_health_listen: ListenAddress,
+    pub service_healthz_address: ListenAddress,
     /// Address of GET /metrics, /healthz and /proxyMode, as served by kube-proxy: ADDRESS:PORT, localhost:PORT (both IP
     /// versions) or off; always off without services
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249")]
-    pub service_metrics_listen: ListenAddress,
+    pub service_metrics_address: ListenAddress,
     /// Sizes of the maps.
     #[command(flatten)]
     pub maps: ServiceMapSettings,
@@ -117,8 +117,8 @@ impl ServiceSettings {
     /// Where pages are served, by flag; nowhere if no services are configured.
     pub(super) fn listens(&self) -> impl Iterator<Item = (&'static str, ListenAddress)> {
         let all = [
-            ("--service-health-listen", self.service_health_listen),
-            ("--service-metrics-listen", self.service_metrics_listen),
+            ("--service-healthz-address", self.service_healthz_address),
+            ("--service-metrics-address", self.service_metrics_address),
         ];
         all.into_iter().filter(|_| self.has_services())
     }

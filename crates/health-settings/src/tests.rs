@@ -88,9 +88,9 @@ fn an_invalid_setting_is_reported_with_flag_and_value() {
         ("--ipvs-drain-interval", "99ms", |c| {
             c.services.ipvs.ipvs_drain_interval = Duration::from_millis(99);
         }),
-        ("--service-health-listen", "0.0.0.0:0", |c| {
+        ("--service-healthz-address", "0.0.0.0:0", |c| {
             c.services.service_manifests = Some("/services".into());
-            c.services.service_health_listen = "0.0.0.0:0".parse().expect("an address");
+            c.services.service_healthz_address = "0.0.0.0:0".parse().expect("an address");
         }),
         ("--service-backend-max-entries", "1023", |c| {
             c.services.maps.service_backend_max_entries = 1023;
@@ -104,9 +104,9 @@ fn an_invalid_setting_is_reported_with_flag_and_value() {
         ("--service-maglev-tables", "0", |c| {
             c.services.maps.service_maglev_tables = 0;
         }),
-        ("--service-metrics-listen", "127.0.0.1:9962", |c| {
+        ("--service-metrics-address", "127.0.0.1:9962", |c| {
             c.services.service_manifests = Some("/services".into());
-            c.services.service_metrics_listen = c.api.metrics_address;
+            c.services.service_metrics_address = c.api.metrics_address;
         }),
         ("--container-probe-rate", "0", |c| {
             c.containers.container_probe_rate = 0;
@@ -269,7 +269,7 @@ fn an_invalid_setting_is_reported_with_flag_and_value() {
 #[test]
 fn without_services_nobody_listens_for_them() {
     let mut none = settings();
-    none.services.service_metrics_listen = none.api.metrics_address;
+    none.services.service_metrics_address = none.api.metrics_address;
     assert_eq!(none.clone().validated(), Ok(none));
 }
 
@@ -669,8 +669,15 @@ fn the_example_is_valid_with_and_without_its_comments() {
     });
     fs::write(&file, lines.collect::<Vec<_>>().join("\n")).expect("a file");
     let set = loaded(&file, &[]).expect("the example with all defaults set");
-    let values = settings.values.clone();
-    assert_eq!(Settings { values, ..set }, settings);
+    let Settings { values, files, .. } = settings.clone();
+    assert_eq!(
+        Settings {
+            values,
+            files,
+            ..set
+        },
+        settings
+    );
 }
 
 #[test]

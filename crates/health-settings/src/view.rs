@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::Settings;
-use super::form::{GROUPS, Kind, boolean, group, is_list, kind, name, variable, variable_of};
+use super::form::{
+    GROUPS, Kind, boolean, group, is_list, is_live, kind, name, variable, variable_of,
+};
 
 /// Where the value of a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -337,10 +339,9 @@ and `*.yml` in `config.d` beside it, in order of name; later values override ear
 - The location of an agent's files (`--instance`, `--runtime-dir`, `--state-dir`, `--bpf-root`) and `--netns` are flags of
   all commands and environment variables (`HEALTH_AGENT_INSTANCE` and so on), but not in files: they say which agent is meant.
 
-At SIGHUP (`systemctl reload`) a running agent reads all of it again. New values of `log-level`,
-`probe-interval`, `probe`, `probe-rate`, `probe-timeout`, `loss-threshold`, `passive-relief` and the `conntrack-timeout-...`
-settings take effect at once. Other changes are logged, and `status` warns that a restart is due. If anything is invalid,
-nothing changes.
+A running agent reads all of it again when a file changes, and at SIGHUP (`systemctl reload`). New values of settings marked
+`live` take effect at once. Other changes are logged, and `status` warns that a restart is due. If anything is invalid, nothing
+changes, and `status` shows the error.
 
 `health-agent config` shows the settings in force and where each comes from. `config check FILE` checks a file without an
 agent, and names the line and the nearest key. `config example` prints a file with all settings, commented out, `config
@@ -358,7 +359,7 @@ pub fn reference(run: &Command) -> String {
         let _ = write!(
             text,
             "\n## {heading}\n\nIn files under `{}`{}.\n\n\
-             | setting | environment variable | default | meaning |\n| --- | --- | --- | --- |\n",
+             | setting | environment variable | default | change | meaning |\n| --- | --- | --- | --- | --- |\n",
             heading.to_lowercase(),
             about.unwrap_or_default()
         );
@@ -376,9 +377,10 @@ pub fn reference(run: &Command) -> String {
             };
             let _ = writeln!(
                 text,
-                "| `{}` | `{}` | {default} | {}{choices} |",
+                "| `{}` | `{}` | {default} | {} | {}{choices} |",
                 name(arg),
                 variable(arg),
+                if is_live(name(arg)) { "live" } else { "restart" },
                 help(arg).replace('|', "\\|").replace('\n', " ")
             );
         }

@@ -16,7 +16,7 @@ use nix::unistd::Uid;
 
 use super::containers;
 use super::folders::NewFolders;
-use super::own;
+use super::registration;
 use super::services::kept_checks;
 use crate::pidfile::PidFile;
 
@@ -123,7 +123,7 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
     removed.extend(endpoint.removed.iter().map(ToString::to_string));
     failed.extend(endpoint.failed.iter().map(ToString::to_string));
 
-    match own::forget(&location.state_dir).await {
+    match registration::forget(&location.state_dir).await {
         Ok(record) => removed.extend(record),
         Err(error) => failed.push(format!("{error:#}")),
     }

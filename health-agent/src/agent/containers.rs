@@ -12,17 +12,15 @@ use health_probe::source::{Folder, Merged};
 use health_probe::spec::PodSpec;
 use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
-use health_registry::nodes::Node;
 use health_settings::Settings;
 use tokio::sync::watch;
 
+use super::foundation::Foundation;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes_pods::KubernetesPods;
 
 /// File in the state folder with the known state of probes.
 pub(super) const STATE_FILE: &str = "probes.json";
-/// Folder in the state folder with the certificates and keys that annotations name.
-pub(crate) const CERTIFICATES: &str = "certificates";
 
 /// Probes this node's containers.
 pub(super) struct ContainerProbes {
@@ -78,13 +76,12 @@ impl Sources {
 
 /// Starts to probe containers.
 pub(super) fn start(
-    config: &Settings,
-    own: &Node,
+    Foundation { config, own, .. }: &Foundation<'_>,
     manager: Manager,
     sources: Sources,
 ) -> anyhow::Result<ContainerProbes> {
     let settings = &config.containers;
-    let state_dir = &config.location.state_dir;
+    let location = &config.location;
     let supervisor = Supervisor::start(SupervisorOptions {
         pods: sources.merged.pods(),
         runtime: settings.runtime_endpoint.as_deref().map(Runtime::at),
@@ -100,8 +97,8 @@ pub(super) fn start(
             concurrent: usize::try_from(settings.container_probe_concurrency).unwrap_or(usize::MAX),
             pod_per_second: settings.container_probe_pod_rate,
         },
-        certificates: state_dir.join(CERTIFICATES),
-        state_file: state_dir.join(STATE_FILE),
+        certificates: location.certificates(),
+        state_file: location.state_dir.join(STATE_FILE),
     })
     .context("cannot start the container probe thread")?;
     Ok(ContainerProbes {

@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use health_cni::deletions::{Deletion, Deletions, DeletionsError};
 use health_endpoint::manager::{Manager, Selector};
 use health_endpoint::workload::{StateDir, WorkloadError};
 use health_model::settings::Location;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
-
-use crate::deletions::{Deletion, Deletions, DeletionsError};
 
 /// How soon the agent finds a deletion that was queued while it did not answer.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -6,36 +6,40 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use health_common::endpoint::EndpointInfo;
-use health_datapath::{Workload, pin_folder};
+use health_datapath::pin_folder;
 use health_endpoint::enforcement::{self, Enforcer, Surroundings};
 use health_endpoint::identities::AllocatedIdentities;
 use health_endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
-use health_endpoint::workload::{HostDevices, SavedEndpoint, StateDir};
+use health_endpoint::workload::{HostDevices, StateDir};
 use health_model::api::PolicyLag;
 use health_model::ipam::NodeIpam;
-use health_net::netlink::Handle;
 use health_policy::PolicySettings;
 use health_registry::identity::IdentityAllocator;
-use health_registry::nodes::{Node, Registry};
-use health_settings::Settings;
+use health_registry::nodes::Registry;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::warn;
 
 use super::deletions;
+use super::foundation::Foundation;
 use super::node::NodeDatapath;
-use super::watch::EndpointOutcome;
+use super::outcome::EndpointOutcome;
 
 /// Maximum number of concurrent regenerations.
 const PARALLEL: usize = 4;
 
+/// The running parts that serve workload endpoints.
+pub(super) struct WorkloadEndpoints {
+    pub(super) manager: Manager,
+    pub(super) enforcer: Enforcer,
+}
+
 /// Surveys the endpoints of former agents. Nothing remains of those that are dead.
-pub(super) async fn survey(config: &Settings, netlink: &Handle) -> anyhow::Result<Survey> {
-    let location = &config.location;
+pub(super) async fn survey(foundation: &Foundation<'_>) -> anyhow::Result<Survey> {
+    let location = &foundation.config.location;
     // Another agent's endpoints must not be touched.
     pin_folder::require_unused(location)?;
-    let devices = HostDevices::new(netlink.clone(), &location.instance);
+    let devices = HostDevices::new(foundation.netlink.clone(), &location.instance);
     let states = states(&location.state_dir);
     if let Err(error) = deletions::announce(location, &states) {
         warn!(%error, "cannot read the queued endpoint deletions");
@@ -47,14 +51,17 @@ pub(super) async fn survey(config: &Settings, netlink: &Handle) -> anyhow::Resul
 
 /// Starts to manage endpoints, beginning with those of the survey.
 pub(super) fn start(
-    config: &Settings,
-    own: &Node,
-    netlink: &Handle,
+    foundation: &Foundation<'_>,
     node: &NodeDatapath,
     survey: Survey,
     identities: Arc<IdentityAllocator>,
     lag: watch::Sender<Option<PolicyLag>>,
-) -> anyhow::Result<(Manager, Enforcer)> {
+) -> anyhow::Result<WorkloadEndpoints> {
+    let Foundation {
+        config,
+        own,
+        netlink,
+    } = foundation;
     let location = &config.location;
     let ipam = NodeIpam::new(
         &own.pod_cidrs,
@@ -90,42 +97,29 @@ pub(super) fn start(
         regenerator: Arc::new(enforcer.clone()),
         clock: Timestamp::now,
     };
-    Ok((Manager::start(options, parts, survey), enforcer))
+    Ok(WorkloadEndpoints {
+        manager: Manager::start(options, parts, survey),
+        enforcer,
+    })
 }
 
 fn states(state_dir: &Path) -> StateDir {
     StateDir::of(state_dir)
 }
 
-/// A former agent's endpoint as the programs know it, unless the maps know better.
-pub(super) fn workload(saved: &SavedEndpoint) -> Option<Workload> {
-    Some(Workload {
-        device: saved.device.clone(),
-        addresses: saved.addresses().collect(),
-        info: EndpointInfo {
-            ifindex: saved.ifindex?,
-            identity: saved.identity.0,
-            id: saved.id,
-            mac: saved.mac.0,
-            host_mac: saved.host_mac.0,
-            ..EndpointInfo::default()
-        },
-    })
-}
-
 /// The endpoints' environment.
 pub(super) fn surroundings(
-    own: &Node,
+    foundation: &Foundation<'_>,
     node: &NodeDatapath,
     registry: &dyn Registry,
-    netlink: Handle,
     services: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
 ) -> Surroundings {
+    let Foundation { own, netlink, .. } = foundation;
     let host = own.addresses.iter().chain(&own.secondary_addresses);
     Surroundings {
         own: own.full_name(),
         host: host.copied().collect(),
-        routes: Box::new(netlink),
+        routes: Box::new(netlink.clone()),
         host_prefixes: None,
         services,
         health: node.health_addresses(),

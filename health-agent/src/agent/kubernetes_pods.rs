@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use health_model::api::PodProblem;
+use health_model::task::AbortOnDrop;
 use health_probe::source::{ObjectPod, PodSet};
 use health_registry::kubernetes::{AccessError, ObjectTable, ObjectWatch, watch_pods};
 use health_settings::{ApiAccess, Settings};
 use tokio::sync::watch;
-
-use crate::task::AbortOnDrop;
 
 /// Follows this node's pods until it is dropped.
 pub(super) struct KubernetesPods {

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_datapath::own::{OwnAddress, OwnAddresses};
+use health_model::task::AbortOnDrop;
 use health_net::changes::Changes;
 use health_net::netlink::Handle;
 use health_net::route;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::watch::CHANGES_PERIOD;
-use crate::task::AbortOnDrop;
+use super::pace::CHANGES_PERIOD;
 
 /// Time from a failure to the next attempt.
 const RETRY: Duration = Duration::from_secs(1);

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use health_metrics::{Exporter, Format};
 use health_model::settings::Location;
+use health_server::monitor::{Answer, Page};
 use hyper::{HeaderMap, StatusCode};
 
-use super::state::AgentSource;
-use crate::api::monitor::{Answer, Page};
-use crate::metrics::{Exporter, Format};
+use super::source::AgentSource;
 
 /// Whether this agent is healthy.
 pub(super) fn healthz(source: Arc<AgentSource>) -> Page {

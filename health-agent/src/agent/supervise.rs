@@ -2,24 +2,72 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use health_mesh::hello;
+use health_datapath::conntrack::Collector;
+use health_endpoint::manager::Manager;
+use health_mesh::MeshHandle;
+use health_mesh::hello::{self, Responder};
+use health_model::task::AbortOnDrop;
 use health_net::changes::Changes;
-use health_registry::nodes::NodeSet;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use health_net::netlink::Handle;
+use health_registry::identity::IdentityAllocator;
+use health_registry::nodes::{Node, NodeSet, Registry};
+use health_server::monitor::Monitor;
+use health_server::source::Source as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
-use super::Reread;
-use super::own::OwnChange;
+use super::containers::ContainerProbes;
+use super::event_relay::EventRelay;
+use super::node::NodeDatapath;
+use super::own_node::{self, OwnChange};
+use super::pace::{Backoff, News, PERIOD};
+use super::probing::tuning;
+use super::registration;
+use super::reload::{ReloadRequests, Reread};
+use super::repair::{note_health, repair};
 use super::services::ServedServices;
-use super::watch::{self, Backoff, News};
-use super::{Agent, own};
+use super::source::AgentSource;
+use crate::logging;
 
 /// Longest wait for requests in flight when the agent stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a registered address may be missing from the host before another one counts: leases get renewed.
 const MOVE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A started agent.
+pub(super) struct Agent {
+    pub(super) node: NodeDatapath,
+    pub(super) source: Arc<AgentSource>,
+    pub(super) registry: Box<dyn Registry>,
+    pub(super) own: Node,
+    /// Addresses that the registry gave this node after the start and that have no listener yet.
+    pub(super) unbound: Vec<Unbound>,
+    pub(super) netlink: Handle,
+    pub(super) endpoints: Manager,
+    /// `None` if this agent probes no containers.
+    pub(super) containers: Option<ContainerProbes>,
+    /// `None` if this agent serves no services.
+    pub(super) services: Option<ServedServices>,
+    /// Endpoints whose programs could not be attached at the last check.
+    pub(super) without_programs: BTreeSet<u16>,
+    pub(super) health_addresses: Receiver<Vec<IpAddr>>,
+    pub(super) mesh: MeshHandle,
+    pub(super) host_responder: Responder,
+    pub(super) events: EventRelay,
+    pub(super) monitors: [Monitor; 2],
+    /// Publishes problems, keeps routes, carries out deletions, enforces policy.
+    pub(super) tasks: [AbortOnDrop; 4],
+    /// Stops when dropped.
+    pub(super) _collector: Collector,
+    /// Likewise.
+    pub(super) _identities: Arc<IdentityAllocator>,
+    /// Likewise.
+    pub(super) _own_addresses: AbortOnDrop,
+}
 
 /// Why an agent stops.
 enum End {
@@ -53,7 +101,7 @@ impl Agent {
     pub(super) async fn supervise(
         mut self,
         reread: Reread,
-        mut reloads: Signal,
+        mut reloads: ReloadRequests,
     ) -> anyhow::Result<()> {
         let ended = match self.watch_until_signal(reread, &mut reloads).await {
             Ok(End::Signal) => Ok(()),
@@ -72,18 +120,12 @@ impl Agent {
                 Ok(())
             }
         };
-        self.routes.abort();
-        self.deleting.abort();
-        self.enforcing.abort();
-        self.events.close();
-        self.relay.abort();
-        self.telling.abort();
+        drop(self.tasks);
+        self.events.stop();
         if let Some(containers) = &self.containers {
             containers.supervisor.shutdown().await;
         }
-        if let Some(mesh) = self.source.mesh() {
-            mesh.shutdown().await;
-        }
+        self.mesh.shutdown().await;
         let services = self.services;
         let [healthz, scrapes] = self.monitors;
         let responders = async {
@@ -112,11 +154,11 @@ impl Agent {
     async fn watch_until_signal(
         &mut self,
         reread: Reread,
-        reloads: &mut Signal,
+        reloads: &mut ReloadRequests,
     ) -> std::io::Result<End> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut ticks = tokio::time::interval(watch::PERIOD);
+        let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut backoff = Backoff::default();
         let mut news = News::new(Changes::listen());
@@ -131,7 +173,7 @@ impl Agent {
             tokio::select! {
                 _ = terminate.recv() => return Ok(End::Signal),
                 _ = interrupt.recv() => return Ok(End::Signal),
-                Some(()) = reloads.recv() => self.reload(reread).await,
+                () = reloads.next() => self.reload(reread).await,
                 Ok(()) = nodes.changed() => {
                     let set = nodes.borrow_and_update().clone();
                     is_reached = is_reached || self.note_reached(&set);
@@ -185,7 +227,7 @@ impl Agent {
 
     /// Returns whether nothing is left to record.
     fn note_reached(&self, set: &NodeSet) -> bool {
-        let noted = own::note_reached(self.source.settings(), set);
+        let noted = registration::note_reached(self.source.settings.at_start(), set);
         noted.unwrap_or_else(|error| {
             warn!("{error:#}; a cleanup may leave this node's record behind");
             true
@@ -194,7 +236,7 @@ impl Agent {
 
     /// The uplinks' addresses, if this node registered its uplinks' addresses and they have differed for a while.
     async fn moved_uplinks(&self, gone_since: &mut Option<Instant>) -> Option<Vec<IpAddr>> {
-        let config = self.source.settings();
+        let config = self.source.settings.at_start();
         let registers_uplinks =
             config.node.registry.is_written_by_nodes() && config.node.node_addresses.is_empty();
         if !registers_uplinks || self.is_at(Some(&self.own.addresses)).await {
@@ -205,19 +247,23 @@ impl Agent {
         if since.elapsed() < MOVE_PATIENCE {
             return None;
         }
-        let now = own::from_settings(config).await.ok().flatten()?.addresses;
+        let now = own_node::from_settings(config)
+            .await
+            .ok()
+            .flatten()?
+            .addresses;
         (now != self.own.addresses).then_some(now)
     }
 
     fn change(&self, set: &NodeSet) -> OwnChange {
-        let config = self.source.settings();
+        let config = self.source.settings.at_start();
         let has_services = config.services.has_services();
-        own::change(set, &config.node.registry, &self.own, has_services)
+        own_node::change(set, &config.node.registry, &self.own, has_services)
     }
 
     /// Starts to answer on addresses that came after the start, as soon as this host has them.
     fn listen_on_unbound(&mut self) {
-        let port = self.source.settings().mesh.health_port;
+        let port = self.source.settings.at_start().mesh.health_port;
         let responder = &self.host_responder;
         self.unbound.retain_mut(|Unbound { address, is_told }| {
             let address = *address;
@@ -241,7 +287,7 @@ impl Agent {
     /// agent keeps serving unchanged.
     async fn is_at(&self, addresses: Option<&[IpAddr]>) -> bool {
         match addresses {
-            Some(addresses) => own::is_here(addresses, &self.netlink)
+            Some(addresses) => own_node::is_here(addresses, &self.netlink)
                 .await
                 .unwrap_or(false),
             None => false,
@@ -253,9 +299,10 @@ impl Agent {
     async fn look(&mut self, is_due: bool, backoff: &mut Backoff) -> bool {
         self.source.begin_look();
         if is_due || self.node.has_changed().await {
-            let outcome = watch::repair(&mut self.node, &self.source).await;
+            let outcome = repair(&mut self.node, &self.source, &self.endpoints).await;
             backoff.note(&outcome);
-            self.source.note_repairs(&self.node, &outcome);
+            note_health(&self.node, &self.endpoints, &outcome.endpoint);
+            self.source.note_repairs(&self.node.repairs, &outcome);
             self.note_missing_programs(outcome.without_programs);
             self.endpoints.set_mtu(self.node.mtu());
             return !outcome.repaired.is_empty();
@@ -279,11 +326,28 @@ impl Agent {
         }
     }
 
+    /// Takes new settings: all that need no restart, or none if any setting is invalid.
+    async fn reload(&mut self, reread: Reread) {
+        let new = match reread() {
+            Ok(new) => new,
+            Err(error) => return self.source.settings.refuse(&error),
+        };
+        if let Err(error) = self.node.set_timeouts(new.conntrack.timeouts.into()) {
+            return self.source.settings.refuse(&format!("{error:#}"));
+        }
+        if let Some(enforcer) = self.source.enforcer() {
+            enforcer.set_mode(new.policy.policy_mode);
+        }
+        self.mesh.tune(tuning(&new.mesh)).await;
+        logging::set_level(new.log.log_level);
+        self.source.settings.take(&new);
+    }
+
     /// Publishes the health endpoint's addresses in the registry.
     fn publish(&mut self) {
         let addresses = self.health_addresses.borrow_and_update();
         self.registry
-            .publish(own::with_health_addresses(&self.own, &addresses));
+            .publish(own_node::with_health_addresses(&self.own, &addresses));
     }
 }
 

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_agent::api::services::ServiceCatalog;
 use health_model::api::ServiceProblem;
 use health_model::ipam::Family;
+use health_server::services::ServiceCatalog;
 use health_service::choice::Topology;
 use health_service::forwarding::Forwarding;
 use health_service::runner::Intervals;

@@ -82,8 +82,9 @@ fn load(location: &Location, endpoint: &HealthEndpoint) -> anyhow::Result<Datapa
         .ipv4()
         .context("the endpoint has no IPv4 address")?;
     let gateway = endpoint
-        .gateway4()
-        .context("the endpoint has no IPv4 gateway")?;
+        .gateways()
+        .next()
+        .context("the endpoint has no gateway")?;
     // eBPF would answer neighbour requests otherwise; apart from the programs, everything must be alike.
     endpoint.netns().run_in(|| {
         ip(&[

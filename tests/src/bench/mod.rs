@@ -26,6 +26,7 @@ mod told;
 mod usage;
 pub mod verifier;
 
+pub use crate::arguments::BenchOptions as Options;
 pub use files::raise_open_files_limit;
 
 use report::Findings;
@@ -40,29 +41,6 @@ pub struct Benchmark {
     pub about: &'static str,
     /// Runs it.
     pub run: fn(&Options) -> anyhow::Result<Report>,
-}
-
-/// Options of a benchmark.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Numbers of peers; the benchmark's own choice if empty.
-    pub peers: Vec<u32>,
-    /// Kinds of faults by their names; all of them, and times without faults, if empty.
-    pub kinds: Vec<String>,
-    /// Faults of each kind; the benchmark's own choice if `None`.
-    pub faults: Option<u32>,
-    /// Minutes under random loss; the benchmark's own choice if `None`.
-    pub minutes: Option<u32>,
-    /// Seconds of each flood; the benchmark's own choice if `None`.
-    pub seconds: Option<u32>,
-    /// Probes to account for; the benchmark's own choice if `None`.
-    pub probes: Option<u64>,
-    /// Numbers of services; the benchmark's own choice if empty.
-    pub services: Vec<u32>,
-    /// Rounds of each measurement; the benchmark's own choice if `None`.
-    pub rounds: Option<u32>,
-    /// Parts of the benchmark by name; all if empty.
-    pub parts: Vec<String>,
 }
 
 impl Options {

@@ -11,6 +11,7 @@ use health_model::api::ContainerProbe;
 use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tests::arguments::BedArgs;
 use tests::bed::{Bed, BedLock, Node, WaitOutcome};
 use tests::probed::ProbedContainers;
 use tests::process::{Running, shown, tell};
@@ -20,24 +21,8 @@ use tests::{PATIENCE, wait_for};
 #[derive(Parser)]
 #[command(name = "bed", about = "Run a cluster of real agents on this machine")]
 struct Cli {
-    /// Exit once the result is known: 0 if all is reachable, else 1
-    #[arg(long)]
-    once: bool,
-    /// Number of nodes
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=250))]
-    nodes: u8,
-    /// Give nodes and endpoints IPv6 addresses too
-    #[arg(long)]
-    ipv6: bool,
-    /// Print the first node's status and the results of requests to services as JSON
-    #[arg(long)]
-    json: bool,
-    /// Run containers on the first node, and show their probes
-    #[arg(long)]
-    probes: bool,
-    /// Run a web service with three backends, and show which ones answer while one is not ready
-    #[arg(long, conflicts_with = "probes")]
-    services: bool,
+    #[command(flatten)]
+    args: BedArgs,
     /// Time limit for the first answers to all probes
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     patience: u64,
@@ -53,30 +38,30 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> anyhow::Result<()> {
+fn run(Cli { args, patience }: &Cli) -> anyhow::Result<()> {
     // While we wait for the lock, a signal may simply kill us.
     let lock = BedLock::acquire()?;
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
     let start = Instant::now();
-    let mut builder = Bed::builder().nodes(cli.nodes).ipv6(cli.ipv6);
-    let containers = cli.probes.then(ProbedContainers::new).transpose()?;
+    let mut builder = Bed::builder().nodes(args.nodes).ipv6(args.ipv6);
+    let containers = args.probes.then(ProbedContainers::new).transpose()?;
     if let Some(containers) = &containers {
         builder = builder.first_agent_args(&containers.agent_args());
     }
-    let folders = cli.services.then(Folders::new).transpose()?;
+    let folders = args.services.then(Folders::new).transpose()?;
     if let Some(folders) = &folders {
         builder = builder
             .agent_args(&folders.agent_args())
             .first_agent_args(&folders.first_agent_args());
     }
     let bed = builder.start_with(lock)?;
-    let patience = Duration::from_secs(cli.patience);
+    let patience = Duration::from_secs(*patience);
     let waited = bed.wait_reachable_or(patience, || signals.pending().next().is_some())?;
     let result = match waited {
         WaitOutcome::AllReachable => {
             tell(format_args!(
                 "{} nodes, all reachable after {:.1} s",
-                cli.nodes,
+                args.nodes,
                 start.elapsed().as_secs_f64()
             ));
             Ok(())
@@ -95,7 +80,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         }
     };
 
-    print_status(bed.node(1), cli.json)?;
+    print_status(bed.node(1), args.json)?;
     let _containerd = match &containers {
         Some(containers) => {
             tell("starting containers");
@@ -111,7 +96,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             tell("starting a service");
             let show = Show::start(folders, &bed)?;
             let report = show.run(|| signals.pending().next().is_some())?;
-            print_report(&report, cli.json)?;
+            print_report(&report, args.json)?;
             if !report.is_good() {
                 result = result.and(Err(anyhow::anyhow!("requests reached the wrong backends")));
             }
@@ -119,7 +104,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         }
         None => None,
     };
-    if cli.once {
+    if args.once {
         return result;
     }
     if let Err(error) = result {

@@ -5,47 +5,18 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use tests::bench::{ALL, Options, raise_open_files_limit};
+use tests::arguments::BenchArgs;
+use tests::bench::{ALL, raise_open_files_limit};
 
 #[derive(Parser)]
 #[command(name = "bench", about = "Run benchmarks of health-agent")]
 struct Cli {
-    /// Benchmark to run; list all if omitted
-    name: Option<String>,
-    /// Print the figures as JSON
-    #[arg(long)]
-    json: bool,
-    /// Number of peers that `mesh` simulates (repeatable, in ascending order)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    peers: Vec<u32>,
-    /// Kind of fault that `detection` causes, such as `link-down` (repeatable) [default: all, then a watch for false verdicts]
-    #[arg(long, value_name = "KIND")]
-    fault: Vec<String>,
-    /// Number of faults of each kind that `detection` causes
-    #[arg(long, value_name = "N")]
-    faults: Option<u32>,
-    /// Minutes that `detection` watches for false verdicts under random loss
-    #[arg(long, value_name = "N")]
-    minutes: Option<u32>,
-    /// Seconds of each flood of `ct`
-    #[arg(long, value_name = "N")]
-    seconds: Option<u32>,
-    /// Number of probes that `rtt` accounts for
-    #[arg(long, value_name = "N")]
-    probes: Option<u64>,
-    /// Number of services that `service` sends traffic through (repeatable, in ascending order)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=60_000))]
-    services: Vec<u32>,
-    /// Rounds of each measurement of `service`
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    rounds: Option<u32>,
-    /// Part of `ct`, `endpoints`, `probe`, `rtt` or `service` to run (repeatable) [default: all]
-    #[arg(long, value_name = "NAME")]
-    part: Vec<String>,
+    #[command(flatten)]
+    args: BenchArgs,
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
+    match run(&Cli::parse().args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -54,8 +25,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> anyhow::Result<()> {
-    let Some(name) = &cli.name else {
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let Some(name) = &args.name else {
         for benchmark in ALL {
             println!("{:10} {}", benchmark.name, benchmark.about);
         }
@@ -74,18 +45,8 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     if let Some(advice) = raise_open_files_limit()? {
         eprintln!("{advice}");
     }
-    let report = (benchmark.run)(&Options {
-        peers: cli.peers.clone(),
-        kinds: cli.fault.clone(),
-        faults: cli.faults,
-        minutes: cli.minutes,
-        seconds: cli.seconds,
-        probes: cli.probes,
-        services: cli.services.clone(),
-        rounds: cli.rounds,
-        parts: cli.part.clone(),
-    })?;
-    if cli.json {
+    let report = (benchmark.run)(&args.options)?;
+    if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print!("{report}");

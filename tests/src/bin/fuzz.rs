@@ -4,7 +4,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use tests::fuzz::{Runs, fuzz};
+use tests::arguments::FuzzArgs;
+use tests::fuzz::fuzz;
 
 /// Time between two progress lines.
 const TELL_EVERY: Duration = Duration::from_secs(5);
@@ -15,19 +16,12 @@ const TELL_EVERY: Duration = Duration::from_secs(5);
     about = "Run random and mutated packets through the datapath's programs"
 )]
 struct Cli {
-    /// Number of packets
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
-    runs: u64,
-    /// Seed of the random packets
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
-    /// Number of the first packet
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    first: u64,
+    #[command(flatten)]
+    runs: FuzzArgs,
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
+    match run(Cli::parse().runs) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -36,12 +30,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
-    let runs = Runs {
-        seed: cli.seed,
-        first: cli.first,
-        count: cli.runs,
-    };
+fn run(runs: FuzzArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let mut told = start;
     let result = fuzz(runs, |done| {
@@ -54,7 +43,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Ok(done) => {
             println!(
                 "seed {}, {:.1} s: {done}; nothing found",
-                cli.seed,
+                runs.seed,
                 start.elapsed().as_secs_f64()
             );
             ExitCode::SUCCESS

@@ -21,6 +21,7 @@ use health_settings::MasqueradeSettings;
 
 use self::corpus::{ENDPOINT, GATEWAY, HOST_MAC, MAC, NODE, PEER};
 use self::maps::Ledger;
+use crate::arguments::FuzzArgs;
 use crate::testrun::{DROP, Outcome, REDIRECT, TestRun, marked, offloaded, run_program, stamped};
 
 const KEY: [u64; 2] = [0x1122_3344_5566_7788, 0x99aa_bbcc_ddee_ff00];
@@ -97,17 +98,6 @@ struct Case {
     frame: Vec<u8>,
 }
 
-/// The runs to do.
-#[derive(Clone, Copy, Debug)]
-pub struct Runs {
-    /// The seed from which all packets come.
-    pub seed: u64,
-    /// Number of the first run.
-    pub first: u64,
-    /// Number of runs.
-    pub count: u64,
-}
-
 /// Totals of runs without a finding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FuzzTotals {
@@ -174,7 +164,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Does the runs, and stops at the first finding. Calls `progress` periodically with the totals.
 pub fn fuzz(
-    runs: Runs,
+    runs: FuzzArgs,
     mut progress: impl FnMut(&FuzzTotals),
 ) -> anyhow::Result<Result<FuzzTotals, Finding>> {
     let datapath = Loaded::load()?;

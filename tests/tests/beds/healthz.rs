@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::liveness::{Level, Liveness};
+use health_server::liveness::{Level, Liveness};
 use nix::sys::signal::Signal;
 use tests::bed::Node;
 use tests::http::get;

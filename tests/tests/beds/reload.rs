@@ -1,6 +1,8 @@
 //! Settings that change while the agent runs.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
@@ -102,5 +104,105 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
         let status: anyhow::Result<String> = status();
         Ok((!status?.contains("restart the agent")).then_some(()))
     })?;
+    node.check_agent()
+}
+
+/// When the results of all probes last changed between success and failure.
+fn last_changes(node: &Node) -> anyhow::Result<Vec<String>> {
+    let status = node.cli("status -o json")?.success()?;
+    let mut found = Vec::new();
+    collect_changes(&serde_json::from_str(&status)?, &mut found);
+    anyhow::ensure!(!found.is_empty(), "no results in {status}");
+    Ok(found)
+}
+
+fn collect_changes(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Array(values) => values.iter().for_each(|value| collect_changes(value, found)),
+        Value::Object(values) => {
+            let change = values.get("lastChange").and_then(Value::as_str);
+            found.extend(change.map(str::to_owned));
+            values.values().for_each(|value| collect_changes(value, found));
+        }
+        _ => {}
+    }
+}
+
+/// Whether policy lets a packet pass that no rule mentions.
+fn passes_without_rules(node: &Node) -> anyhow::Result<bool> {
+    let trace = node.cli("policy trace --src app=a --dst app=b --dport 80/TCP")?;
+    Ok(!trace.stdout.contains("Final verdict: dropped"))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_changed_file_is_read_without_a_signal_and_no_probe_or_connection_is_lost() -> anyhow::Result<()>
+{
+    let bed = Bed::builder().nodes(2).probing(2000, 2000).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("config.yaml");
+    let drop_ins = folder.path().join("config.d");
+    fs::create_dir(&drop_ins)?;
+    fs::write(&file, "policy: {policy-mode: default}\n")?;
+    node.kill_agent(Signal::SIGTERM)?;
+    node.start_agent_with(&format!("--config {}", file.display()))?;
+    bed.wait_all_reachable(PATIENCE)?;
+    assert!(passes_without_rules(node)?);
+    let address = node.addresses()[0];
+    let listener = node.run_in(|| TcpListener::bind((address, 0)))??;
+    let server = listener.local_addr()?;
+    let mut client = bed.node(2).run_in(|| TcpStream::connect(server))??;
+    let (mut accepted, _) = listener.accept()?;
+    let last_changes = last_changes(node)?;
+
+    let takes = |name: &str, value: &Value| {
+        wait_for(&format!("{name} to be {value}"), PATIENCE, || {
+            Ok((setting(node, name)?.0 == *value).then_some(()))
+        })
+    };
+    fs::write(&file, "policy: {policy-mode: always}\n")?;
+    takes("policy-mode", &json!("always"))?;
+    assert!(!passes_without_rules(node)?);
+    // A file of the folder takes precedence; when it goes, the first file counts again.
+    let drop_in = drop_ins.join("10-policy.yaml");
+    fs::write(&drop_in, "policy: {policy-mode: never}\n")?;
+    takes("policy-mode", &json!("never"))?;
+    fs::remove_file(&drop_in)?;
+    takes("policy-mode", &json!("always"))?;
+    // Replaced by a rename, as editors and configuration management do.
+    let next = folder.path().join("next");
+    fs::write(
+        &next,
+        "mesh: {path-mtu-interval: 2s, probe-rate: 500}\napi: {metrics-per-target: true}\n",
+    )?;
+    fs::rename(&next, &file)?;
+    takes("metrics-per-target", &json!(true))?;
+    takes("path-mtu-interval", &json!("2s"))?;
+    takes("policy-mode", &json!("default"))?;
+    assert!(passes_without_rules(node)?);
+
+    fs::write(&file, "mesh: {probe-rate: 0}\n")?;
+    let status = |words: &str| {
+        wait_for(&format!("status to say {words:?}"), PATIENCE, || {
+            let status = node.cli("status --succinct")?.stdout;
+            Ok(status.contains(words).then_some(()))
+        })
+    };
+    status("settings: cannot reload: ")?;
+    assert_eq!(setting(node, "probe-rate")?.0, json!(500));
+    fs::write(&file, "mesh: {probe-rate: 400}\n")?;
+    takes("probe-rate", &json!(400))?;
+    wait_for("no problem with the settings", PATIENCE, || {
+        let status = node.cli("status --succinct")?.stdout;
+        Ok((!status.contains("settings:")).then_some(()))
+    })?;
+    client.write_all(b"still open")?;
+    let mut read = [0; 10];
+    accepted.read_exact(&mut read)?;
+    assert_eq!(&read, b"still open");
+    // A lost probe would have changed them.
+    assert_eq!(self::last_changes(node)?, last_changes);
     node.check_agent()
 }

@@ -415,8 +415,8 @@ fn the_component_for_services_adds_what_they_need() -> anyhow::Result<()> {
     );
     let settings = ServiceSettings::default();
     let ports = [
-        settings.service_health_listen,
-        settings.service_metrics_listen,
+        settings.service_healthz_address,
+        settings.service_metrics_address,
     ];
     let ports = ports.map(|listen| {
         let listen = listen.to_string();

@@ -1,6 +1,7 @@
 //! Random and mutated packets do no harm: `cargo xtask fuzz` does more of the same.
 
-use tests::fuzz::{Runs, fuzz};
+use tests::arguments::FuzzArgs;
+use tests::fuzz::fuzz;
 
 /// An arbitrary fixed seed: what it finds, it finds each time.
 const SEED: u64 = 1;
@@ -9,7 +10,7 @@ const RUNS: u64 = 100_000;
 #[test]
 #[ignore = "needs root"]
 fn no_packet_is_damaged_and_no_map_spoilt_by_whatever_packets_come() -> anyhow::Result<()> {
-    let runs = Runs {
+    let runs = FuzzArgs {
         seed: SEED,
         first: 0,
         count: RUNS,

@@ -15,6 +15,7 @@ use anyhow::bail;
 use self::job::Job;
 use self::programs::TestProgram;
 use self::report::Report;
+use crate::vm::Share;
 use crate::workspace::Workspace;
 use crate::{features, packages, setup, vm};
 
@@ -47,7 +48,8 @@ pub(crate) struct Args {
 pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let environment = environment::of_tests(args.long);
     if args.vm.wanted() {
-        return vm::test(workspace, &args.vm, &args.filters, &environment, args.ci);
+        let share = if args.ci { Share::Ci } else { Share::All };
+        return vm::test(workspace, &args.vm, &args.filters, &environment, share);
     }
     setup::setup(workspace)?;
     packages::require(packages::TESTS)?;

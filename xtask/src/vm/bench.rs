@@ -19,7 +19,7 @@ const BESIDE: [&str; 3] = ["bench", "machine", "health-agent"];
 pub(crate) fn bench(
     workspace: &Workspace,
     choice: &Choice,
-    words: Vec<String>,
+    words: &[String],
 ) -> anyhow::Result<ExitCode> {
     let arch = choice.arch()?;
     if !arch.is_own() {
@@ -29,7 +29,7 @@ pub(crate) fn bench(
     packages::require(packages::VM)?;
     let program = |name: &str| format!("{PROGRAMS}/{name}");
     let command = [program("machine"), program("bench")].into_iter();
-    let command = PlannedCommand::new(command.chain(words));
+    let command = PlannedCommand::new(command.chain(words.iter().cloned()));
     let mut code = 0;
     for kernel in &choice.kernels(workspace)? {
         let init = workspace.release_binary("vm-init");

@@ -85,7 +85,7 @@ impl<'a> Guest<'a> {
     /// Boots, reports the kernel's missing features if `probe`, and runs the commands. Their output and exit codes go
     /// to `heard`, with the index of the command.
     pub(crate) fn run(
-        mut self,
+        self,
         probe: bool,
         commands: &[PlannedCommand],
         mut heard: impl FnMut(usize, CommandOutput) -> anyhow::Result<()>,
@@ -97,38 +97,24 @@ impl<'a> Guest<'a> {
         }
         let first = all.len();
         all.extend(commands.iter().cloned());
-        let plan = Plan { commands: all };
-        let json = serde_json::to_vec(&plan).context("cannot write the plan")?;
-        self.root.file(PLAN.as_ref(), &json)?;
-        self.root.finish()?;
+        finish(self.root, &Plan { commands: all })?;
 
-        let accelerator = accelerator::find(self.workspace, self.kernel, || {
-            let (mut root, initramfs) = begin(self.workspace, &self.init, Origin::Machine)?;
-            let json = serde_json::to_vec(&Plan::default()).context("cannot write the plan")?;
-            root.file(PLAN.as_ref(), &json)?;
-            root.finish()?;
+        let Self {
+            workspace, kernel, ..
+        } = self;
+        let accelerator = accelerator::find(workspace, kernel, || {
+            let (root, initramfs) = begin(workspace, &self.init, Origin::Machine)?;
+            finish(root, &Plan::default())?;
             Ok(initramfs)
         })?;
-        let size = self.initramfs.metadata();
-        let size = size.context("cannot read the initramfs")?;
-        eprintln!(
-            "booting Linux {} with {} and {} MiB of initramfs",
-            self.kernel.release,
-            match accelerator {
-                Accelerator::Kvm => "KVM",
-                Accelerator::Emulation => "software emulation",
-            },
-            size.len() >> 20
-        );
+        tell_of_boot(kernel, accelerator, &self.initramfs)?;
+        let console = format!("console-{}.log", kernel.name);
         let machine = Machine {
-            kernel: self.kernel,
+            kernel,
             initramfs: &self.initramfs,
             accelerator,
             limit: self.limit,
-            console: self
-                .workspace
-                .vm()?
-                .join(format!("console-{}.log", self.kernel.name)),
+            console: workspace.vm()?.join(console),
         };
         let start = Instant::now();
         let mut all_ended = Vec::new();
@@ -171,6 +157,21 @@ impl<'a> Guest<'a> {
     }
 }
 
+fn tell_of_boot(kernel: &Kernel, by: Accelerator, initramfs: &File) -> anyhow::Result<()> {
+    let size = initramfs.metadata();
+    let size = size.context("cannot read the initramfs")?;
+    eprintln!(
+        "booting Linux {} with {} and {} MiB of initramfs",
+        kernel.release,
+        match by {
+            Accelerator::Kvm => "KVM",
+            Accelerator::Emulation => "software emulation",
+        },
+        size.len() >> 20
+    );
+    Ok(())
+}
+
 /// Prints a line for each feature that the guest's kernel lacks.
 fn say_what_is_missing(probed: &[u8]) {
     let Ok(probe) = serde_json::from_slice::<Probe>(probed) else {
@@ -180,6 +181,13 @@ fn say_what_is_missing(probed: &[u8]) {
     for feature in probe.features.iter().filter(|feature| !feature.available) {
         eprintln!("this kernel lacks {}: {}", feature.name, feature.without);
     }
+}
+
+/// Adds the plan to a root folder, and completes it.
+fn finish(mut root: Root<BufWriter<File>>, plan: &Plan) -> anyhow::Result<()> {
+    let json = serde_json::to_vec(plan).context("cannot write the plan")?;
+    root.file(PLAN.as_ref(), &json)?;
+    root.finish()
 }
 
 /// A root folder with only the first process, and the file that it is written to. The file has no name: it disappears

@@ -28,7 +28,7 @@ use crate::workspace::Workspace;
 use crate::{packages, setup};
 
 pub(crate) use self::bench::bench;
-pub(crate) use self::suite::test;
+pub(crate) use self::suite::{Share, test};
 
 /// The guest's folder for our programs.
 const PROGRAMS: &str = "/usr/bin";
@@ -127,16 +127,16 @@ const CLUSTER: &[&str] = &["health-agent", "bed"];
 /// seconds per agent, and half a minute if the emulator shares its CPU.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// `cargo xtask run` in virtual machines, with flags for the bed.
+/// `cargo xtask run` in virtual machines, with arguments for the bed.
 pub(crate) fn run(
     workspace: &Workspace,
     choice: &Choice,
-    flags: Vec<String>,
+    words: &[String],
 ) -> anyhow::Result<ExitCode> {
     let patience = format!("--patience={}", PATIENCE.as_secs());
     let bed = [format!("{PROGRAMS}/bed"), patience]
         .into_iter()
-        .chain(flags);
+        .chain(words.iter().cloned());
     in_each(workspace, choice, CLUSTER, &PlannedCommand::new(bed))
 }
 

@@ -65,13 +65,20 @@ const HELPERS: &[&str] = &[
     "examples/libshifted_clock.so",
 ];
 
+/// Which tests to run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Share {
+    All,
+    Ci,
+}
+
 /// Runs the tests in one machine per kernel, all kernels in parallel, and prints the counts.
 pub(crate) fn test(
     workspace: &Workspace,
     choice: &Choice,
     filters: &[String],
     environment: &[String],
-    ci: bool,
+    share: Share,
 ) -> anyhow::Result<()> {
     let arch = choice.arch()?;
     if !arch.is_own() {
@@ -83,13 +90,13 @@ pub(crate) fn test(
     setup::setup(workspace)?;
     let programs = programs::build(workspace)?;
     let kernels = choice.kernels(workspace)?;
-    if ci {
+    if share == Share::Ci {
         require_all_of_ci(&programs)?;
     }
     let filter = Filter::new(filters, &programs);
     let selections: Vec<_> = kernels
         .iter()
-        .map(|kernel| Selection::new(&programs, &kernel.release, &filter, ci))
+        .map(|kernel| Selection::new(kernel, &programs, &filter, share))
         .collect();
     if selections
         .iter()
@@ -97,36 +104,34 @@ pub(crate) fn test(
     {
         bail!("no test matches {}", filters.join(", "));
     }
-
     let results: Vec<_> = thread::scope(|scope| {
-        let guests: Vec<_> = kernels
+        let run = |selection: &Selection| {
+            let mut report = Report::default();
+            let ran = prepare(workspace, choice, environment, share, selection)
+                .and_then(|(guest, commands)| run_in(guest, &commands, selection, &mut report));
+            (report, ran)
+        };
+        let guests: Vec<_> = selections
             .iter()
-            .zip(&selections)
-            .map(|(kernel, selection)| {
-                scope.spawn(move || {
-                    let mut report = Report::default();
-                    let ran = run_on(
-                        workspace,
-                        kernel,
-                        choice,
-                        environment,
-                        selection,
-                        ci,
-                        &mut report,
-                    );
-                    (report, ran)
-                })
-            })
+            .map(|selection| scope.spawn(move || run(selection)))
             .collect();
         guests.into_iter().map(|guest| guest.join()).collect()
     });
-
     let mut reports = Vec::new();
-    let mut problems = Vec::new();
-    for ((kernel, selection), result) in kernels.iter().zip(&selections).zip(results) {
-        let Ok((mut report, ran)) = result else {
-            bail!("the thread of {} panicked", kernel.name);
+    for (selection, result) in selections.iter().zip(results) {
+        let Ok((report, ran)) = result else {
+            bail!("the thread of {} panicked", selection.kernel.name);
         };
+        reports.push((selection, report, ran));
+    }
+    print_all(&mut reports)
+}
+
+/// Prints the reports. Fails if a test failed, or if not all were run.
+fn print_all(reports: &mut [(&Selection, Report, anyhow::Result<Outcome>)]) -> anyhow::Result<()> {
+    let mut problems = Vec::new();
+    for (selection, report, ran) in &mut *reports {
+        let kernel = selection.kernel;
         println!("\nLinux {}", kernel.release);
         report.print_slowest();
         for (test, feature) in &selection.skipped {
@@ -134,25 +139,24 @@ pub(crate) fn test(
         }
         report.counts.skipped += selection.skipped.len() as u64;
         match ran {
-            Ok(true) if report.counts.failed == 0 => {}
-            Ok(true) => {
+            Ok(Outcome::Done(_)) if report.counts.failed == 0 => {}
+            Ok(Outcome::Done(_)) => {
                 let failed = report.counts.failed;
                 problems.push(format!("{failed} tests failed on {}", kernel.name));
             }
-            Ok(false) => problems.push("interrupted".to_owned()),
+            Ok(Outcome::Interrupted(_)) => problems.push("interrupted".to_owned()),
             Err(error) => problems.push(format!("{error:#}")),
         }
-        reports.push((kernel, report));
     }
-    for (kernel, report) in &reports {
+    for (selection, report, _) in &*reports {
         if report.counts.failed > 0 {
-            println!("\nLinux {}", kernel.release);
+            println!("\nLinux {}", selection.kernel.release);
             report.print_failed();
         }
     }
     println!();
-    for (kernel, report) in &reports {
-        println!("Linux {}: {}", kernel.release, report.counts);
+    for (selection, report, _) in &*reports {
+        println!("Linux {}: {}", selection.kernel.release, report.counts);
     }
     if !problems.is_empty() {
         bail!(problems.join("; "));
@@ -181,15 +185,17 @@ fn is_of_ci(name: &str, release: &str) -> bool {
     CI.iter().any(|above| is_below(name, above)) && !(has_tcx && name == RESTART_WITH_CLSACT)
 }
 
-/// The jobs that run in a guest, and the tests that cannot.
+/// What runs in a guest.
 struct Selection<'a> {
+    kernel: &'a Kernel,
     jobs: Vec<Job<'a>>,
-    /// Each with the missing feature.
+    /// The tests that cannot run there, each with the missing feature.
     skipped: BTreeMap<String, &'static str>,
 }
 
 impl<'a> Selection<'a> {
-    fn new(programs: &'a [TestProgram], release: &str, filter: &Filter, ci: bool) -> Self {
+    fn new(kernel: &'a Kernel, programs: &'a [TestProgram], filter: &Filter, share: Share) -> Self {
+        let release = &kernel.release;
         let mut chosen = Vec::new();
         let mut skipped = BTreeMap::new();
         // This tool's own tests need a machine with cargo.
@@ -198,7 +204,7 @@ impl<'a> Selection<'a> {
             for test in &program.tests {
                 let name = program.name_of(test);
                 let wanted = filter.wants(program, test);
-                if !wanted || ci && !is_of_ci(&name, release) {
+                if !wanted || share == Share::Ci && !is_of_ci(&name, release) {
                     continue;
                 }
                 match missing(&name, release) {
@@ -211,57 +217,57 @@ impl<'a> Selection<'a> {
             chosen.push((program, tests));
         }
         Self {
+            kernel,
             jobs: jobs(chosen),
             skipped,
         }
     }
 }
 
-/// Runs the tests in one machine and reports the results. Returns false if interrupted.
-fn run_on(
-    workspace: &Workspace,
-    kernel: &Kernel,
+/// A guest with all that the tests need, and a command for each job.
+fn prepare<'a>(
+    workspace: &'a Workspace,
     choice: &Choice,
     environment: &[String],
-    selection: &Selection,
-    ci: bool,
-    report: &mut Report,
-) -> anyhow::Result<bool> {
+    share: Share,
+    selection: &Selection<'a>,
+) -> anyhow::Result<(Guest<'a>, Vec<PlannedCommand>)> {
     let built = |name: &str| stripped(workspace, &workspace.dev_binary(name));
-    let mut guest = Guest::new(workspace, kernel, choice.limit(), built("vm-init")?)?;
-    if ci {
-        let tools = packages::CI_GUESTS.iter();
-        guest
-            .root
-            .tools(tools.filter_map(packages::Tool::program))?;
-    } else {
-        add_tools(&mut guest, packages::TESTS)?;
+    let mut guest = Guest::new(
+        workspace,
+        selection.kernel,
+        choice.limit(),
+        built("vm-init")?,
+    )?;
+    match share {
+        Share::Ci => {
+            let tools = packages::CI_GUESTS.iter();
+            guest
+                .root
+                .tools(tools.filter_map(packages::Tool::program))?;
+        }
+        Share::All => add_tools(&mut guest, packages::TESTS)?,
     }
+    let root = &mut guest.root;
     for folder in READ_BY_TESTS {
-        guest.root.tree(&workspace.root().join(folder))?;
+        root.tree(&workspace.root().join(folder))?;
     }
     // Tests look for the agent next to their own program.
     let agent = workspace.dev_binary("health-agent");
-    guest.root.program_at(&agent, &built("health-agent")?)?;
-    guest.root.libraries_of(&agent)?;
-    guest
-        .root
-        .link(&Path::new(PROGRAMS).join("health-agent"), &agent)?;
+    root.program_at(&agent, &built("health-agent")?)?;
+    root.libraries_of(&agent)?;
+    root.link(&Path::new(PROGRAMS).join("health-agent"), &agent)?;
     for helper in HELPERS {
-        guest
-            .root
-            .program_at(&workspace.dev_binary(helper), &built(helper)?)?;
+        root.program_at(&workspace.dev_binary(helper), &built(helper)?)?;
     }
 
     let machine = workspace.dev_binary("machine");
     let mut commands = Vec::new();
     for job in &selection.jobs {
         let program = job.program;
-        guest
-            .root
-            .program_at(&program.path, &stripped(workspace, &program.path)?)?;
-        guest.root.libraries_of(&program.path)?;
-        guest.root.folder(&program.package)?;
+        root.program_at(&program.path, &stripped(workspace, &program.path)?)?;
+        root.libraries_of(&program.path)?;
+        root.folder(&program.package)?;
         let mut words = vec![machine.to_string_lossy().into_owned(), "env".to_owned()];
         words.extend_from_slice(environment);
         words.push(program.path.to_string_lossy().into_owned());
@@ -270,13 +276,22 @@ fn run_on(
         command.folder = program.package.to_string_lossy().into_owned();
         commands.push(command);
     }
-    let total: usize = selection.jobs.iter().map(|job| job.tests.len()).sum();
-    eprintln!("{total} tests on Linux {}", kernel.release);
+    Ok((guest, commands))
+}
 
-    let name = &kernel.name;
+/// Runs the tests in a guest, and reports the results.
+fn run_in(
+    guest: Guest,
+    commands: &[PlannedCommand],
+    selection: &Selection,
+    report: &mut Report,
+) -> anyhow::Result<Outcome> {
+    let Kernel { name, release, .. } = selection.kernel;
+    let total: usize = selection.jobs.iter().map(|job| job.tests.len()).sum();
+    eprintln!("{total} tests on Linux {release}");
     let mut record = Record::default();
     let mut lines = [Vec::new(), Vec::new()];
-    let outcome = guest.run(true, &commands, |index, heard| {
+    guest.run(true, commands, |index, heard| {
         let job = &selection.jobs[index];
         let (stream, bytes) = match heard {
             CommandOutput::Stdout(bytes) => (0, bytes),
@@ -305,8 +320,7 @@ fn run_on(
             }
         }
         Ok(())
-    })?;
-    Ok(matches!(outcome, Outcome::Done(_)))
+    })
 }
 
 /// Adds these tools, with the programs that they call and the files that they read.

@@ -30,6 +30,12 @@ pub(super) trait Programs: Send + Sync {
 
     /// Removes an endpoint. It is not a failure if the endpoint is not served.
     fn remove(&self, id: u16) -> Result<(), DatapathError>;
+
+    /// The endpoints that are served.
+    fn served(&self) -> Vec<Workload>;
+
+    /// Whether programs with another map layout serve some of them.
+    fn is_changing_layout(&self) -> bool;
 }
 
 impl Programs for Mutex<Datapath> {
@@ -47,6 +53,14 @@ impl Programs for Mutex<Datapath> {
 
     fn remove(&self, id: u16) -> Result<(), DatapathError> {
         lock(self).remove_workload(id).map(drop)
+    }
+
+    fn served(&self) -> Vec<Workload> {
+        lock(self).workloads().cloned().collect()
+    }
+
+    fn is_changing_layout(&self) -> bool {
+        lock(self).is_changing_layout()
     }
 }
 

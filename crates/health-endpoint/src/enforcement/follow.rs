@@ -22,8 +22,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use super::build::Room;
 use super::subjects::{Behind, Generation, Subject};
-use super::{Enforcer, Room, lock, uninformed};
+use super::{Enforcer, lock, uninformed};
 use crate::manager::Manager;
 use crate::regenerate::RegenerationError;
 
@@ -99,10 +100,12 @@ impl Enforcer {
     /// Follows everything that policy depends on until the agent stops, and reports each turn.
     pub async fn follow(self, manager: Manager, mut around: Surroundings, reporter: Reporter) {
         let mut revisions = self.0.revision.subscribe();
+        let mut settings = self.0.settings.subscribe();
         let mut identities = self.0.identities.clone();
         let mut addresses = self.0.cluster.addresses();
         loop {
             revisions.mark_unchanged();
+            settings.mark_unchanged();
             identities.mark_unchanged();
             let known = addresses.borrow_and_update().clone();
             reporter.begin();
@@ -117,6 +120,7 @@ impl Enforcer {
             };
             tokio::select! {
                 Ok(()) = revisions.changed() => {}
+                Ok(()) = settings.changed() => {}
                 Ok(()) = identities.changed() => {}
                 Ok(()) = addresses.changed() => {}
                 Ok(()) = around.nodes.changed() => {}
@@ -155,27 +159,12 @@ impl Enforcer {
             .into_keys()
             .chain(wanted.clone())
             .collect();
-        let cidrs = self.0.cluster.require(&both);
-        self.wait_for_identities(cidrs.values().copied().collect())
+        let known = self.0.cluster.require(&both);
+        self.wait_for_identities(known.values().copied().collect())
             .await;
-        let stale = self.0.identities.borrow().stale.clone();
-        if !self.is_informed() && stale.is_some() {
-            let reason = Some(uninformed(stale.as_ref()));
-            self.0.held_back.send_if_modified(|known| {
-                let is_news = *known != reason;
-                known.clone_from(&reason);
-                is_news
-            });
-        }
-        if stale.is_none() && !self.is_informed() {
-            // From here on endpoints are built, and are judged by this map at once.
-            if self.0.is_blank {
-                let announced = self.0.cluster.addresses().borrow().clone();
-                let cidrs = of_prefixes(&cidrs, &wanted);
-                self.write_ipcache(around, &announced, &cidrs)
-                    .map_err(|error| to_be_tried_again("cannot write the ipcache", &error))?;
-            }
-            self.0.held_back.send_replace(None);
+        let cidrs = of_prefixes(&known, &wanted);
+        if !self.is_informed() {
+            self.inform(around, &cidrs)?;
         }
 
         let behind = self.bring_endpoints(manager).await;
@@ -186,9 +175,9 @@ impl Enforcer {
         let tables_follow = self.subjects().name_their_tables(&generation);
 
         let cidrs = match tables_follow {
-            true => of_prefixes(&cidrs, &wanted),
+            true => cidrs,
             // Tables that are still in use know no other prefixes.
-            false => self.in_ipcache(&cidrs),
+            false => self.in_ipcache(&known),
         };
         let written = self
             .write_ipcache(around, announced, &cidrs)
@@ -220,6 +209,29 @@ impl Enforcer {
                 "some endpoints still use former policy tables",
             )),
         }
+    }
+
+    /// Lets endpoints of the previous agent be built if the cluster's identities are known, and else reports why they
+    /// are not.
+    fn inform(
+        &self,
+        around: &mut Surroundings,
+        cidrs: &BTreeMap<IpNet, Identity>,
+    ) -> Result<(), Problem> {
+        let stale = self.0.identities.borrow().stale.clone();
+        // From here on endpoints are built, and are judged by this map at once.
+        if stale.is_none() && self.0.is_blank {
+            let announced = self.0.cluster.addresses().borrow().clone();
+            self.write_ipcache(around, &announced, cidrs)
+                .map_err(|error| to_be_tried_again("cannot write the ipcache", &error))?;
+        }
+        let reason = stale.map(|stale| uninformed(Some(&stale)));
+        self.0.held_back.send_if_modified(|known| {
+            let is_news = *known != reason;
+            known.clone_from(&reason);
+            is_news
+        });
+        Ok(())
     }
 
     /// Builds the endpoints that do not use their current tables, and makes space for them. Returns those that failed,

@@ -5,6 +5,7 @@
 //! affected endpoints, which the [`Manager`] regenerates through this module.
 
 mod backends;
+mod build;
 mod error;
 mod follow;
 mod store;
@@ -12,24 +13,18 @@ mod subjects;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
-use std::future::Future;
 use std::net::IpAddr;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use health_common::endpoint::{
-    ENDPOINT_DHCPV6, ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo,
-};
 use health_common::ipcache::{IPCACHE_ENTRIES, IpcacheEntry};
 use health_datapath::ipcache::IpcacheError;
-use health_datapath::policy::PolicyError;
 use health_datapath::{Datapath, Workload};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
-use health_model::labels::{Label, LabelSet};
+use health_model::labels::Label;
+use health_model::policy::PolicyMode;
 use health_policy::{
     Documents, ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
 };
@@ -38,7 +33,7 @@ use health_registry::nodes::Staleness;
 use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
 
-use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
+use crate::regenerate::RegenerationError;
 
 pub use self::error::EnforceError;
 pub use self::follow::{HostRoutes, Surroundings};
@@ -47,17 +42,14 @@ pub use self::store::FILE;
 
 use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
 use self::store::Store;
-use self::subjects::{BuildFailure, Generation, Subject, Subjects};
-
-/// How long building a new endpoint waits for the cluster's identities, if the store can be used.
-const PATIENCE: Duration = Duration::from_secs(5);
+use self::subjects::{Generation, Subjects};
 
 /// Enforces policy. Clones share the state.
 #[derive(Clone)]
 pub struct Enforcer(Arc<Shared>);
 
 struct Shared {
-    settings: PolicySettings,
+    settings: watch::Sender<PolicySettings>,
     allow_dhcpv6: bool,
     store: Store,
     repository: Mutex<Arc<Repository>>,
@@ -86,14 +78,6 @@ struct Shared {
     held_back: watch::Sender<Option<RegenerationError>>,
 }
 
-/// Which endpoints to build again, after space was freed.
-enum Room {
-    /// For some of these, possibly.
-    Swept(BTreeSet<u16>),
-    /// These endpoints, for which nothing passes until they are built.
-    Closed(BTreeSet<u16>),
-}
-
 /// The parts of an enforcer.
 pub struct Parts {
     /// Settings besides the rules.
@@ -110,26 +94,6 @@ pub struct Parts {
     pub lag: watch::Sender<Option<PolicyLag>>,
 }
 
-/// The backends of an enforcer, and what it finds in them.
-struct Backends {
-    cluster: Box<dyn Cluster>,
-    programs: Arc<dyn Programs>,
-    tables: Box<dyn Tables>,
-    ipcache: Box<dyn Prefixes>,
-    /// The endpoints that are already being served.
-    former: Vec<Workload>,
-    /// Whether programs with another map layout serve some of them.
-    is_changing_layout: bool,
-}
-
-/// The enforcer's settings.
-struct Options {
-    settings: PolicySettings,
-    allow_dhcpv6: bool,
-    node_addresses: Vec<IpAddr>,
-    lag: watch::Sender<Option<PolicyLag>>,
-}
-
 /// Maximum networks that all policies name together: half the capacity of the map of identities, so that the addresses
 /// of endpoints and nodes always fit.
 const NETWORKS_MAX: usize = IPCACHE_ENTRIES as usize / 2;
@@ -141,50 +105,16 @@ fn check_networks(count: usize, max: usize) -> Result<(), EnforceError> {
     }
 }
 
-impl Enforcer {
-    /// Takes over the rules that the previous agent saved in `state_dir`, and the tables that it left.
-    pub fn open(state_dir: &Path, parts: Parts) -> Result<Self, EnforceError> {
-        let Parts {
-            settings,
-            allow_dhcpv6,
-            allocator,
-            datapath,
-            node_addresses,
-            lag,
-        } = parts;
-        let datapath_now = lock(&datapath);
-        let backends = Backends {
-            cluster: Box::new(AllocatorCluster::new(allocator, state_dir)),
-            programs: datapath.clone(),
-            tables: Box::new(datapath_now.policy()?),
-            ipcache: Box::new(datapath_now.ipcache()?),
-            former: datapath_now.workloads().cloned().collect(),
-            is_changing_layout: datapath_now.is_changing_layout(),
-        };
-        drop(datapath_now);
-        let options = Options {
-            settings,
-            allow_dhcpv6,
-            node_addresses,
-            lag,
-        };
-        Self::with_backends(state_dir, backends, options)
-    }
-
-    fn with_backends(
+impl Shared {
+    /// The state of an enforcer that announces no addresses.
+    fn new(
         state_dir: &Path,
-        backends: Backends,
-        options: Options,
+        settings: PolicySettings,
+        cluster: Box<dyn Cluster>,
+        programs: Arc<dyn Programs>,
+        tables: Box<dyn Tables>,
+        mut ipcache: Box<dyn Prefixes>,
     ) -> Result<Self, EnforceError> {
-        let Backends {
-            cluster,
-            programs,
-            tables,
-            mut ipcache,
-            former,
-            is_changing_layout,
-        } = backends;
-        let settings = options.settings;
         let store = Store::in_dir(state_dir);
         let repository = store.load()?;
         for error in repository.outdated() {
@@ -193,7 +123,8 @@ impl Enforcer {
                 "an earlier version imported this policy; this version would reject it, but its meaning is unchanged"
             );
         }
-        let is_blank = is_changing_layout || ipcache.entries().next().is_none();
+        let former = programs.served();
+        let is_blank = programs.is_changing_layout() || ipcache.entries().next().is_none();
         if is_blank {
             tell_of_former(&mut *ipcache, &former)?;
         }
@@ -206,9 +137,9 @@ impl Enforcer {
             settings,
             identities: identities.borrow().labels.clone(),
         };
-        let shared = Shared {
-            settings,
-            allow_dhcpv6: options.allow_dhcpv6,
+        Ok(Self {
+            settings: watch::Sender::new(settings),
+            allow_dhcpv6: false,
             store,
             revision: watch::Sender::new(repository.revision()),
             repository: Mutex::new(repository),
@@ -220,11 +151,34 @@ impl Enforcer {
             ipcache: Mutex::new(ipcache),
             is_blank,
             programs,
-            node_addresses: options.node_addresses,
+            node_addresses: Vec::new(),
             built: Notify::new(),
             followed: watch::Sender::new(0),
-            lag: options.lag,
+            lag: watch::Sender::default(),
             held_back: watch::Sender::new(Some(uninformed(None))),
+        })
+    }
+}
+
+impl Enforcer {
+    /// Takes over the rules that the previous agent saved in `state_dir`, and the tables that it left.
+    pub fn open(state_dir: &Path, parts: Parts) -> Result<Self, EnforceError> {
+        let datapath = parts.datapath;
+        let cluster = Box::new(AllocatorCluster::new(parts.allocator, state_dir));
+        let tables = Box::new(lock(&datapath).policy()?);
+        let ipcache = Box::new(lock(&datapath).ipcache()?);
+        let shared = Shared {
+            allow_dhcpv6: parts.allow_dhcpv6,
+            node_addresses: parts.node_addresses,
+            lag: parts.lag,
+            ..Shared::new(
+                state_dir,
+                parts.settings,
+                cluster,
+                datapath,
+                tables,
+                ipcache,
+            )?
         };
         Ok(Self(Arc::new(shared)))
     }
@@ -236,7 +190,16 @@ impl Enforcer {
 
     /// The settings of policy.
     pub fn settings(&self) -> PolicySettings {
-        self.0.settings
+        *self.0.settings.borrow()
+    }
+
+    /// Changes when policy is enforced; endpoints follow.
+    pub fn set_mode(&self, mode: PolicyMode) {
+        self.0.settings.send_if_modified(|settings| {
+            let is_news = settings.mode != mode;
+            settings.mode = mode;
+            is_news
+        });
     }
 
     /// Imports the policies of a text in YAML or JSON, all or none, and saves them. Returns what was done, and the new
@@ -282,7 +245,7 @@ impl Enforcer {
 
     /// Explains why a packet passes or not.
     pub fn trace(&self, request: &TraceRequest<'_>) -> Trace {
-        self.repository().trace(request, self.0.settings)
+        self.repository().trace(request, self.settings())
     }
 
     /// All known identities.
@@ -321,7 +284,7 @@ impl Enforcer {
         let now = Generation {
             number: latest.number + 1,
             repository: self.repository(),
-            settings: self.0.settings,
+            settings: self.settings(),
             identities: self.0.identities.borrow().labels.clone(),
         };
         if !now.is_same(&latest) {
@@ -332,140 +295,6 @@ impl Enforcer {
 
     fn subjects(&self) -> MutexGuard<'_, Subjects> {
         lock(&self.0.subjects)
-    }
-
-    /// Builds an endpoint. May block.
-    fn build(&self, endpoint: &Regeneration) -> Result<RealizedPolicy, RegenerationError> {
-        let generation = self.generation();
-        let built = self.build_by(endpoint, &generation);
-        if let Err(error) = &built {
-            let failure = BuildFailure {
-                generation: generation.number,
-                lacks_room: matches!(error, EnforceError::Table(PolicyError::Full { .. })),
-                reason: error.to_string(),
-            };
-            self.subjects().fail(endpoint.id, failure);
-        }
-        self.0.built.notify_one();
-        built.map_err(|error| RegenerationError(error.to_string()))
-    }
-
-    fn build_by(
-        &self,
-        endpoint: &Regeneration,
-        generation: &Generation,
-    ) -> Result<RealizedPolicy, EnforceError> {
-        let changing = self.0.changing.read();
-        let _changing = changing.unwrap_or_else(PoisonError::into_inner);
-        let labels = subject_labels(endpoint.identity, &endpoint.labels);
-        let realized =
-            self.subjects()
-                .plan(endpoint.id, endpoint.subject(), &labels, generation)?;
-        self.0.programs.set(self.workload(endpoint, realized))?;
-        let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
-        // The endpoint may send packets at once, which are judged by its identity.
-        self.tell_ipcache(endpoint)?;
-        self.withdraw(former.iter().filter(|ip| !endpoint.addresses.contains(ip)));
-        self.announce(endpoint);
-        Ok(realized)
-    }
-
-    /// Removes unused tables. If all are used, blocks everything for the endpoints of one identity that was not
-    /// `closed` so before: their tables then make space for the new ones. Returns which endpoints may have enough space
-    /// now.
-    fn make_room(&self, closed: &mut BTreeSet<Subject>) -> Result<Room, EnforceError> {
-        let changing = self.0.changing.write();
-        let _changing = changing.unwrap_or_else(PoisonError::into_inner);
-        let cramped = self.subjects().cramped();
-        if cramped.is_empty() || self.subjects().sweep()? {
-            return Ok(Room::Swept(cramped));
-        }
-        let subject = self.subjects().to_close();
-        let Some(subject) = subject.filter(|subject| closed.insert(*subject)) else {
-            return Ok(Room::Swept(BTreeSet::new()));
-        };
-        let (table, ids) = self.subjects().close(subject)?;
-        for id in &ids {
-            self.0.programs.set_policy(*id, table)?;
-            self.subjects().moved(*id, table);
-        }
-        self.subjects().sweep()?;
-        Ok(Room::Closed(ids))
-    }
-
-    /// Makes an endpoint use a table that lets nothing pass, in both directions.
-    fn name_empty_table(&self, id: u16) -> Result<Option<RealizedPolicy>, EnforceError> {
-        let changing = self.0.changing.read();
-        let _changing = changing.unwrap_or_else(PoisonError::into_inner);
-        // Locked until the endpoint uses the table, so that it is not swept.
-        let mut subjects = self.subjects();
-        let Some(table) = subjects.empty_table(id)? else {
-            return Ok(None);
-        };
-        self.0.programs.shut_off(id, table)?;
-        subjects.moved(id, table);
-        Ok(Some(RealizedPolicy {
-            policy: table,
-            enforces_ingress: true,
-            enforces_egress: true,
-        }))
-    }
-
-    /// An endpoint in the form that the programs take.
-    fn workload(&self, endpoint: &Regeneration, realized: RealizedPolicy) -> Workload {
-        let flag = |is_set, flag| if is_set { flag } else { 0 };
-        Workload {
-            device: endpoint.device.clone(),
-            addresses: endpoint.addresses.clone(),
-            info: EndpointInfo {
-                ifindex: endpoint.ifindex,
-                identity: endpoint.identity.0,
-                flags: flag(realized.enforces_ingress, ENDPOINT_ENFORCE_INGRESS)
-                    | flag(realized.enforces_egress, ENDPOINT_ENFORCE_EGRESS)
-                    | flag(self.0.allow_dhcpv6, ENDPOINT_DHCPV6),
-                policy: realized.policy,
-                id: endpoint.id,
-                mac: endpoint.mac.0,
-                host_mac: endpoint.host_mac.0,
-                pad: 0,
-            },
-        }
-    }
-
-    fn tell_ipcache(&self, endpoint: &Regeneration) -> Result<(), IpcacheError> {
-        let entry = IpcacheEntry {
-            identity: endpoint.identity.0,
-            ..IpcacheEntry::default()
-        };
-        let mut ipcache = lock(&self.0.ipcache);
-        let mut addresses = endpoint.addresses.iter();
-        addresses.try_for_each(|address| ipcache.set(IpNet::from(*address), entry))
-    }
-
-    fn take_away(&self, id: u16) -> Result<(), RegenerationError> {
-        let removed = self.0.programs.remove(id);
-        removed.map_err(|error| RegenerationError(error.to_string()))?;
-        let addresses = self.subjects().forget(id);
-        self.withdraw(addresses.iter());
-        self.0.built.notify_one();
-        Ok(())
-    }
-
-    /// Announces the identity of an endpoint's addresses to the other nodes.
-    fn announce(&self, endpoint: &Regeneration) {
-        for ip in &endpoint.addresses {
-            let of_family = |node: &&IpAddr| node.is_ipv4() == ip.is_ipv4();
-            let nodes = &self.0.node_addresses;
-            if let Some(node) = nodes.iter().find(of_family).or(nodes.first()) {
-                self.0.cluster.announce(*ip, endpoint.identity, *node);
-            }
-        }
-    }
-
-    fn withdraw<'a>(&self, addresses: impl Iterator<Item = &'a IpAddr>) {
-        for ip in addresses {
-            self.0.cluster.withdraw(*ip);
-        }
     }
 
     /// Whether the cluster's identities have been known once since the start.
@@ -481,53 +310,6 @@ impl Enforcer {
         let enforcer = self.clone();
         let done = tokio::task::spawn_blocking(move || work(&enforcer)).await;
         done.map_err(|error| RegenerationError(error.to_string()))?
-    }
-}
-
-impl Regenerator for Enforcer {
-    fn held_back(&self) -> watch::Receiver<Option<RegenerationError>> {
-        self.0.held_back.subscribe()
-    }
-
-    fn until_informed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(async {
-            let mut held_back = self.0.held_back.subscribe();
-            let mut identities = self.0.identities.clone();
-            // Identities that are still missing arrive with the next change.
-            tokio::select! {
-                _ = held_back.wait_for(Option::is_none) => {}
-                _ = identities.wait_for(|known| known.stale.is_some()) => {}
-                () = tokio::time::sleep(PATIENCE) => {}
-            }
-        })
-    }
-
-    fn regenerate<'a>(
-        &'a self,
-        endpoint: &'a Regeneration,
-    ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>> {
-        let endpoint = endpoint.clone();
-        Box::pin(self.blocking(move |enforcer| enforcer.build(&endpoint)))
-    }
-
-    fn shut_off(
-        &self,
-        id: u16,
-    ) -> Pin<Box<dyn Future<Output = Result<Option<RealizedPolicy>, RegenerationError>> + Send + '_>>
-    {
-        Box::pin(self.blocking(move |enforcer| {
-            let named = enforcer.name_empty_table(id);
-            // The failed deletion must be reported.
-            enforcer.0.built.notify_one();
-            named.map_err(|error| RegenerationError(error.to_string()))
-        }))
-    }
-
-    fn remove(
-        &self,
-        id: u16,
-    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>> {
-        Box::pin(self.blocking(move |enforcer| enforcer.take_away(id)))
     }
 }
 
@@ -550,21 +332,6 @@ fn tell_of_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(),
         }
     }
     Ok(())
-}
-
-impl Regeneration {
-    fn subject(&self) -> Subject {
-        Subject {
-            identity: self.identity,
-            fails_closed: self.fails_closed,
-        }
-    }
-}
-
-/// The labels by which policy selects an endpoint. Until it has an identity of its own, these are the label of the
-/// reserved identity, whatever the endpoint's labels are.
-fn subject_labels(identity: Identity, labels: &LabelSet) -> LabelSet {
-    identity.reserved_labels().unwrap_or_else(|| labels.clone())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

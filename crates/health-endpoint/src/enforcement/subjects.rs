@@ -28,6 +28,7 @@ pub(super) struct Generation {
 impl Generation {
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.repository.revision() == other.repository.revision()
+            && self.settings == other.settings
             && Arc::ptr_eq(&self.identities, &other.identities)
     }
 

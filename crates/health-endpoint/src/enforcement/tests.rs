@@ -4,10 +4,12 @@ pub(super) mod fakes;
 mod model;
 mod tables;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use health_common::endpoint::EndpointInfo;
+use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo};
 use health_model::ipam::NodeIpam;
+use health_model::labels::LabelSet;
 use health_registry::nodes::NodeSet;
 use jiff::Timestamp;
 use tempfile::TempDir;
@@ -83,21 +85,18 @@ impl Site {
 
     fn enforcer(&self, session: &Arc<Session>) -> Enforcer {
         let kernel = &self.kernel;
-        let backends = Backends {
-            cluster: Box::new(SessionCluster(session.clone())),
-            programs: Arc::new(kernel.clone()),
-            tables: Box::new(kernel.clone()),
-            ipcache: Box::new(kernel.clone()),
-            former: kernel.now().served.values().cloned().collect(),
-            is_changing_layout: false,
-        };
-        let options = Options {
-            settings: PolicySettings::default(),
-            allow_dhcpv6: false,
+        let shared = Shared::new(
+            self.dir.path(),
+            PolicySettings::default(),
+            Box::new(SessionCluster(session.clone())),
+            Arc::new(kernel.clone()),
+            Box::new(kernel.clone()),
+            Box::new(kernel.clone()),
+        );
+        Enforcer(Arc::new(Shared {
             node_addresses: vec![NODE_ADDRESS],
-            lag: watch::Sender::default(),
-        };
-        Enforcer::with_backends(self.dir.path(), backends, options).unwrap()
+            ..shared.unwrap()
+        }))
     }
 
     /// The programs continue to serve the live endpoints, and no others.
@@ -229,6 +228,28 @@ async fn siblings_of_an_endpoint_without_programs_get_the_new_policy() {
     assert_eq!(agent.enforcer.lag(), None);
     assert_eq!(site.kernel.now().mistakes, [""; 0]);
     assert_eq!(site.kernel.now().tables.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_follow_when_policy_is_enforced_at_other_times() {
+    let site = Site::new();
+    let agent = site.start().await;
+    let id = agent.create(1, "app=a").await;
+    assert_eq!(site.kernel.table_of(id), None);
+    for (mode, is_enforced) in [
+        (PolicyMode::Always, true),
+        (PolicyMode::Never, false),
+        (PolicyMode::Always, true),
+        (PolicyMode::Default, false),
+    ] {
+        agent.enforcer.set_mode(mode);
+        assert_eq!(agent.enforcer.settings().mode, mode);
+        tokio::time::sleep(LONG).await;
+        let table = site.kernel.table_of(id);
+        assert_eq!(table.is_some(), is_enforced, "{mode:?}: {table:?}");
+        assert_eq!(agent.enforcer.lag(), None);
+    }
+    assert_eq!(site.kernel.now().mistakes, [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -33,7 +33,7 @@ use tracing::{info, warn};
 pub use self::cleanup::{Cleanup, RemovedResource, cleanup};
 pub use self::error::HealthError;
 pub use self::fault::{End, Fault, Repair};
-pub use self::pair::ALIAS_PREFIX;
+pub(crate) use self::pair::ALIAS_PREFIX;
 pub use self::state::{ENDPOINT_IDS, State};
 
 use self::pair::{Blueprint, Pair, PairState};
@@ -107,7 +107,7 @@ impl HealthDescription {
     }
 
     /// Whether id and addresses equal the `other`'s.
-    pub fn has_same_addresses(&self, other: &Self) -> bool {
+    pub(crate) fn has_same_addresses(&self, other: &Self) -> bool {
         (self.id, self.ipv4, self.ipv6) == (other.id, other.ipv4, other.ipv6)
     }
 }
@@ -225,18 +225,9 @@ impl HealthEndpoint {
         self.state.ipv6
     }
 
-    /// The IPv4 gateway, which is not on any device.
-    pub fn gateway4(&self) -> Option<Ipv4Addr> {
-        self.plan
-            .stack(Family::V4)
-            .and_then(|stack| v4(stack.gateway))
-    }
-
-    /// The IPv6 gateway, which is not on any device.
-    pub fn gateway6(&self) -> Option<Ipv6Addr> {
-        self.plan
-            .stack(Family::V6)
-            .and_then(|stack| v6(stack.gateway))
+    /// The gateways, which are not on any device, IPv4 first.
+    pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
+        self.plan.stacks.iter().map(|stack| stack.gateway)
     }
 
     /// The endpoint's own hardware address.
@@ -378,11 +369,17 @@ fn state(
     for setting in plan.host_settings()? {
         sysctls.remember(&setting)?;
     }
-    let address = |family| plan.stack(family).map(|stack| stack.address);
+    let (mut ipv4, mut ipv6) = (None, None);
+    for address in plan.addresses() {
+        match address {
+            IpAddr::V4(address) => ipv4 = Some(address),
+            IpAddr::V6(address) => ipv6 = Some(address),
+        }
+    }
     Ok(State {
         id: plan.id,
-        ipv4: address(Family::V4).and_then(v4),
-        ipv6: address(Family::V6).and_then(v6),
+        ipv4,
+        ipv6,
         mac: plan.mac,
         host_mac: plan.host_mac,
         netns: netns::path_of(&pair::netns_name(&spec.instance))?,
@@ -449,18 +446,4 @@ fn listener(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(LISTEN_BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
-}
-
-fn v4(address: IpAddr) -> Option<Ipv4Addr> {
-    match address {
-        IpAddr::V4(address) => Some(address),
-        IpAddr::V6(_) => None,
-    }
-}
-
-fn v6(address: IpAddr) -> Option<Ipv6Addr> {
-    match address {
-        IpAddr::V6(address) => Some(address),
-        IpAddr::V4(_) => None,
-    }
 }

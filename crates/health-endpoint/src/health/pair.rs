@@ -45,7 +45,7 @@ pub(super) struct Blueprint {
 }
 
 /// Prefix of the alias of every agent's device.
-pub const ALIAS_PREFIX: &str = "health-agent/";
+pub(crate) const ALIAS_PREFIX: &str = "health-agent/";
 
 /// The alias that marks the host's end as this instance's.
 pub(super) fn alias(instance: &str) -> String {

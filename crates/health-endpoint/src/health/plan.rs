@@ -1,6 +1,6 @@
 //! The intended state of the health endpoint: its addresses, and the resulting routes and settings.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use health_model::ipam::{Family, IpamError, Pool};
@@ -10,13 +10,13 @@ use health_net::mac::MacAddr;
 use health_net::netlink::Handle;
 use health_net::route::{self, Route};
 use health_net::sysctl::{self, Setting};
-use ipnet::IpNet;
 use rand::seq::IteratorRandom as _;
 use tokio::time::{self, Instant};
 
 use super::state::{ENDPOINT_IDS, State};
 use super::{DEVICE, ETHERNET_MTU, HealthEndpointSpec, HealthError, forwarding, pair};
 use crate::outer::outer_settings;
+use crate::stack::Stack;
 
 /// How long a node address may take to pass duplicate address detection, which takes a second or two.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(5);
@@ -37,15 +37,6 @@ pub(super) struct Plan {
     pub(super) stacks: Vec<Stack>,
     /// Names of the devices that lead to other nodes.
     pub(super) uplinks: Vec<String>,
-}
-
-/// One address family of the endpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stack {
-    pub(super) address: IpAddr,
-    pub(super) gateway: IpAddr,
-    /// The node's address, which the host uses as the source of packets to the endpoint.
-    pub(super) node: Option<IpAddr>,
 }
 
 /// The previous state of the endpoint.
@@ -125,29 +116,13 @@ impl Plan {
 
     /// The host's routes to the endpoint, through device number `outer`.
     pub(super) fn host_routes(&self, outer: u32) -> impl Iterator<Item = Route> {
-        self.stacks.iter().map(move |stack| Route {
-            device: Some(outer),
-            prefsrc: stack.node,
-            ..Route::to(stack.address.into())
-        })
+        self.stacks.iter().map(move |stack| stack.host_route(outer))
     }
 
     /// The endpoint's routes: everything goes to the gateway, through device number `inner`.
     pub(super) fn inner_routes(&self, inner: u32) -> impl Iterator<Item = Route> {
-        let mtu = self.mtu;
-        self.stacks.iter().flat_map(move |stack| {
-            let gateway = Route {
-                device: Some(inner),
-                ..Route::to(stack.gateway.into())
-            };
-            let default = Route {
-                gateway: Some(stack.gateway),
-                device: Some(inner),
-                mtu: Some(mtu),
-                ..Route::to(everywhere(stack.gateway))
-            };
-            [gateway, default]
-        })
+        let stacks = self.stacks.iter();
+        stacks.flat_map(move |stack| stack.inner_routes(inner, self.mtu))
     }
 
     /// Settings of the host's end, which disappear with it.
@@ -291,7 +266,7 @@ async fn claim(
     in_place: Option<IpAddr>,
 ) -> Result<IpAddr, HealthError> {
     pool.claim(address)?;
-    if in_place != Some(address) && is_in_use(host, address).await? {
+    if in_place != Some(address) && route::is_in_use(host, address).await? {
         return Err(IpamError::Taken(address).into());
     }
     Ok(address)
@@ -306,22 +281,8 @@ async fn allocate(
     loop {
         let address = pool.allocate(last.take(), &mut rand::rng())?;
         // An address that is in use stays taken in the pool, so that this loop ends.
-        if in_place == Some(address) || !is_in_use(host, address).await? {
+        if in_place == Some(address) || !route::is_in_use(host, address).await? {
             return Ok(address);
         }
     }
-}
-
-/// Whether a device of the host has the address, or a route leads only to it.
-async fn is_in_use(host: &Handle, address: IpAddr) -> Result<bool, HealthError> {
-    let route = route::matching(host, address).await?;
-    Ok(route.is_some_and(|route| route.destination == IpNet::from(address)))
-}
-
-fn everywhere(family_of: IpAddr) -> IpNet {
-    let any: IpAddr = match family_of {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    IpNet::new_assert(any, 0)
 }

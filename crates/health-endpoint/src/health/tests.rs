@@ -286,11 +286,8 @@ fn a_new_endpoint_is_complete_and_reachable_at_once() {
         let endpoint = ensure(&host.spec()).await;
         assert!(ENDPOINT_IDS.contains(&endpoint.id()));
         assert_eq!(endpoint.mtu(), UPLINK_MTU);
-        assert_eq!(endpoint.gateway4(), Some("10.244.1.1".parse().unwrap()));
-        assert_eq!(
-            endpoint.gateway6(),
-            Some("fd00:10:244:1::1".parse().unwrap())
-        );
+        let expected = ["10.244.1.1", "fd00:10:244:1::1"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        assert!(endpoint.gateways().eq(expected));
         assert_eq!(
             endpoint.netns().path(),
             Path::new("/run/netns/health-nettest")
@@ -364,7 +361,7 @@ fn without_ipv6_cidrs_the_endpoint_has_no_ipv6() {
     on_a_host(async |host: Host| {
         let endpoint = ensure(&host.v4_spec()).await;
         assert_eq!(endpoint.ipv6(), None);
-        assert_eq!(endpoint.gateway6(), None);
+        assert_eq!(endpoint.gateways().count(), 1);
         let disabled = endpoint
             .netns()
             .run_in(|| sysctl::read("ipv6/conf/health0/disable_ipv6"))

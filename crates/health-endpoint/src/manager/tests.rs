@@ -428,6 +428,19 @@ impl Bed {
         all
     }
 
+    /// Waits until the saved endpoint has these labels in use. Paused time runs ahead of the thread that saves it.
+    async fn wait_saved(&self, labels: &LabelSet) {
+        let start = std::time::Instant::now();
+        loop {
+            let (saved, _) = StateDir::of(self.dir.path()).load().unwrap();
+            if saved.iter().any(|one| one.labels_in_use() == labels) {
+                return;
+            }
+            assert!(start.elapsed() < REAL_PATIENCE, "{saved:?}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
     /// Asserts that nothing of any endpoint is left, except that it is shown.
     fn assert_empty(&self) {
         assert_eq!(self.living(), []);
@@ -439,6 +452,9 @@ impl Bed {
         assert_eq!(self.manager.table().ipam.leaks(|id| id == HEALTH), []);
     }
 }
+
+/// How long a test waits for a real thread.
+const REAL_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Id of the health endpoint.
 const HEALTH: u16 = 7;
@@ -1379,10 +1395,7 @@ async fn one_that_waits_for_another_identity_follows_policy_with_the_one_it_has(
     *bed.world.is_store_away.lock().unwrap() = false;
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(bed.ready(made.id).await.identity, 301);
-    // The endpoint's file follows; the paused clock waits for it.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
-    assert_eq!(saved[0].labels_in_use(), &new(1, &["app=b"]).labels);
+    bed.wait_saved(&new(1, &["app=b"]).labels).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! Veth pairs into foreign namespaces.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::time::Duration;
@@ -13,11 +13,10 @@ use health_net::netlink::Handle;
 use health_net::netns::{self, NetNs, NetNsId};
 use health_net::route::{self, Route};
 use health_net::sysctl::Setting;
-use ipnet::IpNet;
 use tokio::time::{self, Instant};
 use tracing::warn;
 
-use super::{Blueprint, DeviceFault, Devices, FoundDevice, Stack, Task, WorkloadError};
+use super::{Blueprint, DeviceFault, Devices, FoundDevice, Task, WorkloadError};
 use crate::health::ALIAS_PREFIX;
 use crate::outer::outer_settings;
 
@@ -125,7 +124,7 @@ impl HostDevices {
             .iter()
             .map(|stack| link::add_address(inside, &inner, stack.address));
         let (_, _) = tokio::try_join!(link::set_up(inside, &inner), try_join_all(addresses))?;
-        let routes = inner_routes(blueprint, inner.index);
+        let routes: Vec<_> = inner_routes(blueprint, inner.index).collect();
         try_join_all(routes.iter().map(|route| route::replace(inside, route))).await?;
         Ok(outer.index)
     }
@@ -144,7 +143,7 @@ impl HostDevices {
         let routes: Vec<Route> = blueprint
             .stacks
             .iter()
-            .map(|stack| route_to(stack, ifindex))
+            .map(|stack| stack.host_route(ifindex))
             .collect();
         try_join_all(routes.iter().map(|route| self.set_route(route))).await?;
         self.wait_until_running(&blueprint.device, ifindex).await
@@ -164,7 +163,7 @@ impl HostDevices {
             link::set_mtu(&self.host, &outer, blueprint.mtu),
             link::set_mtu(&inside, &inner, blueprint.mtu)
         )?;
-        let routes = inner_routes(blueprint, inner.index);
+        let routes: Vec<_> = inner_routes(blueprint, inner.index).collect();
         try_join_all(routes.iter().map(|route| route::replace(&inside, route))).await?;
         Ok(())
     }
@@ -230,10 +229,7 @@ impl Devices for HostDevices {
     }
 
     fn is_in_use(&self, address: IpAddr) -> Task<'_, Result<bool, WorkloadError>> {
-        Box::pin(async move {
-            let route = route::matching(&self.host, address).await?;
-            Ok(route.is_some_and(|route| route.destination == IpNet::from(address)))
-        })
+        Box::pin(async move { Ok(route::is_in_use(&self.host, address).await?) })
     }
 
     fn create<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>> {
@@ -308,39 +304,9 @@ fn inner_settings(blueprint: &Blueprint) -> Vec<Setting> {
     ]
 }
 
-/// The host's route to an address of an endpoint.
-pub(super) fn route_to(stack: &Stack, ifindex: u32) -> Route {
-    Route {
-        device: Some(ifindex),
-        prefsrc: stack.node,
-        ..Route::to(stack.address.into())
-    }
-}
-
 /// Everything goes to the gateway, unless it uses another endpoint of the namespace.
-fn inner_routes(blueprint: &Blueprint, inner: u32) -> Vec<Route> {
+fn inner_routes(blueprint: &Blueprint, inner: u32) -> impl Iterator<Item = Route> {
     let stacks = blueprint.stacks.iter();
     let stacks = stacks.filter(|_| blueprint.has_default_route);
-    let routes = stacks.flat_map(|stack| {
-        let gateway = Route {
-            device: Some(inner),
-            ..Route::to(stack.gateway.into())
-        };
-        let default = Route {
-            gateway: Some(stack.gateway),
-            device: Some(inner),
-            mtu: Some(blueprint.mtu),
-            ..Route::to(everywhere(stack.gateway))
-        };
-        [gateway, default]
-    });
-    routes.collect()
-}
-
-fn everywhere(family_of: IpAddr) -> IpNet {
-    let any: IpAddr = match family_of {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    IpNet::new_assert(any, 0)
+    stacks.flat_map(move |stack| stack.inner_routes(inner, blueprint.mtu))
 }

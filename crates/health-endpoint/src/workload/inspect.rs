@@ -5,7 +5,7 @@ use health_net::link::Link;
 use health_net::neighbour;
 use health_net::route::{self, Route};
 
-use super::device::{HostDevices, route_to};
+use super::device::HostDevices;
 use super::{Blueprint, DeviceFault, WorkloadError};
 
 impl HostDevices {
@@ -24,7 +24,7 @@ impl HostDevices {
             }
         }
         for stack in &blueprint.stacks {
-            let wanted = route_to(stack, ifindex);
+            let wanted = stack.host_route(ifindex);
             let found = route::matching(&self.host, stack.address).await?;
             // The route has no source while the node's address is on no device.
             let is_it = |found: &Route| {

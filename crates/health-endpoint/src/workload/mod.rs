@@ -21,9 +21,10 @@ pub use self::device::HostDevices;
 pub use self::error::WorkloadError;
 pub use self::fault::DeviceFault;
 pub use self::state::{DamagedFile, SavedEndpoint, StateDir};
+pub use crate::stack::Stack;
 
 /// Default name of the inner end.
-pub const DEFAULT_IFNAME: &str = "eth0";
+pub(crate) const DEFAULT_IFNAME: &str = "eth0";
 
 /// Prefix of the names of the host's ends.
 const DEVICE_PREFIX: &str = "lxc";
@@ -52,17 +53,6 @@ pub struct Blueprint {
     pub stacks: Vec<Stack>,
     /// Whether the namespace's default routes lead to this endpoint.
     pub has_default_route: bool,
-}
-
-/// One IP version of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stack {
-    /// The endpoint's address.
-    pub address: IpAddr,
-    /// Its gateway, which is not on any device.
-    pub gateway: IpAddr,
-    /// The node's address, which the host uses as the source of packets to the endpoint.
-    pub node: Option<IpAddr>,
 }
 
 /// A host's end that this instance created.

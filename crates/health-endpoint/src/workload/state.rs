@@ -89,12 +89,12 @@ impl SavedEndpoint {
     }
 
     /// The labels of the identity in use.
-    pub fn labels_in_use(&self) -> &LabelSet {
+    pub(crate) fn labels_in_use(&self) -> &LabelSet {
         self.former_labels.as_ref().unwrap_or(&self.labels)
     }
 
     /// Whether its labels are known but have no identity.
-    pub fn lacks_identity(&self) -> bool {
+    pub(crate) fn lacks_identity(&self) -> bool {
         self.identity == Identity::INIT && !self.labels.is_empty()
     }
 
@@ -105,7 +105,7 @@ impl SavedEndpoint {
 
     /// Whether the machine has been rebooted since it was created. If an earlier version did not record the boot, the
     /// creation time decides, which is wrong if the clock has been set since.
-    pub fn is_of_former_boot(&self) -> bool {
+    pub(crate) fn is_of_former_boot(&self) -> bool {
         let now = clock::boot_id().ok();
         match (&self.boot_id, &now) {
             (Some(boot_id), Some(now)) => boot_id != now,

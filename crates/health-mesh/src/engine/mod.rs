@@ -27,7 +27,7 @@ use crate::handle::{MeshError, MeshOptions, Shared, Tuning};
 use crate::http::Asker;
 use crate::icmp::{IcmpEvent, IcmpProber, Mark};
 use crate::learned::LearnedAddresses;
-use crate::path_mtu::{PathMtuOptions, PathMtuProber};
+use crate::path_mtu::PathMtuProber;
 use crate::relief::Relief;
 use crate::schedule::{DueTarget, Schedule};
 use crate::sweep::{Sweep, SweepEvent};
@@ -114,11 +114,7 @@ impl Engine {
         .map_err(MeshError::RawSocket)?;
         let path_mtu = PathMtuProber::open(
             &options.local,
-            PathMtuOptions {
-                interval: options.path_mtu_interval,
-                rate: options.tuning.rate,
-                timeout: options.tuning.timeout,
-            },
+            options.tuning.path_mtu(),
             other_id(options.icmp_id),
             shared.ignored.clone(),
         )
@@ -214,7 +210,7 @@ impl Engine {
         self.options.tuning = tuning;
         self.budget = Budget::new(tuning.rate);
         self.relief = Relief::new(tuning.passive_relief);
-        self.path_mtu.set_pace(tuning.rate, tuning.timeout);
+        self.path_mtu.tune(tuning.path_mtu(), now);
         self.schedule.set_rate(tuning.rate);
         for (id, target) in self.targets.iter() {
             let TargetKey { path, protocol, .. } = target.key;

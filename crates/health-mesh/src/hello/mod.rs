@@ -28,7 +28,7 @@ use super::exchange::{ARRIVALS_HEADER, PROBER_HEADER, arrivals_value, parse_prob
 use super::proof::{self, AUTH_HEADER, Answer, HelloKeys, REASON_CLOCK, REASON_HEADER, Verified};
 
 /// Answer header with the addresses of the node's health endpoint, comma-separated.
-pub const HEALTH_ENDPOINT_HEADER: &str = "health-endpoint";
+pub(crate) const HEALTH_ENDPOINT_HEADER: &str = "health-endpoint";
 /// Its value if the node has no health endpoint.
 pub(super) const NO_ENDPOINT: &str = "none";
 

@@ -159,11 +159,24 @@ struct Waiter {
 }
 
 impl PathMtuProber {
-    /// Changes the rate of probes and how long they wait for an answer.
-    pub(super) fn set_pace(&mut self, rate: u32, timeout: Duration) {
-        self.options.rate = rate;
-        self.options.timeout = timeout;
-        self.share = Budget::new(rate / SHARE);
+    /// Adopts new options. With another interval, the next check of each path moves; one under way ends as it began.
+    pub(super) fn tune(&mut self, options: PathMtuOptions, now: Duration) {
+        let former = std::mem::replace(&mut self.options, options);
+        self.share = Budget::new(options.rate / SHARE);
+        if options.interval == former.interval {
+            return;
+        }
+        let idle = self.paths.iter().filter(|(_, path)| path.look.is_none());
+        let idle: Vec<_> = idle.map(|(id, path)| (id, path.address)).collect();
+        for (id, address) in idle {
+            self.set_due(id, self.first_due(address, now));
+        }
+    }
+
+    /// When a path is checked first, counted from `now`.
+    fn first_due(&self, address: IpAddr, now: Duration) -> Option<Duration> {
+        let spread = self.options.interval? / FIRST_DIVISOR;
+        Some(now + fraction(spread, self.phase(address)))
     }
 
     /// Opens the sockets, with ICMP identifier `id` in host byte order. Received messages that no probe waits for are
@@ -218,9 +231,7 @@ impl PathMtuProber {
                 look: None,
             };
             self.paths.insert(id, path);
-            let phase = self.phase(address);
-            let spread = self.options.interval.map(|i| i / FIRST_DIVISOR);
-            self.set_due(id, spread.map(|spread| now + fraction(spread, phase)));
+            self.set_due(id, self.first_due(address, now));
         }
     }
 

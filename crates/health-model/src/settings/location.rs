@@ -97,6 +97,11 @@ impl Location {
         self.runtime_dir.join("deletions")
     }
 
+    /// The folder of the certificates and keys that annotations of container probes name.
+    pub fn certificates(&self) -> PathBuf {
+        self.state_dir.join("certificates")
+    }
+
     /// The folder of this agent's pinned maps; subfolders hold links and programs.
     pub fn pins(&self) -> PathBuf {
         self.bpf_root.join("health").join(&self.instance)

@@ -32,7 +32,7 @@ use crate::{Outcome, RawResult};
 
 /// The user agent of probes: the kubelet's name, which servers, their logs and their rules use to tell probes from other
 /// requests, followed by the version of Kubernetes whose probes these are.
-pub const USER_AGENT: &str = "kube-probe/1.35";
+pub(crate) const USER_AGENT: &str = "kube-probe/1.35";
 
 /// How much of a body, or of a command's output, is read at most, in bytes.
 pub const OUTPUT_LIMIT: usize = 10 * 1024;

@@ -98,7 +98,7 @@ impl Prober {
     /// Starts probing on its own thread: slow API requests cannot delay a probe, and no step of a probe moves between
     /// threads. Probes from the network namespace of the calling thread. The holder of the receiver acts on the news. Fails
     /// if the thread cannot start.
-    pub fn start_on_thread(options: ProberOptions) -> io::Result<(Self, NewsReceiver)> {
+    pub(crate) fn start_on_thread(options: ProberOptions) -> io::Result<(Self, NewsReceiver)> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (prober, told, ends) = {
             let _entered = runtime.enter();
@@ -264,7 +264,7 @@ impl Prober {
     }
 
     /// Removes all pods that are not desired.
-    pub fn cleanup_pods(&self, is_desired: impl Fn(&str) -> bool) {
+    pub(crate) fn cleanup_pods(&self, is_desired: impl Fn(&str) -> bool) {
         self.change(|manager, now| manager.cleanup_pods(now, &is_desired));
         self.stats().retain_pods(is_desired);
         self.forget_commands();
@@ -281,12 +281,12 @@ impl Prober {
     }
 
     /// What follows from a container's failed probe, whether or not it is still running, see [`Manager::condemned`].
-    pub fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
+    pub(crate) fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
         self.manager().condemned(pod_uid, container_id)
     }
 
     /// Calls `look` for each worker; it must not take long. Times count from its second argument.
-    pub fn each_worker(&self, mut look: impl FnMut(WorkerView<'_>, Instant)) {
+    pub(crate) fn each_worker(&self, mut look: impl FnMut(WorkerView<'_>, Instant)) {
         let manager = self.manager();
         manager.list().for_each(|worker| look(worker, self.0.began));
     }

@@ -64,7 +64,7 @@ impl PodSpec {
     }
 
     /// The UID that the runtime knows it by; `None` for a manifest without a UID.
-    pub fn known_uid(&self) -> Option<&str> {
+    pub(crate) fn known_uid(&self) -> Option<&str> {
         let has_uid = *self.uid != format!("{}/{}", self.namespace, self.name);
         let own = has_uid.then_some(&self.uid);
         self.mirrored_uid.as_ref().or(own).map(|uid| &**uid)

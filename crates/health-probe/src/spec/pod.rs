@@ -17,7 +17,7 @@ const TERMINATION_GRACE: i64 = 30;
 
 impl PodSpec {
     /// What to probe in a pod, or all problems with it.
-    pub fn from_pod(pod: &k8s::Pod) -> Result<Self, Vec<SpecError>> {
+    pub(crate) fn from_pod(pod: &k8s::Pod) -> Result<Self, Vec<SpecError>> {
         let mut errors = Errors::default();
         let spec = read(pod, &mut errors);
         if errors.list.is_empty() {

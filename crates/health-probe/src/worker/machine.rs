@@ -350,7 +350,7 @@ impl Worker {
     }
 
     /// Whether it waits for a new container.
-    pub fn is_on_hold(&self) -> bool {
+    pub(crate) fn is_on_hold(&self) -> bool {
         self.on_hold
     }
 
@@ -370,7 +370,7 @@ impl Worker {
     }
 
     /// Replaces the probe. Keeps all state.
-    pub fn set_probe(&mut self, probe: Arc<Probe>) {
+    pub(crate) fn set_probe(&mut self, probe: Arc<Probe>) {
         self.probe = probe;
     }
 

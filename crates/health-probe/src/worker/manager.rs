@@ -243,7 +243,7 @@ impl Manager {
 
     /// Stops all probes of a pod that may come back. Its held results are kept for [`RESET_AFTER`](restart::RESET_AFTER): a
     /// container that must be killed still is, and one that has started still counts as started.
-    pub fn retire_pod(&mut self, now: Duration, uid: &str) {
+    pub(crate) fn retire_pod(&mut self, now: Duration, uid: &str) {
         let ids = self.pods.get(uid).map(|pod| pod.workers.values());
         let slots = ids
             .into_iter()
@@ -269,7 +269,7 @@ impl Manager {
 
     /// Removes all pods that are not desired. From an earlier agent's state for other pods, keeps only held results, as
     /// [`retire_pod`](Self::retire_pod) does.
-    pub fn cleanup_pods(&mut self, now: Duration, is_desired: impl Fn(&str) -> bool) {
+    pub(crate) fn cleanup_pods(&mut self, now: Duration, is_desired: impl Fn(&str) -> bool) {
         self.left.cleanup(now, &is_desired);
         let gone: Vec<_> = self
             .pods
@@ -283,13 +283,13 @@ impl Manager {
     }
 
     /// The results that are new or have changed since the last call, in order.
-    pub fn take_updates(&mut self) -> Vec<ResultUpdate> {
+    pub(crate) fn take_updates(&mut self) -> Vec<ResultUpdate> {
         std::mem::take(&mut self.updates)
     }
 
     /// The UIDs of the pods whose status has changed since the last call, through [`set_status`](Self::set_status) or
     /// results.
-    pub fn take_status_changes(&mut self) -> Vec<Arc<str>> {
+    pub(crate) fn take_status_changes(&mut self) -> Vec<Arc<str>> {
         std::mem::take(&mut self.changed)
     }
 
@@ -336,7 +336,7 @@ impl Manager {
 
     /// What follows from a container's failed liveness or startup probe, whether or not it is still running. An earlier
     /// agent may have sent the probe.
-    pub fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
+    pub(crate) fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
         let pod = self.pods.get(pod_uid)?;
         let mut slots = pod.workers.values().filter_map(|id| self.slots.get(*id));
         slots.find_map(|slot| {
@@ -354,7 +354,7 @@ impl Manager {
     }
 
     /// Whether this worker exists.
-    pub fn has_worker(&self, worker: WorkerId) -> bool {
+    pub(crate) fn has_worker(&self, worker: WorkerId) -> bool {
         self.slots.contains_key(worker)
     }
 

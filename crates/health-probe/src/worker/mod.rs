@@ -67,12 +67,12 @@ pub use wheel::{TimerId, Wheel};
 
 /// A result older than this many periods is overdue, and may no longer hold, unless a run that started before then has not
 /// used up its timeout.
-pub const FRESH_PERIODS: u32 = 3;
+pub(crate) const FRESH_PERIODS: u32 = 3;
 /// A result that is not older than this is never overdue: very short periods are not worth reporting.
-pub const FRESH_MIN: Duration = Duration::from_secs(1);
+pub(crate) const FRESH_MIN: Duration = Duration::from_secs(1);
 /// Most attempts in one run.
-pub const ATTEMPTS_MAX: u32 = 3;
+pub(crate) const ATTEMPTS_MAX: u32 = 3;
 /// A container that started at least this long before the agent is not affected by the agent's restart.
-pub const SURVIVED: Duration = Duration::from_secs(10);
+pub(crate) const SURVIVED: Duration = Duration::from_secs(10);
 /// Longest delay of a first probe after a restart of the agent.
-pub const JITTER_MAX: Duration = Duration::from_secs(10);
+pub(crate) const JITTER_MAX: Duration = Duration::from_secs(10);

@@ -10,11 +10,11 @@ use super::{ProbeResult, ResultUpdate};
 use crate::spec::{ContainerSpec, PodSpec, Probe, ProbeType, RestartPolicy, Role};
 
 /// The wait before the second restart in a row; the first one is immediate.
-pub const FIRST_WAIT: Duration = Duration::from_secs(10);
+pub(crate) const FIRST_WAIT: Duration = Duration::from_secs(10);
 /// The longest wait.
-pub const LONGEST_WAIT: Duration = Duration::from_secs(300);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(300);
 /// A container that exits at least this long after its restart waits as if it had never been restarted.
-pub const RESET_AFTER: Duration = Duration::from_secs(600);
+pub(crate) const RESET_AFTER: Duration = Duration::from_secs(600);
 /// Most removed pods whose waits are remembered.
 const GONE_KEPT: usize = 1000;
 

@@ -23,7 +23,7 @@ pub enum Phase {
 
 impl Phase {
     /// Whether none of its containers will run again.
-    pub const fn is_final(self) -> bool {
+    pub(crate) const fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 }
@@ -93,7 +93,7 @@ impl PodStatus {
     }
 
     /// The status that the Kubernetes API reports for a pod; `None` if it has none.
-    pub fn from_pod(pod: &k8s::Pod) -> Option<Self> {
+    pub(crate) fn from_pod(pod: &k8s::Pod) -> Option<Self> {
         let status = pod.status.as_ref()?;
         let phase = match status.phase.as_deref().unwrap_or_default() {
             "Running" => Phase::Running,

@@ -1,13 +1,14 @@
 //! Identities of addresses for the programs: every prefix with an identity of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use health_model::identity::Identity;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 
 use super::Addresses;
 use crate::nodes::Node;
+use crate::prefix::{v4, v6};
 
 /// Everything that is known about addresses.
 #[derive(Clone, Copy, Debug)]
@@ -45,17 +46,6 @@ const OF_HOST: [IpNet; 6] = [
 /// Multicast groups: packets to them reach this host if it listens. A rule can name groups by CIDR.
 const GROUPS: [IpNet; 2] = [v4([224, 0, 0, 0], 4), v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8)];
 
-const fn v4([a, b, c, d]: [u8; 4], bits: u8) -> IpNet {
-    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), bits))
-}
-
-const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], bits: u8) -> IpNet {
-    IpNet::V6(Ipv6Net::new_assert(
-        Ipv6Addr::new(a, b, c, d, e, f, g, h),
-        bits,
-    ))
-}
-
 /// The identity of each prefix, and for another node's endpoint also its node. The longest prefix wins. If several
 /// sources give an identity to the same prefix, the first of these wins: this node's addresses, its health endpoint,
 /// its endpoints, other nodes' addresses, their health endpoints, announced endpoints, services, prefixes of policy,
@@ -64,10 +54,7 @@ const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], bits: u8) -> IpNet {
 pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<IpAddr>)> {
     let mut entries = BTreeMap::new();
     // In reverse order: later entries replace earlier ones.
-    for world in [
-        IpNet::from(Ipv4Net::default()),
-        IpNet::from(Ipv6Net::default()),
-    ] {
+    for world in [v4([0; 4], 0), v6([0; 8], 0)] {
         entries.insert(world, (Identity::WORLD, None));
     }
     for group in GROUPS {
@@ -136,6 +123,8 @@ fn address_of(node: &Node, ip: IpAddr) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
 

@@ -56,7 +56,7 @@ impl NodeRecord {
     }
 
     /// Converts the record, found at `place`, to an entry to be checked.
-    pub fn into_entry(self, place: &str) -> Entry<String> {
+    pub(crate) fn into_entry(self, place: &str) -> Entry<String> {
         let written = |text: String| SourceText {
             text,
             place: place.to_owned(),

@@ -17,7 +17,7 @@ pub const SIZE: u32 = 65_537;
 /// Default seed: nodes with different seeds choose different backends.
 pub const SEED: u64 = 0x6865_616c_7468_2d61;
 /// Largest size.
-pub const SIZE_MAX: u32 = 1 << 24;
+pub(crate) const SIZE_MAX: u32 = 1 << 24;
 
 /// The size is invalid for a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

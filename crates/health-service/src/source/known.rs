@@ -63,7 +63,7 @@ impl<T: Readable> Known<T::Name, T> {
 
     /// Reads the manifest of an object with this `NAMESPACE/NAME`; `before` is what was last known from there. List members
     /// with an error are left out; with any other error, the last good form stays.
-    pub fn of_manifest(
+    pub(crate) fn of_manifest(
         name: &str,
         text: Result<&[u8], String>,
         source: &str,

@@ -22,7 +22,7 @@ use super::error::Errors;
 pub const PREFIX: &str = "service.health-agent.io/";
 
 /// Largest weight.
-pub const WEIGHT_MAX: u16 = 1000;
+pub(crate) const WEIGHT_MAX: u16 = 1000;
 
 const ALGORITHM: &str = "algorithm";
 const FORWARDING: &str = "forwarding";

@@ -129,7 +129,7 @@ impl ServicePort {
     }
 
     /// Whether it is reachable at addresses other than ClusterIPs.
-    pub fn is_external(&self) -> bool {
+    pub(crate) fn is_external(&self) -> bool {
         self.node_port.is_some()
             || !self.service.external_ips.is_empty()
             || !self.service.load_balancer_ips.is_empty()
@@ -137,12 +137,12 @@ impl ServicePort {
 
     /// Whether some of its traffic may use all endpoints of the cluster. Traffic from this node and its pods to an external
     /// address may, whatever the policy.
-    pub fn uses_cluster_endpoints(&self) -> bool {
+    pub(crate) fn uses_cluster_endpoints(&self) -> bool {
         self.service.internal_policy == TrafficPolicy::Cluster || self.is_external()
     }
 
     /// Whether some of its traffic may only use endpoints of this node.
-    pub fn uses_local_endpoints(&self) -> bool {
+    pub(crate) fn uses_local_endpoints(&self) -> bool {
         self.service.internal_policy == TrafficPolicy::Local
             || (self.service.external_policy == TrafficPolicy::Local && self.is_external())
     }

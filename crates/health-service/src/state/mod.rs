@@ -157,7 +157,7 @@ impl State {
     }
 
     /// Moves the node to another place. Returns the ports whose state has changed.
-    pub fn set_topology(&mut self, topology: Topology) -> BTreeSet<PortKey> {
+    pub(crate) fn set_topology(&mut self, topology: Topology) -> BTreeSet<PortKey> {
         if self.topology == topology {
             return BTreeSet::new();
         }
@@ -166,7 +166,7 @@ impl State {
     }
 
     /// Sets what services must leave to the node and its peers. Returns the ports whose state has changed.
-    pub fn set_reserved(&mut self, reserved: &Arc<Reserved>) -> BTreeSet<PortKey> {
+    pub(crate) fn set_reserved(&mut self, reserved: &Arc<Reserved>) -> BTreeSet<PortKey> {
         if self.reserved == *reserved {
             return BTreeSet::new();
         }
@@ -232,7 +232,7 @@ impl State {
     }
 
     /// The same, by port.
-    pub fn conflicts_by_port(&self) -> &Conflicts {
+    pub(crate) fn conflicts_by_port(&self) -> &Conflicts {
         &self.conflicts
     }
 

@@ -10,49 +10,53 @@ use anyhow::Context as _;
 use health_common::config::{
     EARLY_FRAGMENTS, HOST_ROUTING, PASSIVE_RTT, SERVICES, SERVICES_HANDOVER,
 };
+use health_common::endpoint::EndpointInfo;
 use health_common::service::NUMBER_MASK;
 use health_common::service::xdp::XDP_FLOWS;
 use health_datapath::services::{SHARE, ServiceMapSizes};
 use health_datapath::{
     Attachments, Datapath, LoadSettings, MapSizes, ProgramLog, Workload, pin_folder, process,
 };
-use health_endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec, forwarding};
+use health_endpoint::health::{self, HealthEndpoint, HealthEndpointSpec, forwarding};
 use health_endpoint::workload::SavedEndpoint;
 use health_mesh::hello::{Identity, Responder};
 use health_mesh::mesh_key::MeshKeys;
 use health_model::ipam::{Family, NodeIpam};
-use health_model::settings::{Location, ServiceXdp};
+use health_model::settings::ServiceXdp;
 use health_net::netlink::Handle;
-use health_net::{cgroup, link, netns};
-use health_registry::nodes::Node;
+use health_net::{cgroup, netns};
 use health_service::maglev;
 use health_settings::{ServiceProxyMode, ServiceSettings, Settings};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{LeftFaults, NodeDatapath, mtu_of};
-use crate::agent::endpoints::workload;
+use super::previous::PreviousState;
+use super::{LeftFaults, NodeDatapath, addresses, mtu_of};
+use crate::agent::foundation::Foundation;
 use crate::agent::uplinks::{UplinkSurvey, Uplinks};
-use crate::agent::{addresses, own, own_addresses};
+use crate::agent::{own_addresses, own_node};
 
 impl NodeDatapath {
     /// Creates what is missing and takes over what a former agent left. After a failure, nothing exists that did not
     /// exist before.
     pub(in crate::agent) async fn establish(
-        config: &Settings,
+        foundation: &Foundation<'_>,
         attachments: Attachments,
-        node: &Node,
         keys: MeshKeys,
-        netlink: &Handle,
         (uplinks, found): (Uplinks, UplinkSurvey),
         endpoints: &[SavedEndpoint],
     ) -> anyhow::Result<Self> {
+        let Foundation {
+            config,
+            own,
+            netlink,
+        } = foundation;
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),
-            node_addresses: node.addresses.clone(),
-            pod_cidrs: node.pod_cidrs.clone(),
+            node_addresses: own.addresses.clone(),
+            pod_cidrs: own.pod_cidrs.clone(),
             unusable_addresses: found.unusable,
-            fixed_addresses: node.health_addresses.clone(),
+            fixed_addresses: own.health_addresses.clone(),
             excluded: config.endpoints.ipam_excludes.clone(),
             taken_ids: endpoints.iter().map(|saved| saved.id).collect(),
             mtu_device: found.devices.first().cloned(),
@@ -60,28 +64,10 @@ impl NodeDatapath {
             state_dir: config.location.state_dir.clone(),
         };
         pin_folder::require_unused(&config.location)?;
-        let before = PreviousState {
-            location: config.location.clone(),
-            endpoint: link::by_name(netlink, DEVICE).await?.is_some(),
-            pins: config.location.pins().exists(),
-            state: health::saved_state(&spec.state_dir),
-        };
+        let before = PreviousState::find(&config.location, netlink).await?;
         let ipam = NodeIpam::new(&spec.pod_cidrs, &spec.node_addresses, &[], Duration::ZERO)?;
         let gateways = Family::ALL.map(|family| ipam.gateway(family));
-        let endpoint = match own::hosts_only(config, node) {
-            None => {
-                let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
-                for repair in &repaired {
-                    warn!(cause = repair.0.cause(), "repaired: {repair}");
-                }
-                Some(endpoint)
-            }
-            Some(why) => {
-                info!(%why, "no health endpoint; probing only hosts");
-                forwarding::ensure(&spec.state_dir, &spec.uplinks, ipam.families())?;
-                None
-            }
-        };
+        let endpoint = ensure_endpoint(foundation, &spec, &ipam).await?;
         let mtu = match &endpoint {
             Some(endpoint) => endpoint.mtu(),
             None => {
@@ -95,7 +81,7 @@ impl NodeDatapath {
             // Before packets reach its programs.
             own_addresses::note(netlink, &mut datapath.own_addresses()?).await?;
             let parts = Parts {
-                name: node.full_name(),
+                name: own.full_name(),
                 keys,
                 datapath,
                 uplinks,
@@ -118,8 +104,8 @@ impl NodeDatapath {
         }
     }
 
-    /// Removes a former agent's health endpoint on a node that should have none. At this point the start can no longer
-    /// fail: a failed start leaves the endpoint in service.
+    /// Removes a former agent's health endpoint on a node that should have none. Called late, since a start that fails
+    /// earlier leaves the endpoint in service.
     pub(in crate::agent) async fn remove_former_endpoint(&self) {
         if self.endpoint.is_some() {
             return;
@@ -272,30 +258,38 @@ struct Parts {
     mtu: u32,
 }
 
-/// The state before [`NodeDatapath::establish`].
-#[derive(Clone, Debug)]
-pub(super) struct PreviousState {
-    location: Location,
-    /// Whether a device with the health endpoint's name existed.
-    endpoint: bool,
-    /// Whether the pin folder existed.
-    pins: bool,
-    /// The saved state of the health endpoint.
-    state: Option<health::State>,
+/// Creates or takes over the health endpoint. Without one, only makes the host forward.
+async fn ensure_endpoint(
+    Foundation { config, own, .. }: &Foundation<'_>,
+    spec: &HealthEndpointSpec,
+    ipam: &NodeIpam,
+) -> anyhow::Result<Option<HealthEndpoint>> {
+    if let Some(why) = own_node::hosts_only(config, own) {
+        info!(%why, "no health endpoint; probing only hosts");
+        forwarding::ensure(&spec.state_dir, &spec.uplinks, ipam.families())?;
+        return Ok(None);
+    }
+    let (endpoint, repaired) = HealthEndpoint::ensure(spec).await?;
+    for repair in &repaired {
+        warn!(cause = repair.0.cause(), "repaired: {repair}");
+    }
+    Ok(Some(endpoint))
 }
 
-impl PreviousState {
-    /// Removes what exists now and did not exist then.
-    async fn restore(self, spec: &HealthEndpointSpec) {
-        if !self.pins
-            && let Err(error) = Datapath::remove(&self.location)
-        {
-            warn!(%error, "cannot remove the pins of the failed start");
-        }
-        if !self.endpoint {
-            health::take_back(spec, self.state.as_ref()).await;
-        }
-    }
+/// A former agent's endpoint as the programs know it, unless the maps know better.
+fn workload(saved: &SavedEndpoint) -> Option<Workload> {
+    Some(Workload {
+        device: saved.device.clone(),
+        addresses: saved.addresses().collect(),
+        info: EndpointInfo {
+            ifindex: saved.ifindex?,
+            identity: saved.identity.0,
+            id: saved.id,
+            mac: saved.mac.0,
+            host_mac: saved.host_mac.0,
+            ..EndpointInfo::default()
+        },
+    })
 }
 
 /// Whether programs serve services to the host's own sockets; IPVS does that by itself.

@@ -1,6 +1,7 @@
 //! This node's health endpoint together with its datapath: created and repaired as one.
 
 mod establish;
+mod previous;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,6 +19,7 @@ use health_endpoint::health::{DEVICE, Fault, HealthEndpoint, HealthEndpointSpec,
 use health_endpoint::manager::HealthReport;
 use health_mesh::hello::Responder;
 use health_mesh::mesh_key::MeshKeys;
+use health_model::causes::with_causes;
 use health_model::ipam::Family;
 use health_net::netlink::Handle;
 use health_net::sysctl::Setting;
@@ -25,11 +27,9 @@ use health_net::{clock, link};
 use tokio::sync::watch;
 use tracing::info;
 
-use self::establish::PreviousState;
-use super::addresses;
+use self::previous::PreviousState;
+use super::outcome::{CompletedRepair, EndpointOutcome, Outcome};
 use super::uplinks::{UplinkSurvey, Uplinks};
-use super::watch::{CompletedRepair, EndpointOutcome, Outcome};
-use crate::causes::with_causes;
 
 /// Number of endpoints whose programs are checked at a time: each check has a cost, and there may be very many.
 const WORKLOADS_AT_ONCE: usize = 32;
@@ -282,7 +282,7 @@ impl NodeDatapath {
                 }
                 // Everything is served without this program: the others are checked as often as ever.
                 Err(error) if fault.hook().is_optional() => {
-                    outcome.slower = Some(with_causes(&error.into()));
+                    outcome.slower = Some(with_causes(&error));
                 }
                 // A single missing device does not hold up the others.
                 Err(error) => outcome.fail(error.into()),
@@ -462,6 +462,13 @@ impl NodeDatapath {
             .set_direct(direct_config(&self.keys.direct))?;
         Ok(())
     }
+}
+
+/// An endpoint's addresses, IPv4 first.
+fn addresses(endpoint: &HealthEndpoint) -> Vec<IpAddr> {
+    let v4 = endpoint.ipv4().map(IpAddr::V4);
+    let v6 = endpoint.ipv6().map(IpAddr::V6);
+    v4.into_iter().chain(v6).collect()
 }
 
 /// The keys by which nodes recognise what others forward to their backends.

@@ -9,7 +9,7 @@ use health_service::spec::PortKey;
 use health_service::state::Listen;
 use tokio::sync::watch;
 
-use super::publish;
+use super::publish::publish;
 
 /// A provider whose services keep their addresses while policy judges. Publishes the addresses before they are served.
 pub(super) struct AnnouncingProvider<P> {

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
+use health_metrics::services::ServiceMetrics;
 use health_model::ipam::Family;
+use health_server::services::listeners::HealthChecks;
 use health_service::services::{Provider, Work};
 use health_service::spec::PortKey;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
-
-use crate::api::services::listeners::HealthChecks;
-use crate::metrics::services::ServiceMetrics;
 
 /// Measures a provider's syncs. After each sync whose state is in force, passes that state to the health checks.
 pub(super) struct InstrumentedProvider<P> {

@@ -7,15 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use health_model::durable;
+use health_model::task::AbortOnDrop;
 use health_net::clock;
+use health_server::services::listeners::HealthChecks;
 use health_service::spec::ServiceName;
 use health_service::state::HealthCheck;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tracing::warn;
-
-use crate::api::services::listeners::HealthChecks;
-use crate::task::AbortOnDrop;
 
 /// Name of the file in the state folder.
 pub(in crate::agent) const FILE: &str = "service-health-checks.json";

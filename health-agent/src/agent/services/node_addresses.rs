@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::task::AbortOnDrop;
 use health_net::address::is_for_others;
 use health_net::changes::Changes;
 use health_net::link;
@@ -17,9 +18,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::publish;
-use crate::agent::watch::CHANGES_PERIOD;
-use crate::task::AbortOnDrop;
+use super::publish::publish;
+use crate::agent::pace::CHANGES_PERIOD;
 
 /// Time from a failed listing to the next.
 const LISTING_RETRY: Duration = Duration::from_secs(1);

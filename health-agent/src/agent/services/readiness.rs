@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use health_model::task::AbortOnDrop;
 use health_probe::supervisor::Supervisor;
 use health_service::source::Readiness;
 use tokio::sync::watch;
 
-use super::publish;
-use crate::task::AbortOnDrop;
+use super::publish::publish;
 
 /// Follows the readiness of pods by address until it is dropped.
 pub(super) struct PodReadiness {

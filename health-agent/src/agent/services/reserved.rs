@@ -9,6 +9,7 @@ use std::time::Duration;
 use health_endpoint::manager::Manager;
 use health_model::address::parse_ip;
 use health_model::policy::Protocol;
+use health_model::task::AbortOnDrop;
 use health_registry::asked::{self, Asked};
 use health_registry::nodes::{Node, NodeSet};
 use health_service::provider::ebpf::NodeAddresses;
@@ -17,8 +18,7 @@ use health_settings::{ExternalIpSetting, ListenAddress, Settings};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::publish;
-use crate::task::AbortOnDrop;
+use super::publish::publish;
 
 /// Time between two lookups of the names that the agent connects to.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
@@ -183,8 +183,8 @@ fn add_nodes(reserved: &mut Reserved, nodes: &NodeSet, own: &Node, port: u16) {
 fn ports(config: &Settings) -> BTreeMap<(Protocol, u16), String> {
     let services = &config.services;
     let pages: [(&str, ListenAddress); 4] = [
-        ("--service-health-listen", services.service_health_listen),
-        ("--service-metrics-listen", services.service_metrics_listen),
+        ("--service-healthz-address", services.service_healthz_address),
+        ("--service-metrics-address", services.service_metrics_address),
         ("--healthz-address", config.api.healthz_address),
         ("--metrics-address", config.api.metrics_address),
     ];

@@ -6,13 +6,12 @@ use std::io;
 use std::time::Duration;
 
 use health_datapath::services::SocketTable;
+use health_model::task::AbortOnDrop;
 use health_net::socket_diag::SocketDiag;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
-
-use crate::task::AbortOnDrop;
 
 /// Minimum time between two checks.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);

@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use health_common::config::{SERVICES, SERVICES_HANDOVER};
 use health_datapath::services::{ServiceTables, ServicesError};
+use health_model::task::AbortOnDrop;
 use health_net::clock;
 use health_net::netlink::Handle;
+use health_server::services::listeners::HealthChecks;
 use health_service::provider::ipvs::{self, IpvsError};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
-
-use crate::api::services::listeners::HealthChecks;
-use crate::task::AbortOnDrop;
 
 /// Time from a failed attempt to the next.
 const TAKEOVER_RETRY: Duration = Duration::from_secs(10);

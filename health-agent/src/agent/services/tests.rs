@@ -1,16 +1,29 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use health_metrics::services::ServiceMetrics;
 use health_probe::source::Folder as Pods;
-use health_probe::supervisor::{NoEndpoints, Restarts, SupervisorOptions};
+use health_probe::supervisor::{NoEndpoints, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
-use health_service::services::Work;
+use health_registry::nodes::Standing;
+use health_server::services::ServiceCatalog;
+use health_server::services::listeners::HealthChecks;
+use health_service::choice::Topology;
+use health_service::forwarding::Forwarding;
+use health_service::services::{NodeFacts, Provider, Work};
 use health_service::state::{Changes, State};
-
-use health_settings::ServiceProxyMode;
+use health_settings::{ServiceProxyMode, ServiceSettings};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::*;
+use super::instrumented::InstrumentedProvider;
+use super::parts::Ports;
+use super::proxy::{Proxy, ProxyOptions};
+use super::readiness::PodReadiness;
+use super::sources::Sources;
+use super::standing;
 
 /// Patience for what normally takes a moment.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -74,7 +87,7 @@ fn supervisor(pods: &Pods, state: &Path) -> Supervisor {
 }
 
 /// Services from a folder, on a node whose pods are probed.
-fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
+fn served(services: &Path, pods: Option<PodReadiness>) -> Proxy {
     let settings = ServiceSettings {
         // No syncs except on request.
         service_sync_max: Duration::from_secs(3600),
@@ -89,14 +102,18 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
         metrics: Vec::new(),
         state_dir: services.join(".state"),
     };
-    let sources = Sources::of_folder(services);
-    let node = NodeFacts {
-        topology: watch::channel(topology).1,
-        reserved: watch::channel(Arc::default()).1,
+    let options = ProxyOptions {
+        settings: &settings,
+        forwarding: Forwarding::default(),
+        node: NodeFacts {
+            topology: watch::channel(topology).1,
+            reserved: watch::channel(Arc::default()).1,
+        },
+        sources: Sources::of_folder(services),
+        ports,
+        pods,
     };
-    let forwarding = Forwarding::default();
-    let provider = Moody(always());
-    serve(&settings, forwarding, node, sources, ports, pods, provider).unwrap()
+    Proxy::start(options, Moody(always())).unwrap()
 }
 
 /// The backends that get new flows, and those with a probe result.

@@ -290,7 +290,7 @@ fn no_service_captures_what_its_nodes_need() -> anyhow::Result<()> {
         (
             10_256,
             &own,
-            "a port of this node's agent (--service-health-listen)",
+            "a port of this node's agent (--service-healthz-address)",
         ),
         (22, &own, "which --service-external-ips refuses"),
         (4240, &peers, "a port of the agent of the node"),

@@ -116,6 +116,14 @@ impl Programs for Kernel {
         state.attached.remove(&id);
         Ok(())
     }
+
+    fn served(&self) -> Vec<Workload> {
+        self.now().served.values().cloned().collect()
+    }
+
+    fn is_changing_layout(&self) -> bool {
+        false
+    }
 }
 
 impl Tables for Kernel {

@@ -6,6 +6,7 @@ mod steps;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::future::Future;
 use std::path::PathBuf;
 
 use health_model::api::Endpoint;

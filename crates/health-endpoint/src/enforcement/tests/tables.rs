@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use super::fakes::Entries;
 use super::model::{policy_name, policy_text};
 use super::*;
+use crate::enforcement::build::Room;
+use crate::regenerate::Regeneration;
 
 /// Label sets of the endpoints, each with its own identity.
 const LABELS: [&str; 3] = ["app=a", "app=b", "app=a,zone=x"];

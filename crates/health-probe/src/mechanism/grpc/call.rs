@@ -267,41 +267,9 @@ impl Call {
             return Err(Violation::Unexpected.into());
         }
         match (kind, stream) {
-            (frame::DATA, STREAM) => {
-                if self.place != Place::Body {
-                    return Err(Violation::Unexpected.into());
-                }
-                let data = unpadded(flags, payload)?;
-                if self.answer.reply.len() + data.len() > REPLY_LIMIT {
-                    return Err(CallError::TooLong);
-                }
-                self.answer.reply.extend_from_slice(data);
-                Ok(flags & flag::END_STREAM != 0)
-            }
-            (frame::HEADERS, STREAM) => {
-                let mut block = unpadded(flags, payload)?;
-                if flags & flag::PRIORITY != 0 {
-                    block = block.get(5..).ok_or(Violation::FrameLength)?;
-                }
-                let is_end = flags & flag::END_STREAM != 0;
-                if flags & flag::END_HEADERS == 0 {
-                    self.block = Some((block.to_vec(), is_end));
-                    return Ok(false);
-                }
-                self.headers(block, is_end)
-            }
-            (frame::CONTINUATION, STREAM) => {
-                let (mut block, is_end) = self.block.take().ok_or(Violation::Unexpected)?;
-                block.extend_from_slice(payload);
-                if block.len() > HEADERS_LIMIT {
-                    return Err(Violation::Headers(HpackError::TooLarge).into());
-                }
-                if flags & flag::END_HEADERS == 0 {
-                    self.block = Some((block, is_end));
-                    return Ok(false);
-                }
-                self.headers(&block, is_end)
-            }
+            (frame::DATA, STREAM) => self.data(flags, payload),
+            (frame::HEADERS, STREAM) => self.headers(flags, payload),
+            (frame::CONTINUATION, STREAM) => self.continuation(flags, payload),
             (frame::RST_STREAM, STREAM) => {
                 let reset = payload.try_into().map_err(|_| Violation::FrameLength)?;
                 Err(CallError::Reset(u32::from_be_bytes(reset)))
@@ -347,8 +315,47 @@ impl Call {
         }
     }
 
-    /// Handles headers: the answer's, informational ones before them, or trailers. Returns whether the answer is complete.
-    fn headers(&mut self, block: &[u8], is_end: bool) -> Result<bool, CallError> {
+    fn data(&mut self, flags: u8, payload: &[u8]) -> Result<bool, CallError> {
+        if self.place != Place::Body {
+            return Err(Violation::Unexpected.into());
+        }
+        let data = unpadded(flags, payload)?;
+        if self.answer.reply.len() + data.len() > REPLY_LIMIT {
+            return Err(CallError::TooLong);
+        }
+        self.answer.reply.extend_from_slice(data);
+        Ok(flags & flag::END_STREAM != 0)
+    }
+
+    fn headers(&mut self, flags: u8, payload: &[u8]) -> Result<bool, CallError> {
+        let mut block = unpadded(flags, payload)?;
+        if flags & flag::PRIORITY != 0 {
+            block = block.get(5..).ok_or(Violation::FrameLength)?;
+        }
+        let is_end = flags & flag::END_STREAM != 0;
+        if flags & flag::END_HEADERS == 0 {
+            self.block = Some((block.to_vec(), is_end));
+            return Ok(false);
+        }
+        self.take_headers(block, is_end)
+    }
+
+    fn continuation(&mut self, flags: u8, payload: &[u8]) -> Result<bool, CallError> {
+        let (mut block, is_end) = self.block.take().ok_or(Violation::Unexpected)?;
+        block.extend_from_slice(payload);
+        if block.len() > HEADERS_LIMIT {
+            return Err(Violation::Headers(HpackError::TooLarge).into());
+        }
+        if flags & flag::END_HEADERS == 0 {
+            self.block = Some((block, is_end));
+            return Ok(false);
+        }
+        self.take_headers(&block, is_end)
+    }
+
+    /// Handles complete headers: the answer's, informational ones before them, or trailers. Returns whether the answer is
+    /// complete.
+    fn take_headers(&mut self, block: &[u8], is_end: bool) -> Result<bool, CallError> {
         let mut told = Answer::default();
         self.decoder
             .decode(block, HEADERS_LIMIT, |name, value| match name {

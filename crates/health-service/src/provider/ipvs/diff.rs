@@ -67,7 +67,7 @@ pub enum Step {
 
 impl Present {
     /// Records the real servers of a virtual server, with their connections.
-    pub fn note_real(&mut self, key: ServerKey, listed: &[RealServer]) {
+    pub(crate) fn note_real(&mut self, key: ServerKey, listed: &[RealServer]) {
         let Some(server) = self.servers.get_mut(&key) else {
             return;
         };
@@ -154,7 +154,7 @@ impl Present {
     }
 
     /// Whether a virtual server, or one of its real servers, exists without being in the plan.
-    pub fn is_draining(&self, plan: &Plan, key: &ServerKey) -> bool {
+    pub(crate) fn is_draining(&self, plan: &Plan, key: &ServerKey) -> bool {
         self.servers.get(key).is_some_and(|present| {
             plan.server(key).is_none_or(|server| {
                 let mut real = present.real.keys();

@@ -111,7 +111,7 @@ impl SetKind {
     }
 
     /// The type of its entries.
-    pub const fn set_type(self) -> SetType {
+    pub(crate) const fn set_type(self) -> SetType {
         match self {
             Self::LoopBack | Self::SourceIp => SetType::HashIpPortIp,
             Self::SourceCidr => SetType::HashIpPortNet,

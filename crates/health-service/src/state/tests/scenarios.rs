@@ -220,7 +220,7 @@ fn surroundings(external_ips: ExternalIps) -> Arc<Reserved> {
         own: [ip("172.30.0.1"), ip("172.30.0.9")].into(),
         registered: [ip("172.30.0.1")].into(),
         node_ports: [ip("172.30.0.1")].into(),
-        ports: [(4240, "--health-port"), (10_256, "--service-health-listen")]
+        ports: [(4240, "--health-port"), (10_256, "--service-healthz-address")]
             .map(|(port, flag)| ((Protocol::TCP, port), flag.to_owned()))
             .into(),
         peers: [(
@@ -282,7 +282,7 @@ fn services_leave_the_node_its_peers_and_its_sources_what_is_theirs() {
         (
             NodePort,
             "172.30.0.1:10256",
-            Some("a port of this node's agent (--service-health-listen)"),
+            Some("a port of this node's agent (--service-healthz-address)"),
         ),
         (ExternalIp, "172.30.0.2:4240", Some(peer)),
         (LoadBalancer, "172.30.0.2:4240", Some(peer)),

@@ -6,6 +6,7 @@ use health_model::api::Endpoint;
 
 use super::super::fakes::{Claims, Entries};
 use super::*;
+use crate::enforcement::build::subject_labels;
 
 /// An endpoint that was created and not deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use health_model::task::AbortOnDrop;
 use health_registry::etcd::{DocumentTable, DocumentWatch, DocumentsError, services_prefix};
 use health_service::source::{Gathered, Manifests, ServiceDocument, ServiceSet, Synced};
 use health_service::spec::Selection;
 use health_settings::RegistrySpec;
 use tokio::sync::watch;
 
-use super::outage;
-use crate::agent::services::publish;
-use crate::task::AbortOnDrop;
+use super::outage::outage;
+use crate::agent::services::publish::publish;
 
 /// Follows a cluster's services in etcd until it is dropped.
 #[derive(Debug)]

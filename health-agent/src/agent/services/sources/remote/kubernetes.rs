@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use health_model::task::AbortOnDrop;
 use health_registry::kubernetes::{AccessError, ObjectTable, ServiceScope, ServiceWatch};
 use health_service::source::{Gathered, KnownService, KnownSlice, ServiceSet, Synced};
 use health_service::spec::Selection;
 use tokio::sync::watch;
 
-use super::outage;
-use crate::agent::services::publish;
-use crate::task::AbortOnDrop;
+use super::outage::outage;
+use crate::agent::services::publish::publish;
 
 /// The subject of problems that affect the whole source.
 const SUBJECT: &str = "kubernetes";

@@ -4,17 +4,15 @@
 mod etcd;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
+mod outage;
 
 use std::sync::Arc;
 
-#[cfg(any(feature = "etcd", feature = "kubernetes"))]
-use health_model::api::ServiceProblem;
 #[cfg(feature = "etcd")]
 use health_registry::etcd::DocumentsError;
 #[cfg(feature = "kubernetes")]
 use health_registry::kubernetes::AccessError;
-#[cfg(any(feature = "etcd", feature = "kubernetes"))]
-use health_registry::nodes::Staleness;
 use health_service::source::{Manifests, ServiceSet};
 use health_service::spec::Selection;
 use health_settings::Settings;
@@ -118,16 +116,4 @@ pub fn selection(config: &Settings) -> Selection {
     Selection {
         proxy_name: config.services.sources.service_proxy_name.clone(),
     }
-}
-
-/// The problem that a source's outage causes for `objects`; `None` without an outage.
-#[cfg(any(feature = "etcd", feature = "kubernetes"))]
-fn outage(source: &str, objects: &str, stale: Option<&Staleness>) -> Option<ServiceProblem> {
-    stale.map(|stale| ServiceProblem {
-        subject: source.to_owned(),
-        problem: format!(
-            "using the {objects} as of {:.0}: {}",
-            stale.since, stale.reason
-        ),
-    })
 }

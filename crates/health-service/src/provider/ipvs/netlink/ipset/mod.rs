@@ -34,7 +34,7 @@ pub(super) fn error_text(code: i32) -> Option<&'static str> {
 }
 
 /// The set is in use by rules (`IPSET_ERR_BUSY`).
-pub const ERROR_BUSY: i32 = 4100;
+pub(crate) const ERROR_BUSY: i32 = 4100;
 
 /// A connection to ipset.
 #[derive(Debug)]

@@ -35,7 +35,7 @@ impl SetType {
     }
 
     /// How many parts an entry has.
-    pub const fn dimensions(self) -> u8 {
+    pub(crate) const fn dimensions(self) -> u8 {
         match self {
             Self::HashIp | Self::BitmapPort => 1,
             Self::HashIpPort => 2,

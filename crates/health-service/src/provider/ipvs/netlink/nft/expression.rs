@@ -77,7 +77,7 @@ fn load(key: MetaKey) -> Expressions {
 
 /// The packet is in an ipset set; `parts` says which address each part of an entry is compared with (net/netfilter/xt_set.c,
 /// `struct xt_set_info_match_v1`).
-pub fn in_set(index: u16, parts: &[Side]) -> Vec<Expressions> {
+pub(crate) fn in_set(index: u16, parts: &[Side]) -> Vec<Expressions> {
     let sources = parts.iter().enumerate();
     let flags = sources
         .filter(|(_, side)| **side == Side::Source)
@@ -100,7 +100,7 @@ pub fn of_protocol(protocol: Protocol) -> Vec<Expressions> {
 }
 
 /// The packet's source is in a network.
-pub fn from_network(network: IpNet) -> Vec<Expressions> {
+pub(crate) fn from_network(network: IpNet) -> Vec<Expressions> {
     let (offset, len) = match Family::of(network.addr()) {
         Family::V4 => (12, 4),
         Family::V6 => (8, 16),
@@ -119,7 +119,7 @@ pub fn from_network(network: IpNet) -> Vec<Expressions> {
 }
 
 /// The packet does not start a connection.
-pub fn not_new() -> Vec<Expressions> {
+pub(crate) fn not_new() -> Vec<Expressions> {
     vec![
         other(
             "ct",
@@ -148,7 +148,7 @@ pub fn is_local(side: Side) -> Vec<Expressions> {
 }
 
 /// The packet's mark has none of these bits.
-pub fn lacks_mark(bits: u32) -> Vec<Expressions> {
+pub(crate) fn lacks_mark(bits: u32) -> Vec<Expressions> {
     vec![
         load(MetaKey::Mark),
         combine(&bits.to_ne_bytes(), &[0; 4]),

@@ -98,7 +98,7 @@ impl Client {
 
     /// Creates an empty table that belongs to this connection: the kernel deletes it when the connection is closed, and
     /// refuses it to all others with `EPERM` until then (`NFT_TABLE_F_OWNER`, since Linux 5.12).
-    pub fn create_owned(&mut self, family: Family, name: &str) -> Result<(), NetlinkError> {
+    pub(crate) fn create_owned(&mut self, family: Family, name: &str) -> Result<(), NetlinkError> {
         let table = NfTablesMessage::NewTable(TableMessage {
             attributes: vec![
                 TableAttribute::Name(name.to_owned()),

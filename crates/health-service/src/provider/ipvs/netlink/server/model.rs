@@ -143,13 +143,11 @@ pub struct Flags(pub u32);
 
 impl Flags {
     /// A client stays with its real server until the timeout.
-    pub const PERSISTENT: Self = Self(0x1);
+    pub(crate) const PERSISTENT: Self = Self(0x1);
     /// The server is in the kernel's tables; the kernel sets this itself.
-    pub const HASHED: Self = Self(0x2);
-    /// Each UDP packet is its own connection.
-    pub const ONE_PACKET: Self = Self(0x4);
+    pub(crate) const HASHED: Self = Self(0x2);
     /// The second of three flags whose meaning depends on the scheduler: for `sh` and `mh`, the source port counts.
-    pub const SCHEDULER_2: Self = Self(0x10);
+    pub(crate) const SCHEDULER_2: Self = Self(0x10);
 
     /// Without the flags that the kernel sets itself.
     #[must_use]

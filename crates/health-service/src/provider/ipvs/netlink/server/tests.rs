@@ -85,7 +85,7 @@ fn what_is_written_of_both_families_is_read_again() {
     let marked = VirtualServer {
         id: ServerId::Mark(Family::V6, 5),
         scheduler: Scheduler::Other("new".into()),
-        flags: Flags::ONE_PACKET,
+        flags: Flags(0x4),
         timeout: 1,
     };
     let bytes = bytes_of(&Change::AddServer(marked.clone()));

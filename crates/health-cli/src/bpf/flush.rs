@@ -1,0 +1,15 @@
+//! The output of flushing.
+
+use health_datapath::dump::FlushedMap;
+
+use crate::output;
+
+/// One line per map.
+pub(super) fn print(flushed: &[FlushedMap]) -> anyhow::Result<()> {
+    output::print(|out| {
+        flushed.iter().try_for_each(|FlushedMap { pin, entries }| {
+            let noun = if *entries == 1 { "entry" } else { "entries" };
+            writeln!(out, "Flushed {entries} {noun} from {}", pin.display())
+        })
+    })
+}

@@ -1,0 +1,80 @@
+//! Parses the command line. The settings of `run` also come from files and the environment.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::{Args as _, CommandFactory as _, FromArgMatches as _};
+use health_model::settings::{InvalidSetting, Location};
+use health_settings::{Layers, Settings, SettingsError, with_one_form};
+
+use super::{Cli, Command};
+
+/// The name of the command with settings.
+const RUN: &str = "run";
+
+/// The command line cannot be used, or asks for help only.
+#[derive(Debug, thiserror::Error)]
+pub enum ParseError {
+    /// As clap reports it.
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
+    /// The settings of `run`.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The location of the agent.
+    #[error(transparent)]
+    Location(#[from] InvalidSetting),
+}
+
+/// The whole program, as clap knows it.
+pub fn command() -> clap::Command {
+    Cli::command().mut_subcommand(RUN, with_one_form)
+}
+
+/// The command `run` with its settings alone.
+pub(super) fn run_command() -> clap::Command {
+    with_one_form(Settings::augment_args(clap::Command::new(RUN)))
+}
+
+/// Checks the settings of files by themselves: flags and the environment do not count.
+pub(super) fn check_files(file: Option<&Path>, location: Location) -> Result<Settings, ParseError> {
+    let run = run_command();
+    let layers = Layers::read_files(&run, file)?;
+    let layered = layers.apply(run.clone()).no_binary_name(true);
+    let matches = layered.try_get_matches_from([""; 0])?;
+    let settings = Settings::from_arg_matches(&matches)?;
+    Ok(layers.finish(&run, &matches, settings, location)?)
+}
+
+/// Reads the settings of this process's command line again.
+pub fn reread() -> Result<Settings, String> {
+    match parse(env::args_os().collect()) {
+        Ok(Cli {
+            command: Command::Run(args),
+            ..
+        }) => Ok(args.settings),
+        Ok(_) => Err(format!("the command is not {RUN}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Parses the words of a command line, the program's name first.
+pub fn parse(words: Vec<OsString>) -> Result<Cli, ParseError> {
+    // First to find `--config`, and to report wrong flags before wrong files.
+    let early = command().try_get_matches_from(&words)?;
+    let Some((RUN, flags)) = early.subcommand() else {
+        return Ok(Cli::from_arg_matches(&early)?);
+    };
+    let file = flags.get_one::<PathBuf>("config").map(PathBuf::as_path);
+    let run = run_command();
+    let layers = Layers::read(&run, file)?;
+    let layered = command().mut_subcommand(RUN, |run| layers.apply(run));
+    let matches = layered.try_get_matches_from(words)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    if let (Command::Run(args), Some((_, flags))) = (&mut cli.command, matches.subcommand()) {
+        let location = cli.global.location()?;
+        args.settings = layers.finish(&run, flags, args.settings.clone(), location)?;
+    }
+    Ok(cli)
+}

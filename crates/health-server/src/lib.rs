@@ -1,0 +1,20 @@
+//! The agent's HTTP servers: the API on a Unix socket, and the pages for monitoring, load balancers and supervisors on
+//! TCP ports. What they answer comes from a [`source`], which the agent implements. No state of the agent is kept here.
+
+#![forbid(unsafe_code)]
+
+mod answer;
+mod endpoints;
+pub mod liveness;
+pub mod monitor;
+mod node_feed;
+mod places;
+mod policies;
+mod probes;
+mod rtt;
+mod serve;
+pub mod server;
+pub mod services;
+pub mod socket;
+pub mod source;
+mod streamed;

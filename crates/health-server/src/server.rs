@@ -1,0 +1,614 @@
+//! Serves the API.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{self, Extension, Query, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, patch, post, put};
+use futures_util::stream;
+use health_model::api::{ClusterNodeStatus, HealthzResponse, LoadAverage, NodeList, ProbeEvent};
+use health_model::duration::duration_text;
+use health_model::events::EventFilter;
+use health_model::identity::{Identity, ParseIdentityError};
+use health_settings::SettingList;
+use serde::Deserialize;
+use tokio::net::UnixListener;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::answer::{Refusal, answer, as_lines, cannot_write, json, write_lines};
+use super::node_feed::{self, NodeFeed};
+use super::places::Places;
+use super::serve::{Client, Limits, Server, has_body};
+use super::services::{paths as services, trace};
+use super::source::Source;
+use super::{endpoints, policies, probes, streamed};
+
+/// The API's OpenAPI document. Tests compare it with the routes and their answers.
+const OPENAPI: &str = include_str!("openapi.json");
+
+const LIMITS: Limits = Limits {
+    connections: 64,
+    head: Duration::from_secs(5),
+    patience: Duration::from_secs(10),
+};
+/// Maximum number of concurrent requests to probe all nodes; each takes as long as the probes.
+const PROBE_REQUESTS: usize = 16;
+/// Maximum number of clients that watch endpoints at a time, and likewise container probes.
+const WATCHES: usize = 16;
+/// Maximum number of events written at once.
+const EVENT_BATCH: usize = 256;
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+
+/// Serves the API until `shutdown` completes. Then answers requests in flight for up to 2 s and removes the socket's
+/// file.
+pub async fn serve<S: Source>(
+    listener: UnixListener,
+    source: Arc<S>,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let path = listener.local_addr()?.as_pathname().map(Path::to_path_buf);
+    let server = Server::start([listener], &router(source), LIMITS);
+    shutdown.await;
+    // Requests that take longer are cut off.
+    let _ = tokio::time::timeout(SHUTDOWN_GRACE, server.shutdown()).await;
+    match path {
+        Some(path) => fs::remove_file(path),
+        None => Ok(()),
+    }
+}
+
+/// The source of answers.
+pub(super) struct Api<S> {
+    pub(super) source: S,
+    started: Instant,
+    feed: Mutex<NodeFeed>,
+    /// For requests that take as long as probes do.
+    probes: Places,
+    /// For requests that last until the client disconnects.
+    pub(super) watches: Places,
+    /// Likewise for container probes.
+    pub(super) container_watches: Places,
+}
+
+pub(super) type Shared<S> = State<Arc<Api<Arc<S>>>>;
+
+fn router<S: Source>(source: Arc<S>) -> Router {
+    let api = Api {
+        source,
+        started: Instant::now(),
+        feed: Mutex::new(NodeFeed::new(node_feed::random_generation())),
+        probes: Places::new(PROBE_REQUESTS, "requests to probe nodes"),
+        watches: Places::new(WATCHES, "watches of endpoints"),
+        container_watches: Places::new(WATCHES, "watches of container probes"),
+    };
+    let api = Arc::new(api);
+    routes()
+        .into_iter()
+        .fold(Router::new(), |router, (path, methods)| {
+            router.route(path, methods)
+        })
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(middleware::from_fn(refuse_bodies))
+        .layer(middleware::from_fn_with_state(
+            api.clone(),
+            refuse_while_starting,
+        ))
+        .with_state(api)
+}
+
+/// Paths that are answered from the first moment: the state of the agent itself and of the mesh, and what is known
+/// without them. Other paths would report that something does not exist when it is merely unknown so far.
+const ANSWERED_WHILE_STARTING: [&str; 6] = [
+    "/v1beta/healthz",
+    "/v1beta/status",
+    "/v1beta/status/probe",
+    "/v1beta/hello",
+    "/v1/config",
+    "/v1/openapi.json",
+];
+
+async fn refuse_while_starting<S: Source>(
+    State(api): Shared<S>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !ANSWERED_WHILE_STARTING.contains(&request.uri().path())
+        && let Some(starting) = api.source.starting()
+    {
+        let reason = format!("{starting}; try again later");
+        return Refusal(StatusCode::SERVICE_UNAVAILABLE, reason).into_response();
+    }
+    next.run(request).await
+}
+
+/// A path in OpenAPI syntax, and its handler.
+type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
+
+fn routes<S: Source>() -> [Route<S>; 30] {
+    [
+        ("/v1beta/healthz", get(healthz)),
+        ("/v1beta/status", get(status)),
+        ("/v1beta/status/probe", put(probe)),
+        (
+            "/v1beta/status/path-mtu",
+            get(path_mtus).put(probe_path_mtus),
+        ),
+        ("/v1beta/hello", get(hello)),
+        ("/v1beta/cluster/nodes", get(cluster_nodes)),
+        ("/v1/nodes", get(nodes)),
+        ("/v1/history", get(history)),
+        ("/v1/rtt", get(rtt)),
+        ("/v1/monitor", get(monitor)),
+        (
+            "/v1/endpoints",
+            get(endpoints::list)
+                .post(endpoints::create)
+                .delete(endpoints::delete_meant),
+        ),
+        (
+            "/v1/endpoints/{id}",
+            get(endpoints::get).delete(endpoints::delete_one),
+        ),
+        ("/v1/endpoints/{id}/log", get(endpoints::log)),
+        ("/v1/endpoints/{id}/healthz", get(endpoints::health)),
+        ("/v1/endpoints/{id}/labels", patch(endpoints::change_labels)),
+        ("/v1/identities", get(identities)),
+        ("/v1/identities/{id}", get(identity)),
+        ("/v1/ipam", get(endpoints::ipam)),
+        (
+            "/v1/policies",
+            get(policies::list)
+                .post(policies::import)
+                .delete(policies::delete),
+        ),
+        ("/v1/policies/trace", post(policies::trace)),
+        ("/v1/probes", get(probes::list)),
+        ("/v1/probes/summary", get(probes::summary)),
+        ("/v1/pods", get(probes::pods)),
+        ("/v1/pods/events", get(probes::events)),
+        ("/v1/pods/problems", get(probes::problems)),
+        ("/v1/services", get(services::list)),
+        ("/v1/services/summary", get(services::summary)),
+        ("/v1/services/trace", get(trace::trace)),
+        ("/v1/config", get(config)),
+        ("/v1/openapi.json", get(openapi)),
+    ]
+}
+
+async fn healthz<S: Source>(State(api): Shared<S>) -> Response {
+    let cilium = api.source.state();
+    let code = match cilium.state.as_str() {
+        "Failure" => StatusCode::INTERNAL_SERVER_ERROR,
+        _ => StatusCode::OK,
+    };
+    let healthz = load_average().and_then(|system_load| {
+        let uptime = duration_text(api.source.uptime());
+        let healthz = HealthzResponse {
+            cilium,
+            uptime,
+            system_load,
+        };
+        Ok(serde_json::to_vec(&healthz)?)
+    });
+    match healthz {
+        Ok(body) => json(code, body),
+        Err(e) => Refusal(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("cannot read /proc/loadavg: {e}"),
+        )
+        .into_response(),
+    }
+}
+
+/// See proc_loadavg(5).
+fn load_average() -> io::Result<LoadAverage> {
+    let text = fs::read_to_string("/proc/loadavg")?;
+    let mut fields = text.split_ascii_whitespace().map(str::to_owned);
+    match (fields.next(), fields.next(), fields.next()) {
+        (Some(last_1_min), Some(last_5_min), Some(last_15_min)) => Ok(LoadAverage {
+            last_1_min,
+            last_5_min,
+            last_15_min,
+        }),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+async fn status<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    let body = streamed::body(move |out| api.source.write_status(out)).await;
+    let body = body.map_err(cannot_write)?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProbeQuery {
+    #[serde(default)]
+    stream: bool,
+}
+
+async fn probe<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<ProbeQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(query) = query?;
+    let place = api.probes.take()?;
+    if query.stream {
+        Ok(event_lines(api.source.probe_events(), place))
+    } else {
+        let status = api.source.probe().await;
+        answer(move || Ok(status)).await
+    }
+}
+
+/// One line of JSON per event, as they arrive. Holds `place` until the last one.
+fn event_lines(events: mpsc::Receiver<ProbeEvent>, place: OwnedSemaphorePermit) -> Response {
+    as_lines(stream::try_unfold(
+        (events, place),
+        async |(mut events, place)| {
+            let mut batch = Vec::new();
+            if events.recv_many(&mut batch, EVENT_BATCH).await == 0 {
+                return Ok(None);
+            }
+            let lines = tokio::task::spawn_blocking(move || write_lines(&batch)).await??;
+            Ok(Some((lines, (events, place))))
+        },
+    ))
+}
+
+async fn hello() {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct FeedQuery {
+    client_id: Option<i64>,
+    generation: Option<u64>,
+}
+
+async fn cluster_nodes<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<FeedQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(FeedQuery {
+        client_id,
+        generation,
+    }) = query?;
+    answer(move || {
+        let mut feed = api.feed.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read under the lock, so that the feed never goes back to an older set.
+        feed.update(&api.source.nodes());
+        let now = api.started.elapsed();
+        let diff = feed.read(client_id, generation, now, node_feed::random_client_id);
+        Ok(ClusterNodeStatus {
+            own_name: api.source.settings().node.full_name(),
+            ..diff
+        })
+    })
+    .await
+}
+
+async fn nodes<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(api.source.nodes())).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeQuery {
+    node: Option<String>,
+}
+
+async fn path_mtus<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<NodeQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(NodeQuery { node }) = query?;
+    answer(move || {
+        let paths = api.source.path_mtus(node.as_deref());
+        of_known_node(&*api.source, node, paths)
+    })
+    .await
+}
+
+async fn probe_path_mtus<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<NodeQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(NodeQuery { node }) = query?;
+    let _place = api.probes.take()?;
+    let paths = api.source.probe_path_mtus(node.as_deref()).await;
+    answer(move || of_known_node(&*api.source, node, paths)).await
+}
+
+async fn history<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<NodeQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(NodeQuery { node }) = query?;
+    answer(move || {
+        let history = api.source.history(node.as_deref());
+        of_known_node(&*api.source, node, history)
+    })
+    .await
+}
+
+async fn rtt<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    let body = streamed::body(move |out| super::rtt::write_all(&*api.source, out));
+    match body.await {
+        Ok(body) => Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response()),
+        Err(error) => Err(Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("cannot read the round-trip times: {error}"),
+        )),
+    }
+}
+
+async fn monitor<S: Source>(
+    State(api): Shared<S>,
+    Extension(client): Extension<Client>,
+    query: Result<Query<EventFilter>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(filter) = query?;
+    let unavailable = |reason: String| Refusal(StatusCode::SERVICE_UNAVAILABLE, reason);
+    let subscription = api.source.monitor(filter).ok_or_else(|| {
+        unavailable("the agent has not loaded its programs yet; try again later".to_owned())
+    })?;
+    let subscription = subscription.map_err(|error| unavailable(error.to_string()))?;
+    client.stay();
+    Ok(as_lines(stream::try_unfold(
+        subscription,
+        async |mut subscription| {
+            let lines = subscription.next(EVENT_BATCH).await;
+            if lines.is_empty() {
+                return Ok(None);
+            }
+            Ok(Some((write_lines(&lines)?, subscription)))
+        },
+    )))
+}
+
+/// `told` for a known node or for all nodes; a refusal if the node does not exist.
+fn of_known_node<T>(
+    source: &impl Source,
+    node: Option<String>,
+    told: Vec<T>,
+) -> Result<Vec<T>, Refusal> {
+    match node {
+        Some(node) if told.is_empty() && !is_known(&source.nodes(), &node) => Err(Refusal(
+            StatusCode::NOT_FOUND,
+            format!("no node '{node}'; `health-agent node list` lists the existing ones"),
+        )),
+        _ => Ok(told),
+    }
+}
+
+fn is_known(nodes: &NodeList, name: &str) -> bool {
+    nodes.nodes.iter().any(|node| node.name == name)
+}
+
+async fn identities<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(api.source.identities())).await
+}
+
+async fn identity<S: Source>(
+    State(api): Shared<S>,
+    extract::Path(id): extract::Path<String>,
+) -> Result<Response, Refusal> {
+    let refused = |error: ParseIdentityError| Refusal(StatusCode::BAD_REQUEST, error.to_string());
+    let Identity(number) = id.parse().map_err(refused)?;
+    answer(move || {
+        let identities = api.source.identities();
+        let found = identities.into_iter().find(|one| one.id == number);
+        found.ok_or_else(|| {
+            Refusal(
+                StatusCode::NOT_FOUND,
+                format!(
+                    "no identity {number}; `health-agent identity list` lists the existing ones"
+                ),
+            )
+        })
+    })
+    .await
+}
+
+async fn config<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || {
+        Ok(SettingList {
+            settings: api.source.settings().values.to_vec(),
+        })
+    })
+    .await
+}
+
+async fn openapi() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI)
+}
+
+async fn refuse_bodies(request: Request, next: Next) -> Response {
+    if has_body(&request) && !endpoints::takes_body(&request) && !policies::takes_body(&request) {
+        return Refusal(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("{} takes no body; send none", request.uri().path()),
+        )
+        .into_response();
+    }
+    next.run(request).await
+}
+
+async fn no_such_path(request: Request) -> Refusal {
+    Refusal(
+        StatusCode::NOT_FOUND,
+        format!(
+            "no such path: {}; /v1/openapi.json lists all",
+            request.uri().path()
+        ),
+    )
+}
+
+async fn no_such_method(request: Request) -> Refusal {
+    Refusal(
+        StatusCode::METHOD_NOT_ALLOWED,
+        format!(
+            "{} does not support {}; /v1/openapi.json lists the supported methods",
+            request.uri().path(),
+            request.method()
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use health_common::rtt::{RttKey, RttRow};
+    use health_model::api::{AgentState, Endpoint, HealthStatus, PathMtuEntry, TargetHistory};
+    use health_settings::Settings;
+
+    use super::*;
+    use crate::socket::bind;
+
+    /// Stands for the type parameter of [`routes`]; no request reaches it.
+    struct Unasked;
+
+    impl Source for Unasked {
+        fn status(&self) -> HealthStatus {
+            unreachable!()
+        }
+        async fn probe(&self) -> HealthStatus {
+            unreachable!()
+        }
+        fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
+            unreachable!()
+        }
+        fn path_mtus(&self, _: Option<&str>) -> Vec<PathMtuEntry> {
+            unreachable!()
+        }
+        async fn probe_path_mtus(&self, _: Option<&str>) -> Vec<PathMtuEntry> {
+            unreachable!()
+        }
+        fn history(&self, _: Option<&str>) -> Vec<TargetHistory> {
+            unreachable!()
+        }
+        fn each_rtt(
+            &self,
+            _: &mut dyn FnMut(&RttKey, &RttRow) -> io::Result<()>,
+        ) -> io::Result<()> {
+            unreachable!()
+        }
+        fn nodes(&self) -> NodeList {
+            unreachable!()
+        }
+        fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+            unreachable!()
+        }
+        fn settings(&self) -> Settings {
+            unreachable!()
+        }
+        fn state(&self) -> AgentState {
+            unreachable!()
+        }
+        fn uptime(&self) -> Duration {
+            unreachable!()
+        }
+        fn starting(&self) -> Option<String> {
+            Some("waiting for node default/a".to_owned())
+        }
+    }
+
+    #[test]
+    fn the_document_lists_exactly_the_routes() {
+        let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();
+        let documented: BTreeSet<_> = document["paths"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect();
+        let served: BTreeSet<_> = routes::<Unasked>().iter().map(|(path, _)| *path).collect();
+        assert_eq!(documented, served);
+    }
+
+    /// Covers each operation of the document except those that report the agent's own state: reading anything else from
+    /// the source would panic.
+    #[tokio::test]
+    async fn no_path_says_that_there_is_nothing_while_the_agent_starts() {
+        let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("health.sock");
+        let listener = bind(&path, None).unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let served = tokio::spawn(serve(listener, Arc::new(Unasked), async {
+            let _ = stopped.await;
+        }));
+        let mut refused = 0;
+        for (asked, operations) in document["paths"].as_object().unwrap() {
+            if ANSWERED_WHILE_STARTING.contains(&asked.as_str()) {
+                continue;
+            }
+            let methods = operations.as_object().unwrap().keys();
+            for method in methods.filter(|key| *key != "parameters") {
+                let method = method.to_uppercase();
+                let uri = asked.replace("{id}", "1017");
+                let request = format!("{method} {uri} HTTP/1.1\r\nHost: a\r\n\r\n");
+                let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
+                stream.write_all(request.as_bytes()).await.unwrap();
+                let mut answered = String::new();
+                stream.read_to_string(&mut answered).await.unwrap();
+                assert!(
+                    answered.starts_with("HTTP/1.1 503 "),
+                    "{method} {uri}: {answered}"
+                );
+                assert!(
+                    answered.contains("waiting for node default/a"),
+                    "{answered}"
+                );
+                refused += 1;
+            }
+        }
+        assert!(refused > 30 - ANSWERED_WHILE_STARTING.len(), "{refused}");
+        let known: BTreeSet<_> = routes::<Unasked>().iter().map(|(path, _)| *path).collect();
+        assert!(
+            ANSWERED_WHILE_STARTING
+                .iter()
+                .all(|path| known.contains(path))
+        );
+        stop.send(()).unwrap();
+        served.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_socket_goes_when_serving_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("health.sock");
+        let listener = bind(&path, None).unwrap();
+        serve(listener, Arc::new(Unasked), async {}).await.unwrap();
+        assert!(!path.exists());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn half_a_request_does_not_hold_up_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("health.sock");
+        let listener = bind(&path, None).unwrap();
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(b"GET /v1beta/sta").unwrap();
+        let shutdown = tokio::time::sleep(Duration::from_secs(1));
+        let begun = tokio::time::Instant::now();
+        serve(listener, Arc::new(Unasked), shutdown).await.unwrap();
+        assert!(begun.elapsed() <= Duration::from_secs(4));
+        assert!(!path.exists());
+    }
+}

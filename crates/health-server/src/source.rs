@@ -1,0 +1,84 @@
+//! The source of the API's answers.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_common::rtt::{RttKey, RttRow};
+use health_datapath::events::{SubscribeError, Subscription};
+use health_endpoint::enforcement::Enforcer;
+use health_endpoint::manager::Manager;
+use health_model::api::{
+    AgentState, Endpoint, HealthStatus, IdentityEntry, NodeList, PathMtuEntry, ProbeEvent,
+    TargetHistory,
+};
+use health_model::events::EventFilter;
+use health_probe::supervisor::Supervisor;
+use health_settings::Settings;
+use tokio::sync::mpsc;
+
+use super::services::ServiceCatalog;
+
+/// What the server reads; the agent implements it. Every call returns at once with what is known.
+pub trait Source: Send + Sync + 'static {
+    /// The latest results.
+    fn status(&self) -> HealthStatus;
+    /// Writes the results as JSON, which may need less memory than the whole report. May take as long as `out` does.
+    fn write_status(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        Ok(serde_json::to_writer(out, &self.status())?)
+    }
+    /// Probes all nodes now. Returns what is known after the probe timeout at the latest.
+    fn probe(&self) -> impl Future<Output = HealthStatus> + Send;
+    /// Probes all nodes now, and reports results as they arrive. The last event is [`ProbeEvent::Done`], after the
+    /// probe timeout at the latest.
+    fn probe_events(&self) -> mpsc::Receiver<ProbeEvent>;
+    /// The path MTUs to the addresses of one node (`cluster/node`) or of all nodes.
+    fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry>;
+    /// Probes the path MTUs again. Returns what is known after 25 s at the latest.
+    fn probe_path_mtus(&self, node: Option<&str>)
+    -> impl Future<Output = Vec<PathMtuEntry>> + Send;
+    /// The results of the last hour's probes, for one node (`cluster/node`) or for all.
+    fn history(&self, node: Option<&str>) -> Vec<TargetHistory>;
+    /// Calls `each` with every row of round-trip times as the kernel holds them, and stops at its first error. May take
+    /// as long as `each` does.
+    fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow) -> io::Result<()>) -> io::Result<()>;
+    /// The registry.
+    fn nodes(&self) -> NodeList;
+    /// The programs' events that match the filter, from now on; `None` while no programs exist.
+    fn monitor(&self, _: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
+        None
+    }
+    /// Local endpoints by id, including the health endpoint.
+    fn endpoints(&self) -> Vec<Arc<Endpoint>>;
+    /// The policy enforcer; `None` before policy is taken over.
+    fn enforcer(&self) -> Option<&Enforcer> {
+        None
+    }
+    /// The manager of the other endpoints; `None` before they are restored.
+    fn manager(&self) -> Option<&Manager> {
+        None
+    }
+    /// The supervisor of container probes; `None` if this agent has no such probes.
+    fn containers(&self) -> Option<&Supervisor> {
+        None
+    }
+    /// The service catalog; `None` if this agent serves no services.
+    fn services(&self) -> Option<&ServiceCatalog> {
+        None
+    }
+    /// All security identities, by number.
+    fn identities(&self) -> Vec<IdentityEntry> {
+        Vec::new()
+    }
+    /// The settings in force.
+    fn settings(&self) -> Settings;
+    /// What the start waits for, in words; `None` once everything that the agent shows is taken over.
+    fn starting(&self) -> Option<String> {
+        None
+    }
+    /// The agent's own state.
+    fn state(&self) -> AgentState;
+    /// Time since the agent started.
+    fn uptime(&self) -> Duration;
+}

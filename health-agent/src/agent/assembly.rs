@@ -1,0 +1,364 @@
+//! Builds an agent in stages, from what it is built on to what follows changes. The API and the metrics see a starting
+//! agent until all parts have started, and then all of them at once.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use health_datapath::Attachments;
+use health_datapath::conntrack::{Collector, Pace};
+use health_endpoint::manager::Survey;
+use health_mesh::mesh_key::MeshKeys;
+use health_metrics::Exporter;
+use health_model::activity::{self, Activity};
+use health_model::settings::Location;
+use health_model::task::AbortOnDrop;
+use health_net::netlink;
+use health_probe::supervisor::Supervisor;
+use health_registry::identity::{self, IdentityAllocator, Timing};
+use health_registry::nodes::{Node, Registry};
+use health_settings::{GcInterval, Settings};
+use tokio::sync::watch::{Receiver, Sender, channel};
+use tracing::info;
+
+use super::containers::{self, ContainerProbes, Sources};
+use super::deletions;
+use super::endpoints::{self, WorkloadEndpoints};
+use super::event_relay::EventRelay;
+use super::foundation::Foundation;
+use super::groundwork::{Groundwork, Opened};
+use super::node::NodeDatapath;
+use super::own_addresses;
+use super::own_node;
+use super::probing::{Probing, ProbingInputs};
+use super::registration;
+use super::routes;
+use super::services::reserved::ReservedSources;
+use super::services::{self, ServedServices, kept_checks};
+use super::source::AgentSource;
+use super::started_parts::{ReportingPart, Responders, StartedParts};
+use super::supervise::Agent;
+
+/// What is known before the start.
+pub(super) struct Prerequisites {
+    /// What must hold the programs.
+    pub(super) attachments: Attachments,
+    pub(super) keys: MeshKeys,
+    pub(super) registry: Box<dyn Registry>,
+    /// This node's entry; `None` if the registry may still deliver it.
+    pub(super) own: Option<Node>,
+}
+
+/// Starts an agent. After a failure, nothing exists that did not exist before.
+pub(super) async fn start(
+    config: &Settings,
+    prerequisites: Prerequisites,
+    source: Arc<AgentSource>,
+) -> anyhow::Result<Agent> {
+    let Prerequisites {
+        attachments,
+        keys,
+        registry,
+        own,
+    } = prerequisites;
+    let foundation = lay_foundation(config, own, &*registry, &source).await?;
+    let Groundwork {
+        uplinks,
+        survey,
+        monitors,
+        opened,
+    } = Groundwork::lay(&foundation, &source).await?;
+    let node =
+        NodeDatapath::establish(&foundation, attachments, keys, uplinks, &survey.living).await?;
+    let assembly = Assembly {
+        foundation: &foundation,
+        node: &node,
+        registry: &*registry,
+        source: &source,
+    };
+    let (core, extras) = match assembly.start_parts(opened, survey).await {
+        Ok(parts) => parts,
+        Err(error) => {
+            node.take_back().await;
+            return Err(error);
+        }
+    };
+    let tasks = assembly.complete(&core, &extras);
+    let Foundation { own, netlink, .. } = foundation;
+    Ok(Agent {
+        health_addresses: node.health_addresses(),
+        node,
+        source,
+        registry,
+        own,
+        unbound: Vec::new(),
+        netlink,
+        endpoints: core.endpoints.manager,
+        containers: extras.containers,
+        services: extras.services,
+        without_programs: BTreeSet::new(),
+        mesh: core.probing.mesh,
+        host_responder: core.probing.host_responder,
+        events: core.events,
+        monitors,
+        tasks,
+        _collector: core.collector,
+        _identities: core.identities,
+        _own_addresses: core.own_addresses,
+    })
+}
+
+/// Waits for this node's entry, unless it is known already.
+async fn lay_foundation<'a>(
+    config: &'a Settings,
+    own: Option<Node>,
+    registry: &dyn Registry,
+    source: &AgentSource,
+) -> anyhow::Result<Foundation<'a>> {
+    let netlink = netlink::open()?;
+    let own = match own {
+        Some(own) => own,
+        None => own_node::wait(registry, config, &netlink, source).await?,
+    };
+    Ok(Foundation {
+        config,
+        own,
+        netlink,
+    })
+}
+
+/// Starts parts on this node's datapath.
+struct Assembly<'a> {
+    foundation: &'a Foundation<'a>,
+    node: &'a NodeDatapath,
+    registry: &'a dyn Registry,
+    source: &'a Arc<AgentSource>,
+}
+
+/// The parts that every agent has.
+struct Core {
+    /// Keeps the host's addresses up to date in the programs.
+    own_addresses: AbortOnDrop,
+    collector: Collector,
+    probing: Probing,
+    events: EventRelay,
+    identities: Arc<IdentityAllocator>,
+    endpoints: WorkloadEndpoints,
+}
+
+/// The parts that depend on the settings.
+struct Extras {
+    containers: Option<ContainerProbes>,
+    services: Option<ServedServices>,
+    /// Addresses of services for policy, if it does not see their backends.
+    service_addresses: Receiver<Arc<BTreeSet<IpAddr>>>,
+}
+
+impl Assembly<'_> {
+    async fn start_parts(&self, opened: Opened, survey: Survey) -> anyhow::Result<(Core, Extras)> {
+        let Opened {
+            listeners,
+            exporter,
+            pods,
+            services,
+        } = opened;
+        let core = self.start_core(&exporter, listeners, survey).await?;
+        self.node.remove_former_endpoint().await;
+        // Before any client can request endpoints.
+        deletions::carry_out(&self.foundation.config.location, &core.endpoints.manager).await;
+        let extras = self.start_extras(&core, pods, services).await?;
+        Ok((core, extras))
+    }
+
+    async fn start_core(
+        &self,
+        exporter: &Exporter<AgentSource, Location>,
+        listeners: Vec<TcpListener>,
+        survey: Survey,
+    ) -> anyhow::Result<Core> {
+        let Self {
+            foundation, node, ..
+        } = *self;
+        let Foundation {
+            config, netlink, ..
+        } = foundation;
+        let own_addresses = node.datapath().own_addresses()?;
+        let own_addresses = own_addresses::follow(netlink.clone(), own_addresses).await?;
+        exporter.maps_are_there()?;
+        let collector = Collector::start(node.datapath().tables()?, pace(config));
+        let (lag, policy_lag) = channel(None);
+        let inputs = ProbingInputs {
+            nodes: self.registry.watch(),
+            listeners,
+            full_maps: collector.pressed(),
+            policy_lag,
+            problems: self.source.problems(),
+        };
+        let probing = Probing::start(foundation, node, inputs)?;
+        registration::remember(config)?;
+        let events = EventRelay::start(node)?;
+        let identities = Arc::new(open_identities(config)?);
+        Ok(Core {
+            endpoints: endpoints::start(foundation, node, survey, identities.clone(), lag)?,
+            own_addresses,
+            collector,
+            probing,
+            events,
+            identities,
+        })
+    }
+
+    async fn start_extras(
+        &self,
+        core: &Core,
+        pods: Option<Sources>,
+        parts: Option<services::Parts>,
+    ) -> anyhow::Result<Extras> {
+        let endpoints = &core.endpoints.manager;
+        let containers = pods
+            .map(|pods| containers::start(self.foundation, endpoints.clone(), pods))
+            .transpose()?;
+        let (told, service_addresses) = channel(Arc::default());
+        let services = match parts {
+            Some(parts) => {
+                let links = self.service_links(core, told)?;
+                let probes = containers.as_ref().map(|probes| &probes.supervisor);
+                Some(services::start(self.foundation, parts, probes, links).await?)
+            }
+            None => {
+                kept_checks::remove(&self.foundation.config.location.state_dir)
+                    .context("cannot remove the saved health-check answers of services")?;
+                None
+            }
+        };
+        Ok(Extras {
+            containers,
+            services,
+            service_addresses,
+        })
+    }
+
+    fn service_links(
+        &self,
+        core: &Core,
+        addresses: Sender<Arc<BTreeSet<IpAddr>>>,
+    ) -> anyhow::Result<services::Links> {
+        let node = self.node;
+        // Takes the lock twice in a row, never nested.
+        let tables = node.datapath().services()?;
+        let sockets = node.datapath().socket_table()?;
+        Ok(services::Links {
+            tables,
+            sockets,
+            standing: self.registry.standing(),
+            addresses,
+            forwarding: services::forwarding(self.foundation.config, &node.keys),
+            reserved: ReservedSources {
+                gateways: node.gateways().collect(),
+                endpoints: core.endpoints.manager.clone(),
+                nodes: self.registry.watch(),
+            },
+        })
+    }
+
+    /// Shows a started agent, registers this node, and starts the tasks that follow changes.
+    fn complete(&self, core: &Core, extras: &Extras) -> [AbortOnDrop; 4] {
+        let Foundation {
+            config,
+            own,
+            netlink,
+        } = self.foundation;
+        let (route_reporter, routes) = activity::channel();
+        let (policy_reporter, policy) = activity::channel();
+        let started = started_parts(self.node, core, extras, [routes, policy]);
+        self.source.publish(started);
+        self.registry.publish(own_node::with_health_addresses(
+            own,
+            &self.node.health_addresses().borrow(),
+        ));
+        let surroundings = endpoints::surroundings(
+            self.foundation,
+            self.node,
+            self.registry,
+            extras.service_addresses.clone(),
+        );
+        info!(node = own.full_name(), uplinks = ?self.node.uplinks(), "agent is up");
+        let WorkloadEndpoints { manager, enforcer } = &core.endpoints;
+        [
+            AbortOnDrop::spawn(self.source.clone().tell_problems()),
+            AbortOnDrop::spawn(routes::keep(
+                netlink.clone(),
+                own.clone(),
+                self.registry.watch(),
+                route_reporter,
+            )),
+            AbortOnDrop::spawn(deletions::keep_carrying_out(
+                config.location.clone(),
+                manager.clone(),
+            )),
+            AbortOnDrop::spawn(enforcer.clone().follow(
+                manager.clone(),
+                surroundings,
+                policy_reporter,
+            )),
+        ]
+    }
+}
+
+/// What the API and the metrics read.
+fn started_parts(
+    node: &NodeDatapath,
+    core: &Core,
+    extras: &Extras,
+    [routes, policy]: [Activity; 2],
+) -> StartedParts {
+    let containers = extras.containers.as_ref();
+    let containers = containers.map(|probes| probes.supervisor.clone());
+    let identities = core.identities.activities();
+    let mut reporting = vec![
+        ReportingPart::needed("events", core.events.activity.clone()),
+        ReportingPart::needed("conntrack", core.collector.activity()),
+        ReportingPart::needed("routes", routes),
+        ReportingPart::needed("policy", policy),
+        // Known identities stay in force while the store is unavailable.
+        ReportingPart::optional("identity-store", identities.store),
+        ReportingPart::optional("identity-collector", identities.collector),
+    ];
+    let probes = containers.as_ref().map(Supervisor::activity);
+    reporting.extend(probes.map(|probes| ReportingPart::needed("container-probes", probes)));
+    StartedParts {
+        mesh: core.probing.mesh.clone(),
+        responders: Responders::of([&core.probing.host_responder, &node.responder]),
+        reporting,
+        collections: core.collector.shared_counts(),
+        events: core.events.hub.clone(),
+        manager: core.endpoints.manager.clone(),
+        enforcer: core.endpoints.enforcer.clone(),
+        identities: core.identities.identities(),
+        containers,
+        services: extras
+            .services
+            .as_ref()
+            .map(|services| services.catalog().clone()),
+    }
+}
+
+/// Starts to follow the cluster's identities.
+fn open_identities(config: &Settings) -> Result<IdentityAllocator, identity::OpenError> {
+    IdentityAllocator::open(
+        &config.identity_store(),
+        &config.node.cluster_name,
+        &config.node.node_name,
+        Timing::default(),
+    )
+}
+
+fn pace(config: &Settings) -> Pace {
+    match config.conntrack.conntrack_gc_interval {
+        GcInterval::Adaptive => Pace::Adaptive {
+            longest: config.conntrack.conntrack_gc_max_interval,
+        },
+        GcInterval::Fixed(interval) => Pace::Fixed(interval),
+    }
+}

@@ -1,0 +1,115 @@
+//! A record of where this agent has registered its node, so that a cleanup can delete that entry.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use health_model::durable;
+use health_registry::nodes::{self, NodeSet};
+use health_settings::{RegistrySpec, Settings};
+use serde::{Deserialize, Serialize};
+
+use super::own_node::kept_as_of;
+
+/// Name of the file in the state folder that records where this node is registered.
+const REGISTERED_FILE: &str = "registered.json";
+
+/// Where this node is registered.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct RegistrationNote {
+    registry: RegistrySpec,
+    cluster: String,
+    node: String,
+    /// Whether the registry has answered an agent, so that it may contain the node. Earlier versions do not say.
+    #[serde(default = "yes")]
+    is_reached: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl RegistrationNote {
+    fn of(config: &Settings, is_reached: bool) -> Self {
+        Self {
+            registry: config.node.registry.clone(),
+            cluster: config.node.cluster_name.clone(),
+            node: config.node.node_name.clone(),
+            is_reached,
+        }
+    }
+
+    fn path(state_dir: &Path) -> PathBuf {
+        state_dir.join(REGISTERED_FILE)
+    }
+
+    /// The note of an earlier agent, if one exists.
+    fn read(state_dir: &Path) -> anyhow::Result<Option<Self>> {
+        let path = Self::path(state_dir);
+        let json = match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            json => json.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        let note = serde_json::from_slice(&json)
+            .with_context(|| format!("{} is damaged; delete it", path.display()))?;
+        Ok(Some(note))
+    }
+
+    fn write(&self, state_dir: &Path) -> anyhow::Result<()> {
+        let path = Self::path(state_dir);
+        let json =
+            serde_json::to_vec(self).context("cannot encode where this node is registered")?;
+        durable::write(&path, &json).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// Records that this node is about to be registered, for [`forget`].
+pub(super) fn remember(config: &Settings) -> anyhow::Result<()> {
+    if !config.node.registry.is_written_by_nodes() {
+        return Ok(());
+    }
+    let state_dir = &config.location.state_dir;
+    let reached = RegistrationNote::of(config, true);
+    // A damaged note does not name another registry.
+    let known = RegistrationNote::read(state_dir).unwrap_or_default();
+    let is_reached = known.is_some_and(|known| known == reached);
+    RegistrationNote::of(config, is_reached).write(state_dir)
+}
+
+/// Once the registry answers, records that this node may be in it. Returns whether nothing is left to record.
+pub(super) fn note_reached(config: &Settings, set: &NodeSet) -> anyhow::Result<bool> {
+    if !config.node.registry.is_written_by_nodes() {
+        return Ok(true);
+    }
+    if kept_as_of(set).is_some() {
+        return Ok(false);
+    }
+    RegistrationNote::of(config, true).write(&config.location.state_dir)?;
+    Ok(true)
+}
+
+/// Deletes this node's record if an earlier agent registered it, and returns what was removed. A failure keeps the note
+/// for the next attempt.
+pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
+    let path = RegistrationNote::path(state_dir);
+    let Some(registered) = RegistrationNote::read(state_dir)? else {
+        return Ok(Vec::new());
+    };
+    let mut removed = Vec::new();
+    let name = format!("{}/{}", registered.cluster, registered.node);
+    match nodes::deregister(&registered.registry, &registered.cluster, &registered.node).await {
+        Ok(true) => removed.push(format!("record of {name} in {}", registered.registry)),
+        Ok(false) => {}
+        // No record was ever written.
+        Err(_) if !registered.is_reached => {}
+        Err(reason) => anyhow::bail!(
+            "cannot delete the record of {name} from {}; retry when it is back, or remove {} to keep the record: {reason}",
+            registered.registry,
+            path.display()
+        ),
+    }
+    fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    removed.push(format!("file {}", path.display()));
+    Ok(removed)
+}

@@ -1,0 +1,138 @@
+//! One run of an agent, from its settings to its end.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use health_datapath::kernel::{self, SuitableKernel};
+use health_datapath::process;
+use health_mesh::mesh_key;
+use health_mesh::proof::HelloKeys;
+use health_registry::nodes;
+use health_server::{server, socket};
+use health_settings::Settings;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::Gid;
+use tokio::sync::watch::{Receiver, channel};
+use tracing::{info, warn};
+
+use super::assembly::{self, Prerequisites};
+use super::folders::NewFolders;
+use super::own_node;
+use super::reload::{Reloadable, Reread};
+use super::source::AgentSource;
+use crate::pidfile::PidFile;
+
+/// Runs an agent until it is asked to stop. Its kernel state stays and keeps working; only
+/// [`cleanup`](super::cleanup()) removes it.
+pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
+    let reloadable = Reloadable::new(config, reread).context("cannot wait for SIGHUP")?;
+    let config = &reloadable.settings;
+    let kernel = kernel::require(&config.location.bpf_root, config.endpoints.attach_mode)?;
+    // Before the first request to a registry: services that an earlier agent left must not answer it.
+    process::spare_own_sockets(&config.location)
+        .context("cannot exempt this agent's sockets from services")?;
+    let socket_group = config
+        .api
+        .socket_group
+        .as_deref()
+        .map(socket::group)
+        .transpose()?;
+    let keys = mesh_key::of_mesh(config.node.mesh_key_file.as_deref())?;
+    config
+        .services
+        .check_forwarding_key(keys.hello.is_public())?;
+    let settings = own_node::from_settings(config).await?;
+    let registry = nodes::open(config, settings)?;
+    let prerequisites = Prerequisites {
+        attachments: kernel.attachments,
+        keys,
+        own: own_node::known(&*registry, config)?,
+        registry,
+    };
+
+    let mut folders = NewFolders::default();
+    let result = run_in_folders(
+        reloadable,
+        kernel,
+        socket_group,
+        prerequisites,
+        &mut folders,
+    );
+    let result = result.await;
+    if result.is_err() {
+        folders.remove();
+    }
+    result
+}
+
+async fn run_in_folders(
+    reloadable: Reloadable,
+    kernel: SuitableKernel,
+    socket_group: Option<Gid>,
+    prerequisites: Prerequisites,
+    new_folders: &mut NewFolders,
+) -> anyhow::Result<()> {
+    raise_open_files_limit();
+    let config = &reloadable.settings;
+    match socket_group {
+        Some(_) => new_folders.make_reachable(&config.location.runtime_dir)?,
+        None => new_folders.make(&config.location.runtime_dir)?,
+    }
+    let _pid_file = PidFile::acquire(&config.location.pid_file())?;
+    // A cleanup may have removed it in the meantime.
+    new_folders.make(&config.location.state_dir)?;
+    new_folders.close(&config.location, socket_group)?;
+    let socket = socket::bind(&config.location.socket(), socket_group)?;
+    let source = Arc::new(AgentSource::new(config.clone(), &prerequisites.keys.hello));
+    let (stop, stopped) = channel(false);
+    let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));
+
+    let result = match assembly::start(config, prerequisites, source).await {
+        Ok(agent) => {
+            // A failed start reports why it failed, and nothing else.
+            kernel.log();
+            log_mesh_keys(&agent.node.keys.hello);
+            agent
+                .supervise(reloadable.reread, reloadable.requests)
+                .await
+        }
+        Err(error) => Err(error),
+    };
+    stop.send_replace(true);
+    match api.await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => warn!(%error, "the API did not shut down cleanly"),
+        Err(error) => warn!(%error, "the API did not shut down cleanly"),
+    }
+    result
+}
+
+/// Logs which keys are in force. Warns if they are public.
+fn log_mesh_keys(keys: &HelloKeys) {
+    if keys.is_public() {
+        warn!(
+            "the mesh key is the public default: anyone can answer for a peer; set --mesh-key-file"
+        );
+    }
+    if let Some(age) = keys.other() {
+        info!(second = ?age, "two mesh keys are in force");
+        if keys.other_is_public() {
+            warn!(second = ?age, "the second mesh key is the public default: anyone can answer for a peer; remove it when all nodes have the first");
+        }
+    }
+}
+
+/// Ends when the channel turns true or closes.
+async fn until(mut stopped: Receiver<bool>) {
+    // A closed channel means the same.
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+/// Raises the limit on open files to the hard limit: each HTTP probe in flight takes one.
+fn raise_open_files_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        warn!(%error, "cannot raise the limit on open files; fewer probes run at once");
+    }
+}

@@ -1,0 +1,89 @@
+//! What the service proxy needs before it starts.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use health_registry::nodes::Node;
+use health_server::monitor;
+use health_service::provider::ipvs::netlink::server::Timeouts;
+use health_service::provider::ipvs::plan::PlanSettings;
+use health_service::provider::ipvs::rules::RuleSettings;
+use health_service::provider::ipvs::{self, Ipvs};
+use health_settings::{ServiceProxyMode, Settings};
+
+use super::sources::Sources;
+
+/// What the proxy needs before it starts: open sources, bound ports, and the IPVS provider.
+pub(in crate::agent) struct Parts {
+    pub(super) sources: Sources,
+    pub(super) ports: Ports,
+    /// Set in the mode `ipvs`.
+    pub(super) ipvs: Option<Ipvs>,
+}
+
+impl Parts {
+    /// Opens everything, so that an agent that cannot serve services fails before it changes anything. `None` if the
+    /// settings name no source. Must be called in a tokio runtime.
+    pub(in crate::agent) fn open(config: &Settings, own: &Node) -> anyhow::Result<Option<Self>> {
+        let Some(sources) = Sources::open(config)? else {
+            return Ok(None);
+        };
+        let ipvs = match config.services.service_proxy_mode {
+            ServiceProxyMode::Ebpf => None,
+            ServiceProxyMode::Ipvs => {
+                let opened = Ipvs::open(ipvs_settings(config, own));
+                Some(opened.context("cannot serve services with --service-proxy-mode ipvs")?)
+            }
+        };
+        Ok(Some(Self {
+            sources,
+            ports: Ports::open(config)?,
+            ipvs,
+        }))
+    }
+}
+
+/// Ports that report the state of services. No other process has them.
+pub(super) struct Ports {
+    pub(super) health: Vec<TcpListener>,
+    pub(super) metrics: Vec<TcpListener>,
+    /// Where the answers for load balancers are saved.
+    pub(super) state_dir: PathBuf,
+}
+
+impl Ports {
+    /// Binds the listeners.
+    fn open(config: &Settings) -> Result<Self, monitor::BindError> {
+        let settings = &config.services;
+        Ok(Self {
+            health: monitor::bind("--service-healthz-address", &settings.service_healthz_address)?,
+            metrics: monitor::bind("--service-metrics-address", &settings.service_metrics_address)?,
+            state_dir: config.location.state_dir.clone(),
+        })
+    }
+}
+
+/// How IPVS serves, or used to serve if this mode is another one.
+pub(super) fn ipvs_settings(config: &Settings, own: &Node) -> ipvs::Settings {
+    let settings = &config.services.ipvs;
+    ipvs::Settings {
+        plan: PlanSettings {
+            scheduler: settings.ipvs_scheduler.as_str().into(),
+            excluded_networks: settings.ipvs_exclude_cidrs.clone(),
+        },
+        rules: RuleSettings {
+            pod_networks: own.pod_cidrs.clone(),
+            masquerade_all: settings.ipvs_masquerade_all,
+            masquerade_mark: 1 << settings.ipvs_masquerade_bit,
+        },
+        node_port_networks: config.services.service_node_port_cidrs.clone(),
+        strict_arp: settings.ipvs_strict_arp,
+        drain_interval: settings.ipvs_drain_interval,
+        timeouts: Timeouts {
+            tcp: settings.ipvs_tcp_timeout.secs(),
+            tcp_fin: settings.ipvs_tcpfin_timeout.secs(),
+            udp: settings.ipvs_udp_timeout.secs(),
+        },
+    }
+}

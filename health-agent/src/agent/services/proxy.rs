@@ -1,0 +1,121 @@
+//! The service proxy: the task from sources to a provider, and the servers that report on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_metrics::services::ServiceMetrics;
+use health_model::ipam::Family;
+use health_server::monitor::Monitor;
+use health_server::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
+use health_server::services::{ServiceCatalog, pages};
+use health_service::forwarding::Forwarding;
+use health_service::runner::Intervals;
+use health_service::services::{NodeFacts, Provider, Services, SyncSettings};
+use health_settings::ServiceSettings;
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::instrumented::InstrumentedProvider;
+use super::kept_checks::{self, KeptChecks};
+use super::parts::Ports;
+use super::readiness::PodReadiness;
+use super::sources::Sources;
+
+/// Time from a failed sync to the next.
+const SYNC_RETRY: Duration = Duration::from_secs(1);
+
+/// A running proxy.
+pub(super) struct Proxy {
+    services: Services,
+    pub(super) catalog: ServiceCatalog,
+    monitors: [Monitor; 2],
+    /// Changed by each successful sync.
+    pub(super) in_force: watch::Receiver<Arc<HealthChecks>>,
+    /// Kept only to be dropped with the proxy.
+    _sources: (Sources, Option<PodReadiness>),
+    _listeners: ServiceListeners,
+    _kept_checks: KeptChecks,
+}
+
+/// What a proxy serves, and where.
+pub(super) struct ProxyOptions<'a> {
+    pub(super) settings: &'a ServiceSettings,
+    pub(super) forwarding: Forwarding,
+    pub(super) node: NodeFacts,
+    pub(super) sources: Sources,
+    pub(super) ports: Ports,
+    /// Which endpoints on this node are ready; `None` if nothing probes them.
+    pub(super) pods: Option<PodReadiness>,
+}
+
+impl Proxy {
+    /// Must be called in a tokio runtime.
+    pub(super) fn start(
+        options: ProxyOptions<'_>,
+        provider: impl Provider,
+    ) -> anyhow::Result<Self> {
+        let ProxyOptions {
+            settings,
+            forwarding,
+            node,
+            mut sources,
+            ports,
+            pods,
+        } = options;
+        let readiness = match &pods {
+            Some(pods) => pods.readiness(),
+            None => watch::channel(Arc::default()).1,
+        };
+        let name = node.topology.borrow().node.clone();
+        let sets = sources.services(&name, &readiness);
+        let metrics = Arc::new(ServiceMetrics::new(settings.service_proxy_mode));
+        let (sender, checks) = watch::channel(Arc::new(kept_checks::read(&ports.state_dir)));
+        let services = Services::start(
+            sync_settings(settings),
+            node,
+            sets,
+            InstrumentedProvider::new(provider, metrics.clone(), sender),
+        )?;
+        let handle = services.handle();
+        let listeners = ServiceListeners::start(EVERYWHERE, checks.clone(), handle.clone());
+        let catalog = ServiceCatalog {
+            forwarding,
+            readiness,
+            listener_problems: listeners.problems(),
+            handle,
+        };
+        let monitors = [
+            Monitor::start(ports.health, pages::health(&catalog.handle, &metrics))?,
+            Monitor::start(ports.metrics, pages::metrics(&catalog.handle, &metrics))?,
+        ];
+        Ok(Self {
+            services,
+            catalog,
+            monitors,
+            _sources: (sources, pods),
+            _listeners: listeners,
+            _kept_checks: KeptChecks::follow(&ports.state_dir, checks.clone()),
+            in_force: checks,
+        })
+    }
+
+    /// Stops after any running sync, once pending requests are answered. The kernel keeps serving.
+    pub(super) async fn stop(self) {
+        self.services.stop().await;
+        let [health, metrics] = self.monitors;
+        tokio::join!(health.shutdown(), metrics.shutdown());
+    }
+}
+
+fn sync_settings(settings: &ServiceSettings) -> SyncSettings {
+    SyncSettings {
+        intervals: Intervals {
+            min: settings.service_sync_min,
+            retry: SYNC_RETRY,
+            max: settings.service_sync_max,
+        },
+        families: Family::ALL.to_vec(),
+        health_timeout: settings.service_sync_max * 2,
+        clock: Timestamp::now,
+    }
+}
