@@ -19,10 +19,9 @@ use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Timeouts};
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::{LAYOUT_VERSION, identity};
-use health_datapath::MapSizes;
 use health_datapath::dump::Pinned;
-use health_datapath::loader::{Datapath, LoadSettings};
 use health_datapath::services::ServiceMapSizes;
+use health_datapath::{Datapath, LoadSettings, MapSizes};
 use health_model::settings::Location;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 

@@ -1,9 +1,14 @@
 //! Reads the echo probes of other agents from `HEALTH_ARRIVALS`, where the uplinks' programs count them.
 
 use std::io;
+use std::path::Path;
 
 use aya::maps::{HashMap, MapData, MapError};
 use health_common::arrivals::{Arrivals, Prober};
+
+use crate::error::DatapathError;
+use crate::layout;
+use crate::maps::typed;
 
 /// The arrivals that are reported to other agents about their probes.
 pub trait ArrivalStore: Send + Sync + 'static {
@@ -15,8 +20,9 @@ pub trait ArrivalStore: Send + Sync + 'static {
 pub struct KernelArrivals(HashMap<MapData, Prober, Arrivals>);
 
 impl KernelArrivals {
-    pub(super) fn new(map: HashMap<MapData, Prober, Arrivals>) -> Self {
-        Self(map)
+    /// Opens the map pinned in an instance's folder.
+    pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        typed(pins, &layout::ARRIVALS, HashMap::try_from).map(Self)
     }
 }
 

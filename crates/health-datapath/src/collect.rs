@@ -1,8 +1,9 @@
-//! Garbage collection of conntrack and NAT entries: user space walks the maps for expired entries; the program `ct_collect`
-//! checks each again and removes it.
+//! Garbage collection of conntrack and NAT entries: user space walks the maps for expired entries; the program
+//! `ct_collect` checks each again and removes it.
 
 use std::io;
 use std::os::fd::AsFd as _;
+use std::path::Path;
 
 use aya::maps::MapData;
 use aya::programs::{SchedClassifier, TestRun as _};
@@ -16,12 +17,15 @@ use health_common::tuple::Tuple;
 use health_net::clock;
 use tracing::debug;
 
-use super::aya_io::{map_io, program_io};
-use super::layout::{self, MapLayout};
-use super::rings::Ring;
-use super::sys;
-use super::walk::{Batch, EntrySize, Walk};
+use crate::aya_io::{map_io, program_io};
 use crate::conntrack::{CollectionOutcome, Family, Fill, Pass, TableError, Tables};
+use crate::error::DatapathError;
+use crate::layout::{self, MapLayout};
+use crate::maps::{Ring, map_data};
+use crate::program::DatapathProgram;
+use crate::programs::open_classifier;
+use crate::sys;
+use crate::walk::{Batch, EntrySize, Walk};
 
 /// Sample size for estimating the number of entries: 10 % is three standard deviations.
 const SAMPLE: usize = 1_024;
@@ -42,35 +46,32 @@ struct Protocols {
     translations: Table,
 }
 
-impl KernelTables {
-    /// Opens the maps with `open`.
-    pub(super) fn open<E>(
-        program: SchedClassifier,
-        mut open: impl FnMut(&MapLayout) -> Result<MapData, E>,
-    ) -> Result<Self, E> {
-        let mut table = |layout: MapLayout| {
-            let map = open(&layout)?;
-            let ring = Ring::open(&layout, &mut open)?;
-            Ok(Table { map, layout, ring })
-        };
-        let service_flows = [table(layout::REVNAT4)?, table(layout::REVNAT6)?];
-        let mut maps = |flows, translations| {
-            Ok(Protocols {
-                flows: table(flows)?,
-                translations: table(translations)?,
-            })
-        };
+impl Protocols {
+    fn open(pins: &Path, flows: MapLayout, translations: MapLayout) -> Result<Self, DatapathError> {
         Ok(Self {
+            flows: Table::open(pins, flows)?,
+            translations: Table::open(pins, translations)?,
+        })
+    }
+}
+
+impl KernelTables {
+    /// Opens the maps and the program pinned in an instance's folder.
+    pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        Ok(Self {
+            program: open_classifier(pins, DatapathProgram::CtCollect)?,
+            service_flows: [
+                Table::open(pins, layout::REVNAT4)?,
+                Table::open(pins, layout::REVNAT6)?,
+            ],
             v4: [
-                maps(layout::CT4, layout::NAT4)?,
-                maps(layout::CT_ANY4, layout::NAT_ANY4)?,
+                Protocols::open(pins, layout::CT4, layout::NAT4)?,
+                Protocols::open(pins, layout::CT_ANY4, layout::NAT_ANY4)?,
             ],
             v6: [
-                maps(layout::CT6, layout::NAT6)?,
-                maps(layout::CT_ANY6, layout::NAT_ANY6)?,
+                Protocols::open(pins, layout::CT6, layout::NAT6)?,
+                Protocols::open(pins, layout::CT_ANY6, layout::NAT_ANY6)?,
             ],
-            service_flows,
-            program,
         })
     }
 
@@ -106,8 +107,8 @@ impl KernelTables {
         Ok(all)
     }
 
-    /// Removes service flows that conntrack has evicted, if their map is nearly full. No other pass over conntrack finds
-    /// them.
+    /// Removes service flows that conntrack has evicted, if their map is nearly full. No other pass over conntrack
+    /// finds them.
     fn collect_service_flows<T>(&self, table: &Table) -> Result<(), TableError>
     where
         T: Tuple + Pod + Default,
@@ -243,6 +244,14 @@ struct Table {
 }
 
 impl Table {
+    fn open(pins: &Path, layout: MapLayout) -> Result<Self, DatapathError> {
+        Ok(Self {
+            map: map_data(pins, &layout)?,
+            layout,
+            ring: Ring::open(pins, &layout)?,
+        })
+    }
+
     fn size(&self) -> EntrySize {
         EntrySize {
             key: self.layout.key_size as usize,

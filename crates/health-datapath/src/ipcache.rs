@@ -3,14 +3,18 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
 
-use aya::maps::MapData;
+use aya::maps::{MapData, MapError};
 use health_common::addr::Addr;
 use health_common::identity;
 use health_common::ipcache::{IPCACHE_ENTRIES, IPV4_PREFIX, IpcacheEntry};
 use ipnet::{IpNet, Ipv4Net};
 
-use super::trie::{Prefix, Trie};
+use crate::error::{DatapathError, map_error};
+use crate::layout;
+use crate::maps::map_data;
+use crate::trie::{Prefix, Trie};
 
 /// Errors of the ipcache.
 #[derive(Debug, thiserror::Error)]
@@ -40,8 +44,14 @@ pub struct Ipcache {
 }
 
 impl Ipcache {
-    /// Reads what a former agent left. No other agent may write to it from now on.
-    pub(super) fn open(map: MapData) -> io::Result<Self> {
+    /// Reads what a former agent left in the map pinned in an instance's folder. No other agent may write to it from
+    /// now on.
+    pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        Self::open(map_data(pins, &layout::IPCACHE)?)
+            .map_err(|source| map_error("read", layout::IPCACHE.name)(MapError::IoError(source)))
+    }
+
+    fn open(map: MapData) -> io::Result<Self> {
         let trie = Trie::new(map);
         let known = trie.entries()?.into_iter().collect();
         Ok(Self { trie, known })

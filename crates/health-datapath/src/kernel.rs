@@ -6,11 +6,8 @@ use health_model::settings::AttachMode;
 use nix::unistd::Uid;
 use tracing::info;
 
-use super::probe::{self, Report};
-use super::{Attachment, Attachments};
-
-/// Type information of the kernel.
-pub(super) const BTF: &str = "/sys/kernel/btf/vmlinux";
+use crate::attach::{Attachment, Attachments};
+use crate::probe::{self, BTF, Report};
 
 /// A requirement that is not met.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,14 +1,9 @@
 //! The maps by name, with the layouts that `health-common` defines.
 
 use aya::maps::lpm_trie::Key;
-use aya_obj::generated::bpf_attach_type::{self, *};
 use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
-use health_common::calls::{
-    CALL_DELIVER, CALL_FROM_SERVICE, CALL_MASQUERADE, CALL_TO_SERVICE, CALL_UNMASQUERADE,
-    CALLS_ENTRIES,
-};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
@@ -260,108 +255,3 @@ const XDP_MAPS: &[MapLayout] = &[XDP_DEVICES, XDP_FLOWS4, XDP_FLOWS6, XDP_TIMES]
 
 /// Maps that programs of two layouts never share: each layout has its own settings and tail-calls its own programs.
 pub(crate) const OWN_MAPS: &[MapLayout] = &[CONFIG, CALLS, IP_CALLS];
-
-/// All device programs that are always pinned.
-pub const PROGRAMS: [&str; 12] = [
-    "to_endpoint",
-    "from_endpoint",
-    TO_NETDEV,
-    FROM_NETDEV,
-    MASQUERADE_OUT,
-    MASQUERADE_IN,
-    TO_SERVICE,
-    FROM_SERVICE,
-    DELIVER,
-    RTT_ACCOUNT,
-    TCP_ACCOUNT,
-    CT_COLLECT,
-];
-
-/// Second copies of programs, for uplinks whose packets begin with the IP header: their names, and the names of the programs
-/// that they are loaded from.
-pub const IP_PROGRAMS: [(&str, &str); 6] = [
-    (TO_IP_NETDEV, TO_NETDEV),
-    (FROM_IP_NETDEV, FROM_NETDEV),
-    (IP_MASQUERADE_OUT, MASQUERADE_OUT),
-    (IP_MASQUERADE_IN, MASQUERADE_IN),
-    (IP_TO_SERVICE, TO_SERVICE),
-    (IP_FROM_SERVICE, FROM_SERVICE),
-];
-
-/// The tail-called programs, with their slots in `HEALTH_CALLS`.
-pub const CALLED: [(u32, &str); CALLS_ENTRIES as usize] = [
-    (CALL_MASQUERADE, MASQUERADE_OUT),
-    (CALL_UNMASQUERADE, MASQUERADE_IN),
-    (CALL_TO_SERVICE, TO_SERVICE),
-    (CALL_FROM_SERVICE, FROM_SERVICE),
-    (CALL_DELIVER, DELIVER),
-];
-/// The same for `HEALTH_IP_CALLS`.
-pub const IP_CALLED: [(u32, &str); 4] = [
-    (CALL_MASQUERADE, IP_MASQUERADE_OUT),
-    (CALL_UNMASQUERADE, IP_MASQUERADE_IN),
-    (CALL_TO_SERVICE, IP_TO_SERVICE),
-    (CALL_FROM_SERVICE, IP_FROM_SERVICE),
-];
-
-/// The programs for the host's own sockets, and their hooks. They are attached to the root cgroup.
-pub const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 9] = [
-    ("sock_connect4", BPF_CGROUP_INET4_CONNECT),
-    ("sock_connect6", BPF_CGROUP_INET6_CONNECT),
-    ("sock_sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
-    ("sock_sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
-    ("sock_recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
-    ("sock_recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
-    ("sock_getpeername4", BPF_CGROUP_INET4_GETPEERNAME),
-    ("sock_getpeername6", BPF_CGROUP_INET6_GETPEERNAME),
-    ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
-];
-
-/// The names of the device programs.
-pub(crate) fn program_names() -> impl Iterator<Item = &'static str> {
-    let of_ip = IP_PROGRAMS.map(|(name, _)| name);
-    PROGRAMS.into_iter().chain(of_ip).chain([XDP_NETDEV])
-}
-
-/// The program for packets that leave through an uplink.
-pub const TO_NETDEV: &str = "to_netdev";
-/// The program for packets that arrive on an uplink.
-pub const FROM_NETDEV: &str = "from_netdev";
-/// The program that `to_netdev` tail-calls.
-pub const MASQUERADE_OUT: &str = "masquerade";
-/// The program that `from_netdev` tail-calls.
-pub const MASQUERADE_IN: &str = "unmasquerade";
-/// The program that `from_netdev` and `unmasquerade` tail-call.
-pub const TO_SERVICE: &str = "to_service";
-/// The program that `to_netdev` tail-calls if services are on.
-pub const FROM_SERVICE: &str = "from_service";
-/// The program that `from_endpoint` and `to_service` tail-call if host routing is on.
-pub const DELIVER: &str = "deliver";
-/// `to_netdev` for uplinks whose packets begin with the IP header.
-pub const TO_IP_NETDEV: &str = "to_ip_netdev";
-/// `from_netdev` for the same.
-pub const FROM_IP_NETDEV: &str = "from_ip_netdev";
-/// The program that `to_ip_netdev` tail-calls.
-pub const IP_MASQUERADE_OUT: &str = "ip_masquerade";
-/// The program that `from_ip_netdev` tail-calls.
-pub const IP_MASQUERADE_IN: &str = "ip_unmasquerade";
-/// The program that `from_ip_netdev` and `ip_unmasquerade` tail-call.
-pub const IP_TO_SERVICE: &str = "ip_to_service";
-/// The program that `to_ip_netdev` tail-calls if services are on.
-pub const IP_FROM_SERVICE: &str = "ip_from_service";
-/// The XDP program for packets that arrive on an uplink; pinned where it must serve services.
-pub const XDP_NETDEV: &str = "xdp_netdev";
-/// The program that writes RTT rows on behalf of user space.
-pub const RTT_ACCOUNT: &str = "rtt_account";
-/// The program that counts the handshakes of HTTP probes.
-pub const TCP_ACCOUNT: &str = "tcp_account";
-/// The program that removes expired conntrack and NAT entries.
-pub const CT_COLLECT: &str = "ct_collect";
-
-/// Subfolder of an instance's pins for its programs.
-pub const PROGRAM_PINS: &str = "programs";
-/// Subfolder of an instance's pins for its links.
-pub const LINK_PINS: &str = "links";
-/// Subfolder of an instance's pins with one folder, named by device number, for each clsact qdisc that was created for its
-/// programs.
-pub const QDISC_NOTES: &str = "qdiscs";

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 
-use aya::maps::MapData;
+use aya::maps::{MapData, MapError};
 use health_common::own::{OWN_DEVICE_BITS, OWN_ENTRIES, OwnPrefix};
 use ipnet::IpNet;
 
-use super::ipcache;
-use super::layout::OWN;
-use super::trie::{Prefix, Trie};
+use crate::error::{DatapathError, map_error};
+use crate::ipcache;
+use crate::layout::OWN;
+use crate::maps::map_data;
+use crate::trie::{Prefix, Trie};
 
 /// The value of every entry.
 const PRESENT: u32 = 1;
@@ -51,8 +54,13 @@ pub struct OwnAddresses {
 }
 
 impl OwnAddresses {
-    /// Reads what a former agent left.
-    pub(super) fn open(map: MapData) -> io::Result<Self> {
+    /// Reads what a former agent left in the map pinned in an instance's folder.
+    pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        Self::open(map_data(pins, &OWN)?)
+            .map_err(|source| map_error("read", OWN.name)(MapError::IoError(source)))
+    }
+
+    fn open(map: MapData) -> io::Result<Self> {
         let trie = Trie::new(map);
         let known = trie.entries()?.into_iter().map(|(prefix, _)| prefix);
         Ok(Self {
@@ -61,8 +69,8 @@ impl OwnAddresses {
         })
     }
 
-    /// Makes these exactly the host's addresses. Prefixes that stay are never missing in between. After an error, the map
-    /// has some of the changes, and the next call makes the rest.
+    /// Makes these exactly the host's addresses. Prefixes that stay are never missing in between. After an error, the
+    /// map has some of the changes, and the next call makes the rest.
     pub fn set_all(
         &mut self,
         wanted: impl IntoIterator<Item = OwnAddress>,

@@ -1,49 +1,101 @@
-//! The folder of an instance's pins: locking and removal.
+//! The folder of an instance's pins, and its lock.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use health_model::settings::Location;
 
-use super::DatapathError;
-use super::attach::Clsact;
-use super::layout::{LINK_PINS, PROGRAM_PINS};
-use super::layout_change::set_aside;
-use super::loader::file_error;
+use crate::error::{DatapathError, file_error};
+use crate::program::DatapathProgram;
 
-/// Detaches all programs of an instance and removes all its pins, which frees everything without another user. Returns
-/// descriptions of what was removed.
-pub fn remove(location: &Location) -> Result<Vec<String>, DatapathError> {
-    let pins = location.pins();
-    let mut removed = Clsact::of(&pins).remove_others(&[])?;
-    for path in [set_aside(&pins), pins.clone()] {
-        if path.exists() {
-            remove_tree(&path)?;
-            removed.push(format!("pins {}", path.display()));
-        }
-    }
-    // The folder of all instances goes with the last one.
-    if let Some(parent) = pins.parent() {
-        let _ = fs::remove_dir(parent);
-    }
-    Ok(removed)
+/// Subfolder of an instance's pins for its programs.
+pub(crate) const PROGRAM_PINS: &str = "programs";
+/// Subfolder of an instance's pins for its links.
+pub(crate) const LINK_PINS: &str = "links";
+/// Subfolder of an instance's pins with one folder, named by device number, for each clsact qdisc that was created for
+/// its programs.
+pub(crate) const QDISC_NOTES: &str = "qdiscs";
+
+/// The folder of an instance's pins, locked.
+#[derive(Debug)]
+pub(crate) struct PinFolder {
+    path: PathBuf,
+    // Holds the lock on the folder; closing it releases the lock.
+    lock: File,
 }
 
-/// Fails if an agent is using an instance's pins. Pid files cannot show this: agents of one instance with separate runtime
-/// folders share nothing else.
+impl PinFolder {
+    /// Locks the folder and creates what is missing of it. While an existing folder is locked, `make_room` may set it
+    /// aside.
+    pub(crate) fn open(
+        path: PathBuf,
+        make_room: impl FnOnce(&Path) -> Result<(), DatapathError>,
+    ) -> Result<Self, DatapathError> {
+        // The lock on a folder that is set aside is of no further use.
+        let former = lock(&path)?;
+        make_room(&path)?;
+        make_folders(&path)?;
+        drop(former);
+        let lock = locked(&path)?;
+        Ok(Self { path, lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Creates missing folders.
+    pub(crate) fn make_folders(&mut self) -> Result<(), DatapathError> {
+        let had_pins = self.path.exists();
+        make_folders(&self.path)?;
+        if !had_pins {
+            self.lock = locked(&self.path)?;
+        }
+        Ok(())
+    }
+}
+
+/// The pin of a program.
+pub(crate) fn program_pin(pins: &Path, program: DatapathProgram) -> PathBuf {
+    pins.join(PROGRAM_PINS).join(program.name())
+}
+
+/// Pins an object at `path`, replacing what is pinned there. `fresh` is a path beside it that is free for this.
+pub(crate) fn replace_pin<T>(
+    path: &Path,
+    fresh: &Path,
+    pin: impl FnOnce(&Path) -> Result<T, DatapathError>,
+) -> Result<T, DatapathError> {
+    // A start that was killed left it. Whatever is pinned there is open here by now, or no longer needed.
+    remove_tree(fresh)?;
+    let pinned = pin(fresh)?;
+    // At every moment the pin exists: a start that is killed leaves either the former object or the new one there.
+    fs::rename(fresh, path).map_err(file_error("rename", fresh))?;
+    Ok(pinned)
+}
+
+/// The folder beside `pins` for maps of another layout. No instance's name has an underscore.
+pub(crate) fn set_aside(pins: &Path) -> PathBuf {
+    let mut name = pins.file_name().unwrap_or_default().to_owned();
+    name.push("_old");
+    pins.with_file_name(name)
+}
+
+/// Fails if an agent is using an instance's pins. Pid files cannot show this: agents of one instance with separate
+/// runtime folders share nothing else.
 pub fn require_unused(location: &Location) -> Result<(), DatapathError> {
     lock(&location.pins()).map(drop)
 }
 
 /// Locks the pin folder, which must exist.
-pub(super) fn locked(pins: &Path) -> Result<File, DatapathError> {
+fn locked(pins: &Path) -> Result<File, DatapathError> {
     lock(pins)?.ok_or_else(|| file_error("lock", pins)(io::ErrorKind::NotFound.into()))
 }
 
 /// Locks the pin folder; `None` if it does not exist.
-pub(super) fn lock(pins: &Path) -> Result<Option<File>, DatapathError> {
+pub(crate) fn lock(pins: &Path) -> Result<Option<File>, DatapathError> {
     let folder = match File::open(pins) {
         Ok(folder) => folder,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -56,7 +108,7 @@ pub(super) fn lock(pins: &Path) -> Result<Option<File>, DatapathError> {
     }
 }
 
-pub(super) fn make_folders(pins: &Path) -> Result<(), DatapathError> {
+fn make_folders(pins: &Path) -> Result<(), DatapathError> {
     [
         pins.to_owned(),
         pins.join(PROGRAM_PINS),
@@ -66,7 +118,7 @@ pub(super) fn make_folders(pins: &Path) -> Result<(), DatapathError> {
     .try_for_each(|folder| make_folder(folder))
 }
 
-pub(super) fn make_folder(folder: &Path) -> Result<(), DatapathError> {
+pub(crate) fn make_folder(folder: &Path) -> Result<(), DatapathError> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -75,14 +127,14 @@ pub(super) fn make_folder(folder: &Path) -> Result<(), DatapathError> {
 }
 
 /// Removes a file, or a folder with its contents; `bpffs` has no recursive removal of its own.
-pub(super) fn remove_tree(path: &Path) -> Result<(), DatapathError> {
+pub(crate) fn remove_tree(path: &Path) -> Result<(), DatapathError> {
     let result = if path.is_dir() {
         fs::remove_dir_all(path)
     } else {
         fs::remove_file(path)
     };
     match result {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(file_error("remove", path)(error))
         }
         _ => Ok(()),

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::path::Path;
 
-use aya::maps::{MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{MapData, MapError, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use health_common::metrics::Counter;
 use health_common::policy::{
@@ -11,9 +12,11 @@ use health_common::policy::{
     VERDICT_NONE,
 };
 
-use super::aya_io::map_io;
-use super::sys;
-use super::trie::{Prefix, Trie};
+use crate::aya_io::map_io;
+use crate::error::{DatapathError, map_error};
+use crate::maps::{map_data, typed};
+use crate::trie::{Prefix, Trie};
+use crate::{layout, sys};
 
 /// The counter shared by all entries without their own.
 const SHARED_COUNTER: u32 = 0;
@@ -135,11 +138,16 @@ pub struct PolicyTables {
 }
 
 impl PolicyTables {
-    /// Reads what a former agent left. No other agent may write to it from now on.
-    pub(super) fn open(
-        entries: MapData,
-        counters: PerCpuArray<MapData, Counter>,
-    ) -> io::Result<Self> {
+    /// Reads what a former agent left in the maps pinned in an instance's folder. No other agent may write to them from
+    /// now on.
+    pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        let entries = map_data(pins, &layout::POLICY)?;
+        let counters = typed(pins, &layout::POLICY_COUNTERS, PerCpuArray::try_from)?;
+        Self::open(entries, counters)
+            .map_err(|source| map_error("read", layout::POLICY.name)(MapError::IoError(source)))
+    }
+
+    fn open(entries: MapData, counters: PerCpuArray<MapData, Counter>) -> io::Result<Self> {
         let trie: Trie<PolicyKey, PolicyEntry> = Trie::new(entries);
         let mut tables: BTreeMap<u32, Vec<WrittenEntry>> = BTreeMap::new();
         let mut taken: HashMap<Logical, TakenCounter> = HashMap::new();
@@ -201,11 +209,11 @@ impl PolicyTables {
     /// Writes a table, completely or not at all. No endpoint may refer to it before.
     ///
     /// `subject` identifies the policy's owner, such as the identity of the endpoints. An entry that two tables of one
-    /// subject have in common uses the same counter in both, so that it keeps counting when a policy changes and when an
-    /// agent restarts. When the [`POLICY_COUNTERS`] run out, the remaining entries share one.
+    /// subject have in common uses the same counter in both, so that it keeps counting when a policy changes and when
+    /// an agent restarts. When the [`POLICY_COUNTERS`] run out, the remaining entries share one.
     ///
-    /// Verdicts are [`VERDICT_NONE`], [`VERDICT_ALLOW`] and [`VERDICT_DENY`]. A table without entries is valid; it allows
-    /// nothing.
+    /// Verdicts are [`VERDICT_NONE`], [`VERDICT_ALLOW`] and [`VERDICT_DENY`]. A table without entries is valid; it
+    /// allows nothing.
     pub fn install(
         &mut self,
         table: u32,
@@ -245,8 +253,8 @@ impl PolicyTables {
         Ok(())
     }
 
-    /// Removes tables that no endpoint refers to any more. Waits until no packet is being judged by them: some milliseconds,
-    /// however many tables there are.
+    /// Removes tables that no endpoint refers to any more. Waits until no packet is being judged by them: some
+    /// milliseconds, however many tables there are.
     pub fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError> {
         let Some(&first) = tables.first() else {
             return Ok(());

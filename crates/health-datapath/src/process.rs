@@ -7,7 +7,8 @@ use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
 use health_model::settings::Location;
 
-use crate::{DatapathError, layout, pin_folder, sys};
+use crate::error::DatapathError;
+use crate::{layout, pin_folder, sys};
 
 /// `r0 = bpf_get_current_pid_tgid()`.
 const CALL_PID_TGID: u64 = 0x0000_000e_0000_0085;
@@ -16,15 +17,15 @@ const UPPER_HALF: u64 = 0x0000_0020_0000_0077;
 /// `exit`.
 const EXIT: u64 = 0x0000_0000_0000_0095;
 
-/// This process's id in the initial PID namespace, which the programs compare. A process in another namespace cannot ask for
-/// it, so a program does. Needs the right to load programs.
+/// This process's id in the initial PID namespace, which the programs compare. A process in another namespace cannot
+/// ask for it, so a program does. Needs the right to load programs.
 pub fn tgid() -> io::Result<u32> {
     sys::run_raw_tracepoint(&[CALL_PID_TGID, UPPER_HALF, EXIT])
 }
 
-/// Makes socket programs that an earlier agent left running exempt this process's sockets from now on: they know the agent
-/// by its process id. Does nothing if no programs of this layout are left, or if another agent is using them. Needs the
-/// right to load programs.
+/// Makes socket programs that an earlier agent left running exempt this process's sockets from now on: they know the
+/// agent by its process id. Does nothing if no programs of this layout are left, or if another agent is using them.
+/// Needs the right to load programs.
 pub fn spare_own_sockets(location: &Location) -> io::Result<()> {
     let pins = location.pins();
     let _lock = match pin_folder::lock(&pins) {

@@ -8,9 +8,9 @@ use std::{fmt, io};
 use aya::Pod;
 use aya::maps::MapData;
 
-use super::aya_io::map_io;
-use super::sys;
-use super::walk::{EntrySize, walk};
+use crate::aya_io::map_io;
+use crate::sys;
+use crate::walk::{EntrySize, walk};
 
 /// Entries written or deleted per call.
 const BATCH: usize = 1_024;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::{fs, io};
 
 use anyhow::Context as _;
-use health_datapath::pin_folder;
 use health_datapath::services::{ServiceMaps, ServiceTables};
+use health_datapath::{Datapath, pin_folder};
 use health_endpoint::{enforcement, health, workload};
 use health_model::settings::Location;
 use health_net::{clock, netlink};
@@ -106,7 +106,7 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
     let mut removed = Vec::new();
     let mut failed = Vec::new();
 
-    match pin_folder::remove(location) {
+    match Datapath::remove(location) {
         Ok(parts) => removed.extend(parts),
         Err(error) => failed.push(error.to_string()),
     }

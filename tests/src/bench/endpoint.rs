@@ -6,9 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use health_common::config::DatapathConfig;
-use health_datapath::Datapath;
 use health_datapath::dump::Pinned;
-use health_datapath::loader::LoadSettings;
+use health_datapath::{Datapath, LoadSettings};
 use health_endpoint::health::{self, HealthEndpoint, HealthEndpointSpec};
 use health_model::settings::Location;
 use nix::sched::{CloneFlags, unshare};

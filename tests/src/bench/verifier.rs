@@ -1,9 +1,9 @@
 //! The work of this kernel's verifier for each program.
 
 use health_datapath::PROGRAMS;
-use health_datapath::verifier::{VerifiedProgram, verify};
 
 use super::{Figure, Report, Target};
+use crate::verifier::{VerifiedProgram, verify};
 
 /// The fraction of the kernel's limit that a program may use.
 pub const BUDGET: u64 = 4;

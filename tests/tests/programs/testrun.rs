@@ -12,7 +12,7 @@ use health_common::config::DatapathConfig;
 use health_common::events::{MonitorFilter, Network, WANT_CT, WANT_DROP};
 use health_datapath::dump::OpenMap;
 use health_datapath::events::Switch as _;
-use health_datapath::{Attachment, Attachments, layout};
+use health_datapath::{Attachment, Attachments, DatapathProgram, layout};
 use tests::packet::Tcp;
 use tests::process;
 use tests::testrun::contents::{Content, Maps};
@@ -113,7 +113,7 @@ fn the_next_test_finds_all_maps_as_they_were_loaded() -> anyhow::Result<()> {
 
     let mut run = TestRun::of_pool(&pool);
     let programs = maps(&run)?.programs();
-    let loaded = layout::PROGRAMS.len() + layout::SOCKET_PROGRAMS.len();
+    let loaded = DatapathProgram::ALWAYS.len() + DatapathProgram::FOR_SOCKETS.len();
     assert_eq!(programs.len(), loaded);
     spoil_all(&mut run, &fresh)?;
     let spoilt = maps(&run)?.contents()?;

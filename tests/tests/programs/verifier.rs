@@ -3,9 +3,9 @@
 
 use anyhow::{Context as _, ensure};
 use health_datapath::PROGRAMS;
-use health_datapath::verifier::{VerifiedProgram, verify};
 use nix::sys::utsname::uname;
 use tests::bench::verifier::BUDGET;
+use tests::verifier::{VerifiedProgram, verify};
 
 const DOCS: &str = include_str!("../../../docs/verifier.md");
 /// By how much a program may grow without a change to the table, percent.

@@ -2,28 +2,28 @@
 
 use std::fmt;
 
-use health_datapath::layout;
+use health_datapath::DatapathProgram;
 use serde::Serialize;
 
 use super::entry::Entry;
 
 /// Entries of `HEALTH_CALLS` in displayed form, from indexes and program ids.
 pub(super) fn entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
-    named(rows, &layout::CALLED)
+    named(rows, &DatapathProgram::CALLED)
 }
 
 /// Likewise for `HEALTH_IP_CALLS`.
 pub(super) fn ip_entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
-    named(rows, &layout::IP_CALLED)
+    named(rows, &DatapathProgram::CALLED_FOR_IP)
 }
 
-fn named(rows: Vec<(u32, u32)>, called: &[(u32, &'static str)]) -> Vec<Entry<u32, Call>> {
+fn named(rows: Vec<(u32, u32)>, called: &[(u32, DatapathProgram)]) -> Vec<Entry<u32, Call>> {
     let entry = |(key, id)| Entry {
         key,
         value: Call {
             program: called
                 .iter()
-                .find_map(|&(index, name)| (index == key).then_some(name)),
+                .find_map(|&(index, program)| (index == key).then_some(program.name())),
             id,
         },
     };

@@ -1,10 +1,10 @@
 //! Attachment by filters of clsact qdiscs, for devices that come and go and for kernels without TCX. A filter holds its
-//! program whether or not an agent runs; the next agent finds the filter by its name, which contains the agent's instance,
-//! and swaps in its own program.
+//! program whether or not an agent runs; the next agent finds the filter by its name, which contains the agent's
+//! instance, and swaps in its own program.
 //!
-//! If a device already has a clsact qdisc, it is used and left in place. A qdisc that was created here is removed with its
-//! last filter, or goes with a device that agents create. On other devices it is noted in a folder of the bpffs; a reboot
-//! clears both the notes and the qdiscs.
+//! If a device already has a clsact qdisc, it is used and left in place. A qdisc that was created here is removed with
+//! its last filter, or goes with a device that agents create. On other devices it is noted in a folder of the bpffs; a
+//! reboot clears both the notes and the qdiscs.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -14,12 +14,13 @@ use aya::programs::SchedClassifier;
 use health_net::tc::{Filter, Place, Side, Socket};
 use nix::net::if_::if_indextoname;
 
-use super::{Direction, Hook};
-use crate::layout_change::set_aside;
-use crate::pin_folder::make_folder;
-use crate::{DatapathError, layout};
+use super::Hook;
+use crate::error::DatapathError;
+use crate::pin_folder::{QDISC_NOTES, make_folder, set_aside};
+use crate::program::Direction;
 
-/// Ahead of foreign filters: a filter that accepts a packet for good hides it from all later filters, which ours does not.
+/// Ahead of foreign filters: a filter that accepts a packet for good hides it from all later filters, which ours does
+/// not.
 const FIRST_PRIORITY: u16 = 1;
 /// Outside the handles that the kernel assigns or that others usually choose.
 const FIRST_HANDLE: u32 = 0x6861;
@@ -53,8 +54,8 @@ impl Clsact {
     }
 
     fn put(&self, hook: &Hook, program: BorrowedFd<'_>) -> io::Result<()> {
-        let (device, side) = (hook.device_number()?, side(hook.direction));
-        let name = self.name(hook.program);
+        let (device, side) = (hook.device_number()?, side(hook.direction()));
+        let name = self.name(hook.program.name());
         let mut socket = Socket::open()?;
         let filters = socket.filters(device, side)?;
         match filters.iter().find(|filter| filter.is_named(&name)) {
@@ -78,8 +79,8 @@ impl Clsact {
     /// This instance's filter at a hook.
     pub(crate) fn filter(&self, hook: &Hook) -> io::Result<Option<Filter>> {
         let device = hook.device_number()?;
-        let name = self.name(hook.program);
-        let filters = Socket::open()?.filters(device, side(hook.direction))?;
+        let name = self.name(hook.program.name());
+        let filters = Socket::open()?.filters(device, side(hook.direction()))?;
         Ok(filters.into_iter().find(|filter| filter.is_named(&name)))
     }
 
@@ -88,7 +89,7 @@ impl Clsact {
         let Ok(device) = hook.device_number() else {
             return Ok(());
         };
-        let (name, side) = (self.name(hook.program), side(hook.direction));
+        let (name, side) = (self.name(hook.program.name()), side(hook.direction()));
         let remove = || {
             let mut socket = Socket::open()?;
             self.remove_filters(&mut socket, device, side, &|found| found == name)?;
@@ -103,7 +104,11 @@ impl Clsact {
             .iter()
             .filter_map(|hook| {
                 let device = hook.device_number().ok()?;
-                Some((device, side(hook.direction), self.name(hook.program)))
+                Some((
+                    device,
+                    side(hook.direction()),
+                    self.name(hook.program.name()),
+                ))
             })
             .collect();
         let own = self.name("");
@@ -198,7 +203,7 @@ impl Clsact {
 
     /// Removes the notes of devices that no longer exist.
     fn forget_gone(&self) -> io::Result<()> {
-        let notes = match fs::read_dir(self.pins.join(layout::QDISC_NOTES)) {
+        let notes = match fs::read_dir(self.pins.join(QDISC_NOTES)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             notes => notes?,
         };
@@ -226,7 +231,7 @@ impl Clsact {
     }
 
     fn note_of(&self, pins: &Path, device: u32) -> PathBuf {
-        pins.join(layout::QDISC_NOTES).join(device.to_string())
+        pins.join(QDISC_NOTES).join(device.to_string())
     }
 
     /// The name of a filter: `health-agent/default/to_netdev`.

@@ -1,19 +1,21 @@
-//! Attachment by TCX links, from Linux 6.6 on. A link is pinned, so that its program stays when the agent stops; the next
-//! agent opens the pin and swaps its own program into the link.
+//! Attachment by TCX links, from Linux 6.6 on. A link is pinned, so that its program stays when the agent stops; the
+//! next agent opens the pin and swaps its own program into the link.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use aya::programs::links::{FdLink, LinkOrder, PinnedLink};
-use aya::programs::tc::{SchedClassifierLink, TcAttachOptions};
+use aya::programs::tc::{SchedClassifierLink, TcAttachOptions, TcAttachType};
 use aya::programs::{ProgramError, SchedClassifier};
 use tracing::debug;
 
 use super::Hook;
-use crate::{DatapathError, link_pin, sys};
+use crate::error::DatapathError;
+use crate::program::Direction;
+use crate::{link_pin, sys};
 
-/// Attaches a program to its device. Reuses the link of a former program of that name on this device, if one is among these
-/// pins.
+/// Attaches a program to its device. Reuses the link of a former program of that name on this device, if one is among
+/// these pins.
 pub(super) fn attach(
     program: &mut SchedClassifier,
     hook: &Hook,
@@ -31,13 +33,13 @@ pub(super) fn attach(
     let id = program
         .attach_with_options(
             &hook.device,
-            hook.direction.attach_type(),
+            attach_type(hook.direction()),
             TcAttachOptions::TcxOrder(LinkOrder::default()),
         )
         .map_err(failed)?;
     let link = program.take_link(id).map_err(failed)?;
-    // The kernel was given a name. If another device has that name by now, the link is dropped, which detaches the program.
-    // The other device may even have the same number; the fault check looks again.
+    // The kernel was given a name. If another device has that name by now, the link is dropped, which detaches the
+    // program. The other device may even have the same number; the fault check looks again.
     is_there()?;
     FdLink::try_from(link)
         .map_err(|error| DatapathError::Missing(format!("link of {}: {error}", hook.program)))
@@ -46,7 +48,7 @@ pub(super) fn attach(
 /// Whether the program with this id is attached. A device that is gone has none; its owner reports that.
 pub(super) fn has_program(hook: &Hook, id: u32) -> bool {
     hook.device_number().is_ok()
-        && SchedClassifier::query_tcx(&hook.device, hook.direction.attach_type())
+        && SchedClassifier::query_tcx(&hook.device, attach_type(hook.direction()))
             .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
 }
 
@@ -71,11 +73,19 @@ pub(super) fn pin_on_device(hook: &Hook, pins: Vec<PathBuf>) -> Option<PathBuf> 
     pins.into_iter().find(is_there)
 }
 
+fn attach_type(direction: Direction) -> TcAttachType {
+    match direction {
+        Direction::Ingress => TcAttachType::Ingress,
+        Direction::Egress => TcAttachType::Egress,
+    }
+}
+
 fn take_over(program: &mut SchedClassifier, hook: &Hook, pins: Vec<PathBuf>) -> Option<FdLink> {
     let path = pin_on_device(hook, pins)?;
     let former = FdLink::from(PinnedLink::from_pin(&path).ok()?);
     let attempt = || {
         let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;
+        // The link is never without a program: the kernel swaps it.
         let id = program
             .attach_to_link(link)
             .map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
-//! Attachment by XDP links. As with TCX, a link is pinned, and the next agent takes it over. It never replaces a foreign
-//! program: the kernel refuses that for links (net/core/dev.c, `dev_xdp_attach`).
+//! Attachment by XDP links. As with TCX, a link is pinned, and the next agent takes it over. It never replaces a
+//! foreign program: the kernel refuses that for links (net/core/dev.c, `dev_xdp_attach`).
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -12,8 +12,8 @@ use health_net::ethtool;
 use health_net::xdp::{self, Mode};
 
 use super::{Hook, tcx};
-use crate::sys::LinkTarget;
-use crate::{DatapathError, sys};
+use crate::error::DatapathError;
+use crate::sys::{self, LinkTarget};
 
 /// A link that is not yet pinned under its hook's name.
 pub(super) struct XdpLink(OwnedFd);
@@ -46,6 +46,7 @@ pub(super) fn attach(
         let former = sys::open_pin(&pin).map_err(hook.failed("open the former link of"))?;
         let device = xdp::device(number).map_err(hook.failed("look up"))?;
         let is_of_mode = device.programs.iter().any(|(found, _)| *found == mode);
+        // The link is never without a program: the kernel swaps it.
         if is_of_mode && sys::update_link(former.as_fd(), program).is_ok() {
             return Ok(XdpLink(former));
         }

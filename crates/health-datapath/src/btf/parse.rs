@@ -74,56 +74,20 @@ impl Type {
                     count: count as usize,
                 }
             }
-            KIND_STRUCT | KIND_UNION => {
-                let mut fields = Vec::new();
-                for _ in 0..count {
-                    let [name, kind, offset] = from.words()?;
-                    let (offset, bits) = if has_flag {
-                        (
-                            offset & 0xff_ffff,
-                            Some(offset >> 24).filter(|bits| *bits > 0),
-                        )
-                    } else {
-                        (offset, None)
-                    };
-                    fields.push(Field {
-                        name: strings.get(name),
-                        kind,
-                        offset_bits: offset as usize,
-                        bits,
-                    });
-                }
-                Self::Fields { size, fields }
-            }
-            KIND_ENUM => {
-                let mut names = Vec::new();
-                for _ in 0..count {
-                    let [name, value] = from.words()?;
-                    let value = if has_flag {
-                        i64::from(value.cast_signed()).cast_unsigned()
-                    } else {
-                        u64::from(value)
-                    };
-                    names.push((value, strings.get(name)));
-                }
-                Self::Enum {
-                    size,
-                    is_signed: has_flag,
-                    names,
-                }
-            }
-            KIND_ENUM64 => {
-                let mut names = Vec::new();
-                for _ in 0..count {
-                    let [name, low, high] = from.words()?;
-                    names.push((u64::from(high) << 32 | u64::from(low), strings.get(name)));
-                }
-                Self::Enum {
-                    size,
-                    is_signed: has_flag,
-                    names,
-                }
-            }
+            KIND_STRUCT | KIND_UNION => Self::Fields {
+                size,
+                fields: read_fields(from, strings, count, has_flag)?,
+            },
+            KIND_ENUM => Self::Enum {
+                size,
+                is_signed: has_flag,
+                names: read_names(from, strings, count, has_flag)?,
+            },
+            KIND_ENUM64 => Self::Enum {
+                size,
+                is_signed: has_flag,
+                names: read_names64(from, strings, count)?,
+            },
             KIND_TYPEDEF | KIND_VOLATILE | KIND_CONST | KIND_RESTRICT | KIND_TYPE_TAG => {
                 Self::Alias(size_or_type)
             }
@@ -134,20 +98,10 @@ impl Type {
                     kind: size_or_type,
                 }
             }
-            KIND_DATASEC => {
-                let mut fields = Vec::new();
-                for _ in 0..count {
-                    let [variable, offset, _size] = from.words()?;
-                    fields.push(Field {
-                        // The variable has the name.
-                        name: String::new(),
-                        kind: variable,
-                        offset_bits: 8 * offset as usize,
-                        bits: None,
-                    });
-                }
-                Self::Fields { size, fields }
-            }
+            KIND_DATASEC => Self::Fields {
+                size,
+                fields: read_variables(from, count)?,
+            },
             KIND_FLOAT => Self::Float { size },
             KIND_FUNC_PROTO => {
                 for _ in 0..count {
@@ -163,6 +117,84 @@ impl Type {
             other => return Err(BtfError::Kind(other)),
         })
     }
+}
+
+/// The fields of a structure. Whether they may be bit fields is a flag of the structure.
+fn read_fields(
+    from: &mut Reader<'_>,
+    strings: &Strings<'_>,
+    count: u32,
+    has_bits: bool,
+) -> Result<Vec<Field>, BtfError> {
+    let mut fields = Vec::new();
+    for _ in 0..count {
+        let [name, kind, offset] = from.words()?;
+        let (offset, bits) = if has_bits {
+            (
+                offset & 0xff_ffff,
+                Some(offset >> 24).filter(|bits| *bits > 0),
+            )
+        } else {
+            (offset, None)
+        };
+        fields.push(Field {
+            name: strings.get(name),
+            kind,
+            offset_bits: offset as usize,
+            bits,
+        });
+    }
+    Ok(fields)
+}
+
+/// The variables of a section, as fields.
+fn read_variables(from: &mut Reader<'_>, count: u32) -> Result<Vec<Field>, BtfError> {
+    let mut fields = Vec::new();
+    for _ in 0..count {
+        let [variable, offset, _size] = from.words()?;
+        fields.push(Field {
+            // The variable has the name.
+            name: String::new(),
+            kind: variable,
+            offset_bits: 8 * offset as usize,
+            bits: None,
+        });
+    }
+    Ok(fields)
+}
+
+/// The values of an enumeration, by name.
+fn read_names(
+    from: &mut Reader<'_>,
+    strings: &Strings<'_>,
+    count: u32,
+    is_signed: bool,
+) -> Result<Vec<(u64, String)>, BtfError> {
+    let mut names = Vec::new();
+    for _ in 0..count {
+        let [name, value] = from.words()?;
+        let value = if is_signed {
+            i64::from(value.cast_signed()).cast_unsigned()
+        } else {
+            u64::from(value)
+        };
+        names.push((value, strings.get(name)));
+    }
+    Ok(names)
+}
+
+/// The same for 64-bit values.
+fn read_names64(
+    from: &mut Reader<'_>,
+    strings: &Strings<'_>,
+    count: u32,
+) -> Result<Vec<(u64, String)>, BtfError> {
+    let mut names = Vec::new();
+    for _ in 0..count {
+        let [name, low, high] = from.words()?;
+        names.push((u64::from(high) << 32 | u64::from(low), strings.get(name)));
+    }
+    Ok(names)
 }
 
 /// The unread rest.

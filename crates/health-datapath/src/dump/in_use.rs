@@ -11,8 +11,9 @@ use super::map::OpenMap;
 use super::objects::hook_of;
 use super::{DumpError, Pinned, files};
 use crate::attach::Clsact;
-use crate::layout::{self, LINK_PINS, MapLayout, PROGRAM_PINS};
-use crate::resize::formers;
+use crate::layout::{self, MapLayout};
+use crate::maps::formers;
+use crate::pin_folder::{LINK_PINS, PROGRAM_PINS};
 
 impl Pinned {
     /// The hooks where programs are attached, by program id.
@@ -43,8 +44,8 @@ impl Pinned {
         Ok(attached)
     }
 
-    /// The pin of the map that programs use. Normally the pin has the layout's name, except after a size change that was
-    /// interrupted before the programs switched to the new map.
+    /// The pin of the map that programs use. Normally the pin has the layout's name, except after a size change that
+    /// was interrupted before the programs switched to the new map.
     pub(super) fn pin_of(&self, map: &MapLayout) -> Result<PathBuf, DumpError> {
         let pin = self.dir.join(map.name);
         let formers = formers(&self.dir, map);
@@ -84,8 +85,8 @@ impl Pinned {
         Ok(unused)
     }
 
-    /// Ids of the maps that programs use: attached programs and those that they tail-call. If none is attached, the pinned
-    /// programs count.
+    /// Ids of the maps that programs use: attached programs and those that they tail-call. If none is attached, the
+    /// pinned programs count.
     fn used_maps(&self) -> Result<BTreeSet<u32>, DumpError> {
         let mut programs: BTreeSet<u32> = self.attachments()?.into_keys().collect();
         for calls in [&layout::CALLS, &layout::IP_CALLS] {

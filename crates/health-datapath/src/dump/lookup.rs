@@ -16,7 +16,9 @@ use ipnet::IpNet;
 use super::{DumpError, Pinned};
 use crate::aya_io::map_io;
 use crate::ipcache;
-use crate::layout::{self, MapLayout, PROGRAM_PINS};
+use crate::layout::{self, MapLayout};
+use crate::pin_folder::program_pin;
+use crate::program::DatapathProgram;
 use crate::services::{Connection, Tuples};
 use crate::table::Table;
 use crate::trie::Trie;
@@ -104,9 +106,9 @@ impl Pinned {
         sockets.get(key).map_err(self.reading(&layout::SOCKETS))
     }
 
-    /// Whether a program of this name is pinned.
-    pub fn has_program(&self, name: &str) -> bool {
-        self.dir.join(PROGRAM_PINS).join(name).exists()
+    /// Whether a program is pinned.
+    pub fn has_program(&self, program: DatapathProgram) -> bool {
+        program_pin(&self.dir, program).exists()
     }
 
     /// A separate descriptor for one of our maps.

@@ -9,99 +9,11 @@ use aya::Pod;
 use aya::util::nr_cpus;
 
 use super::DumpError;
+use super::kind::MapKind;
 use crate::btf::{Btf, Value};
 use crate::layout::MapLayout;
 use crate::sys;
 use crate::walk::{Batch, EntrySize, Walk};
-
-/// A number of `enum bpf_map_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MapKind(u32);
-
-impl MapKind {
-    const ARRAY: Self = Self(2);
-    const PER_CPU: [Self; 4] = [Self(5), Self(6), Self(10), Self(21)];
-
-    /// Names as bpftool writes them, by number (`include/uapi/linux/bpf.h`).
-    const NAMES: [&str; 35] = [
-        "unspec",
-        "hash",
-        "array",
-        "prog_array",
-        "perf_event_array",
-        "percpu_hash",
-        "percpu_array",
-        "stack_trace",
-        "cgroup_array",
-        "lru_hash",
-        "lru_percpu_hash",
-        "lpm_trie",
-        "array_of_maps",
-        "hash_of_maps",
-        "devmap",
-        "sockmap",
-        "cpumap",
-        "xskmap",
-        "sockhash",
-        "cgroup_storage",
-        "reuseport_sockarray",
-        "percpu_cgroup_storage",
-        "queue",
-        "stack",
-        "sk_storage",
-        "devmap_hash",
-        "struct_ops",
-        "ringbuf",
-        "inode_storage",
-        "task_storage",
-        "bloom_filter",
-        "user_ringbuf",
-        "cgrp_storage",
-        "arena",
-        "insn_array",
-    ];
-
-    /// Kinds whose entries cannot be listed: streams, sets that do not reveal their members, and storage that is looked up
-    /// by its owning object.
-    const WITHOUT_LISTING: [&str; 13] = [
-        "perf_event_array",
-        "cgroup_array",
-        "xskmap",
-        "queue",
-        "stack",
-        "sk_storage",
-        "ringbuf",
-        "inode_storage",
-        "task_storage",
-        "bloom_filter",
-        "user_ringbuf",
-        "cgrp_storage",
-        "arena",
-    ];
-
-    /// As bpftool names it (`lru_hash`, `array`).
-    pub fn name(self) -> &'static str {
-        Self::NAMES
-            .get(self.0 as usize)
-            .copied()
-            .unwrap_or("unknown")
-    }
-
-    /// Whether each CPU has its own value.
-    pub fn is_per_cpu(self) -> bool {
-        Self::PER_CPU.contains(&self)
-    }
-
-    /// Whether all entries exist from the start.
-    pub(super) fn is_array(self) -> bool {
-        self == Self::ARRAY || self.name() == "percpu_array"
-    }
-
-    /// Whether its entries can be listed.
-    pub(super) fn is_listable(self) -> bool {
-        !Self::WITHOUT_LISTING.contains(&self.name())
-    }
-}
 
 /// An open map.
 #[derive(Debug)]
@@ -172,7 +84,7 @@ impl OpenMap {
 
     /// Its kind.
     pub fn kind(&self) -> MapKind {
-        MapKind(self.info.kind)
+        MapKind::of(self.info.kind)
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -291,8 +203,8 @@ pub type Decode<T> = fn(&[u8], &[u8]) -> Option<T>;
 
 /// The entries of one map, read in batches: a reader holds no more than one batch.
 ///
-/// Each entry that exists throughout the reading is read once, whatever happens to others; `docs/maps.md` says what else may
-/// be seen.
+/// Each entry that exists throughout the reading is read once, whatever happens to others; `docs/maps.md` says what
+/// else may be seen.
 #[derive(Debug)]
 pub struct Rows<T> {
     map: OpenMap,
@@ -301,8 +213,8 @@ pub struct Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// Reads the next entries into `batch`; `None` after the last ones. Several threads may take turns, each with its own
-    /// batch.
+    /// Reads the next entries into `batch`; `None` after the last ones. Several threads may take turns, each with its
+    /// own batch.
     pub fn next<'a>(
         &'a self,
         batch: &'a mut Batch,

@@ -3,6 +3,7 @@
 mod flow;
 mod flush;
 mod in_use;
+mod kind;
 mod lookup;
 mod map;
 mod objects;
@@ -37,20 +38,23 @@ use health_model::settings::Location;
 use ipnet::IpNet;
 use map::decode;
 
-use super::btf::BtfError;
-use super::layout::{self, MapLayout, PROGRAM_PINS};
-use super::policy::PolicyMatch;
-use super::{ipcache, kernel_rtt, own, sys, trie};
+use crate::btf::BtfError;
+use crate::layout::{self, MapLayout};
+use crate::pin_folder::program_pin;
+use crate::policy::PolicyMatch;
+use crate::program::DatapathProgram;
+use crate::{ipcache, kernel_rtt, own, sys, trie};
 
-pub use super::walk::Batch;
+pub use crate::services::ServiceFlow;
+pub use crate::walk::Batch;
 pub use flow::{Flow, Translation};
 pub use flush::FlushedMap;
+pub use kind::MapKind;
 pub use lookup::PolicyQuery;
-pub use map::{Decode, EntryTypes, MapKind, OpenMap, Rows};
+pub use map::{Decode, EntryTypes, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
 pub use rtt_rows::RttRows;
-pub(crate) use services::client_port;
-pub use services::{ServiceClient, ServiceFlow};
+pub use services::ServiceClient;
 pub use xdp::KnownWay;
 
 /// Why a dump failed.
@@ -235,7 +239,7 @@ impl Pinned {
 
     /// Resets rows of round-trip times, each atomically. Returns how many of these keys have a row.
     pub fn reset_rtt(&self, keys: &[RttKey]) -> Result<usize, DumpError> {
-        let path = self.dir.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT);
+        let path = program_pin(&self.dir, DatapathProgram::RttAccount);
         let account = kernel_rtt::Account::open(&path).map_err(|error| DumpError::Kernel {
             what: "open",
             path: path.clone(),

@@ -7,8 +7,9 @@ use aya::programs::ProgramInfo;
 
 use super::map::OpenMap;
 use super::{DumpError, Pinned, files};
-use crate::layout::{PROGRAM_PINS, SOCKET_PROGRAMS, XDP_NETDEV};
 use crate::link_pin;
+use crate::pin_folder::PROGRAM_PINS;
+use crate::program::{AttachPoint, DatapathProgram};
 
 /// One pinned map.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,11 +118,16 @@ impl Pinned {
 
 /// `to_netdev_eth0` -> `eth0/egress`.
 pub(super) fn hook_of(pin_name: &str) -> String {
-    match link_pin::parse(pin_name) {
-        Some((XDP_NETDEV, device)) => format!("{device}/xdp"),
-        Some((program, device)) if program.starts_with("to_") => format!("{device}/egress"),
-        Some((_, device)) => format!("{device}/ingress"),
-        None if SOCKET_PROGRAMS.iter().any(|(name, _)| *name == pin_name) => "cgroup".to_owned(),
-        None => pin_name.to_owned(),
+    if let Some((program, device)) = link_pin::parse(pin_name) {
+        return match program.attach_point() {
+            AttachPoint::Xdp => format!("{device}/xdp"),
+            AttachPoint::Tc(direction) => format!("{device}/{direction}"),
+            _ => pin_name.to_owned(),
+        };
+    }
+    let mut of_sockets = DatapathProgram::FOR_SOCKETS.into_iter();
+    match of_sockets.any(|program| program.name() == pin_name) {
+        true => "cgroup".to_owned(),
+        false => pin_name.to_owned(),
     }
 }

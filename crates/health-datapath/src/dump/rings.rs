@@ -9,7 +9,8 @@ use super::{DumpError, Flow, Pinned, Rows};
 use crate::layout::{self, CT4_RING, CT6_RING, NAT4_RING, NAT6_RING, REVNAT4_RING, REVNAT6_RING};
 
 impl Pinned {
-    /// The slots of a ring with their keys; the protocol is 0 if a slot was never written. `None` if no ring has this name.
+    /// The slots of a ring with their keys; the protocol is 0 if a slot was never written. `None` if no ring has this
+    /// name.
     pub fn ring_rows(&self, name: &str) -> Result<Option<Rows<(u32, Flow)>>, DumpError> {
         let fours = [CT4_RING, NAT4_RING, REVNAT4_RING];
         let sixes = [CT6_RING, NAT6_RING, REVNAT6_RING];

@@ -7,39 +7,15 @@ use aya::maps::lpm_trie::Key;
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::{
-    Affinity, AffinityKey, Backend, FLOW_MOVED, Frontend, FrontendKey4, FrontendKey6, SourceRange,
+    Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, SourceRange,
 };
-use health_common::tuple::ServiceFlowParts;
 use ipnet::IpNet;
 
 use super::flow::Version;
 use super::map::decode;
 use super::{DumpError, Flow, Pinned, Rows};
 use crate::layout::{self, MapLayout};
-use crate::services::{ServiceMaps, read_source_range};
-
-/// One direction of a flow through a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServiceFlow {
-    /// The new destination for an outbound tuple, a backend; the new source for an inbound tuple, the frontend.
-    pub to: SocketAddr,
-    /// Index of the backend in `HEALTH_BACKENDS`.
-    pub backend: u32,
-    /// Number of the service's port.
-    pub service: u32,
-    /// When the flow expires unless another packet arrives: seconds of `CLOCK_MONOTONIC`. Not for TCP.
-    pub expires: u32,
-    /// [`health_common::service::FLOW_FROM_OUTSIDE`] and the other bits.
-    pub flags: u16,
-    /// Set if the backend sees the client on a port other than its own: that port for an outbound tuple, the client's own
-    /// port for an inbound one.
-    pub client_port: Option<u16>,
-}
-
-/// Computes [`ServiceFlow::client_port`] from the parts of an entry.
-pub(crate) fn client_port<A>(parts: &ServiceFlowParts<A>) -> Option<u16> {
-    (parts.flags & FLOW_MOVED != 0).then(|| u16::from_be(parts.client_port_be))
-}
+use crate::services::{ServiceFlow, ServiceMaps, client_port, read_source_range};
 
 /// A client with affinity to a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use aya::maps::{Array, Map, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, RingBuf};
 use health_common::events::{Event, MonitorFilter};
 use health_common::metrics::{Counter, Direction, Reason, metrics_index};
 use tokio::io::Interest;
@@ -13,13 +14,16 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
 use crate::aya_io::map_io;
+use crate::error::{DatapathError, map_error};
 use crate::events::{Ring, Switch};
-use crate::sys;
+use crate::maps::typed;
+use crate::{layout, sys};
 
 /// Maximum events per batch, before other tasks get a turn.
 const BATCH: usize = 1_024;
 
-/// How long the ring stays mapped without events. Shorter than the interval between loss checks, which interrupt a wait.
+/// How long the ring stays mapped without events. Shorter than the interval between loss checks, which interrupt a
+/// wait.
 const QUIET: Duration = Duration::from_millis(200);
 
 /// The ring buffer that the programs write events to.
@@ -31,11 +35,15 @@ pub struct KernelRing {
 }
 
 impl KernelRing {
-    /// Must be called in a tokio runtime.
-    pub(crate) fn new(
-        ring: RingBuf<MapData>,
-        counters: PerCpuArray<MapData, Counter>,
-    ) -> io::Result<Self> {
+    /// Opens the maps pinned in an instance's folder. Must be called in a tokio runtime.
+    pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        let ring = typed(pins, &layout::EVENTS, RingBuf::try_from)?;
+        let counters = typed(pins, &layout::METRICS, PerCpuArray::try_from)?;
+        Self::new(ring, counters)
+            .map_err(|source| map_error("poll", layout::EVENTS.name)(MapError::IoError(source)))
+    }
+
+    fn new(ring: RingBuf<MapData>, counters: PerCpuArray<MapData, Counter>) -> io::Result<Self> {
         let map = ring.as_fd().try_clone_to_owned()?;
         // SAFETY: the descriptor is not closed or replaced before it is dropped.
         let map = unsafe { AsyncFd::register_with_interest(map, Interest::READABLE) }
@@ -105,8 +113,10 @@ async fn readable(map: &AsyncFd<OwnedFd>) -> io::Result<()> {
 pub struct KernelSwitch(Mutex<Array<MapData, MonitorFilter>>);
 
 impl KernelSwitch {
-    pub(crate) fn new(filter: Array<MapData, MonitorFilter>) -> Self {
-        Self(Mutex::new(filter))
+    /// Opens the map pinned in an instance's folder.
+    pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        let filter = typed(pins, &layout::MONITOR, Array::try_from)?;
+        Ok(Self(Mutex::new(filter)))
     }
 }
 

@@ -15,9 +15,8 @@ use health_net::netlink;
 use health_net::tc::{Place, Side, Socket};
 use nix::sched::{CloneFlags, unshare};
 
-use super::{CLSACT, Feature, Need, TCX};
+use super::{BTF, CLSACT, Feature, Need, TCX};
 use crate::asm::{R0, R2, R3, R4, R5, call, exit, mov};
-use crate::kernel;
 use crate::sys::{self, CreateAttr, LinkTarget};
 
 const TC_ACT_UNSPEC: i32 = -1;
@@ -91,7 +90,7 @@ pub(super) fn features(bpf_root: &Path) -> Vec<Feature> {
         ),
         required(
             "vmlinux-btf",
-            Path::new(kernel::BTF).exists(),
+            Path::new(BTF).exists(),
             "the kernel's types are not known",
         ),
         required(

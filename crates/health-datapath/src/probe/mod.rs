@@ -45,6 +45,8 @@ pub struct Report {
     pub features: Vec<Feature>,
 }
 
+/// Type information of the kernel.
+pub(crate) const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Name of the feature of TCX links.
 pub const TCX: &str = "tcx";
 /// Name of the feature of clsact qdiscs and eBPF filters on them.

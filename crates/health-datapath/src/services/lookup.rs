@@ -6,14 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 use health_common::addr::Addr;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::service::choice::{flow_hash, ports_and_protocol};
-use health_common::service::{Affinity, AffinityKey, Backend, Frontend, Pool};
+use health_common::service::{Affinity, AffinityKey, Backend, FLOW_MOVED, Frontend, Pool};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::{ServiceFlowParts, Tuple};
 use ipnet::IpNet;
 
 use super::keys::{FrontendKey, source_range};
 use super::{ServiceMaps, ServicesError};
-use crate::dump::{ServiceFlow, client_port};
 use crate::layout;
 
 /// The endpoints of a flow, as in its first packet.
@@ -64,6 +63,29 @@ impl Connection {
             _ => None,
         }
     }
+}
+
+/// One direction of a flow through a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceFlow {
+    /// The new destination for an outbound tuple, a backend; the new source for an inbound tuple, the frontend.
+    pub to: SocketAddr,
+    /// Index of the backend in `HEALTH_BACKENDS`.
+    pub backend: u32,
+    /// Number of the service's port.
+    pub service: u32,
+    /// When the flow expires unless another packet arrives: seconds of `CLOCK_MONOTONIC`. Not for TCP.
+    pub expires: u32,
+    /// [`health_common::service::FLOW_FROM_OUTSIDE`] and the other bits.
+    pub flags: u16,
+    /// Set if the backend sees the client on a port other than its own: that port for an outbound tuple, the client's
+    /// own port for an inbound one.
+    pub client_port: Option<u16>,
+}
+
+/// Computes [`ServiceFlow::client_port`] from the parts of an entry.
+pub(crate) fn client_port<A>(parts: &ServiceFlowParts<A>) -> Option<u16> {
+    (parts.flags & FLOW_MOVED != 0).then(|| u16::from_be(parts.client_port_be))
 }
 
 impl ServiceMaps {
@@ -132,7 +154,8 @@ impl ServiceMaps {
         }
     }
 
-    /// The index of the backend that a Maglev table gives a flow, for a frontend with affinity (`is_by_client`) or without.
+    /// The index of the backend that a Maglev table gives a flow, for a frontend with affinity (`is_by_client`) or
+    /// without.
     pub fn by_maglev(
         &self,
         pool: Pool,

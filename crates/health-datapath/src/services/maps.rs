@@ -8,18 +8,18 @@ use aya::Pod;
 use aya::maps::{MapData, MapError};
 use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 use health_common::ct::{Tuple4, Tuple6};
-use health_common::service::socket::{SOCKET_ENTRIES, SocketFlow, SocketKey};
+use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::xdp::XdpTimes;
 use health_common::service::{
-    Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
-    DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
-    REVNAT_ANY_ENTRIES, REVNAT_ENTRIES, ServiceFlow4, ServiceFlow6, SourceRange,
+    Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, ServiceFlow4,
+    ServiceFlow6, SourceRange,
 };
 use health_common::tuple::Tuple;
 
 use super::{FrontendKey, ServicesError};
 use crate::aya_io::map_io;
 use crate::layout::{self, MapLayout};
+use crate::maps::ServiceMapSizes;
 use crate::sys;
 use crate::table::Table;
 use crate::trie::Trie;
@@ -67,79 +67,6 @@ fn for_each_flow_in<T: Tuple<ServiceFlow: Pod> + Pod>(
         read.map_err(|source| ServicesError::kernel("read", layout.name, source))?;
     }
     Ok(())
-}
-
-/// Maximum number of entries of each service map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServiceMapSizes {
-    /// Size of `HEALTH_SVC4` and `HEALTH_SVC6`, each.
-    pub frontends: u32,
-    /// Size of `HEALTH_BACKENDS`, whose first entry is unused.
-    pub backends: u32,
-    /// Size of `HEALTH_SLOTS`.
-    pub slots: u32,
-    /// Size of `HEALTH_MAGLEV`.
-    pub maglev: u32,
-    /// Size of `HEALTH_SOURCE_RANGES`.
-    pub source_ranges: u32,
-    /// Size of `HEALTH_AFFINITY`.
-    pub affinity: u32,
-    /// Size of `HEALTH_REVNAT4` and `HEALTH_REVNAT6`, each.
-    pub flows: u32,
-    /// Size of `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6`, each.
-    pub flows_any: u32,
-    /// Size of `HEALTH_SOCKETS`.
-    pub sockets: u32,
-}
-
-impl Default for ServiceMapSizes {
-    fn default() -> Self {
-        Self {
-            frontends: DEFAULT_FRONTENDS,
-            backends: DEFAULT_BACKENDS,
-            slots: DEFAULT_SLOTS,
-            maglev: DEFAULT_MAGLEV,
-            source_ranges: DEFAULT_SOURCE_RANGES,
-            affinity: DEFAULT_AFFINITY,
-            flows: REVNAT_ENTRIES,
-            flows_any: REVNAT_ANY_ENTRIES,
-            sockets: SOCKET_ENTRIES,
-        }
-    }
-}
-
-impl ServiceMapSizes {
-    /// Sizes if services are off.
-    pub(crate) const NONE: Self = Self {
-        frontends: 1,
-        backends: 1,
-        slots: 1,
-        maglev: 1,
-        source_ranges: 1,
-        affinity: 1,
-        flows: 1,
-        flows_any: 1,
-        sockets: 1,
-    };
-
-    /// Each map with its size.
-    pub(crate) fn all(self) -> impl Iterator<Item = (MapLayout, u32)> {
-        let all = [
-            (layout::SVC4, self.frontends),
-            (layout::SVC6, self.frontends),
-            (layout::BACKENDS, self.backends),
-            (layout::SLOTS, self.slots),
-            (layout::MAGLEV, self.maglev),
-            (layout::SOURCE_RANGES, self.source_ranges),
-            (layout::AFFINITY, self.affinity),
-            (layout::REVNAT4, self.flows),
-            (layout::REVNAT6, self.flows),
-            (layout::REVNAT_ANY4, self.flows_any),
-            (layout::REVNAT_ANY6, self.flows_any),
-            (layout::SOCKETS, self.sockets),
-        ];
-        all.into_iter()
-    }
 }
 
 impl ServiceMaps {

@@ -1,8 +1,8 @@
 //! The service maps: frontends, and the backends behind them.
 //!
-//! [`ServiceTables`] gives each service port a number, which identifies its frontends, backends and source ranges. A port
-//! changes as a whole: first its backends are written, then a pool in slots that no program reads, then each frontend
-//! atomically. Old entries are freed last, and reused only when no program can still use what it read there.
+//! [`ServiceTables`] gives each service port a number, which identifies its frontends, backends and source ranges. A
+//! port changes as a whole: first its backends are written, then a pool in slots that no program reads, then each
+//! frontend atomically. Old entries are freed last, and reused only when no program can still use what it read there.
 //!
 //! The tables take over what a former agent left: a port with a known address keeps its number, and backends keep the
 //! indexes that flows refer to.
@@ -35,14 +35,15 @@ use std::sync::Arc;
 use health_common::service::{Frontend, SourceRange};
 use ipnet::IpNet;
 
-use super::layout;
-use super::trie::Prefix;
+use crate::layout;
+use crate::trie::Prefix;
 
+pub use crate::maps::ServiceMapSizes;
 pub use change::{Change, Written};
 pub use listing::{ListedBackend, ListedFrontend};
-pub use lookup::Connection;
-pub(crate) use lookup::Tuples;
-pub use maps::{ServiceMapSizes, ServiceMaps};
+pub use lookup::{Connection, ServiceFlow};
+pub(crate) use lookup::{Tuples, client_port};
+pub use maps::ServiceMaps;
 pub use pool::{FillMaglev, MaglevBackend};
 pub use shares::SHARE;
 pub use sockets::{SocketTable, StuckSocket};
@@ -137,7 +138,8 @@ pub enum ServicesError {
         /// The length of the longest free range.
         longest: u32,
     },
-    /// The port's owner has used up its share of a map, and the rest is kept for others. The port keeps its former entries.
+    /// The port's owner has used up its share of a map, and the rest is kept for others. The port keeps its former
+    /// entries.
     #[error(
         "{map} has no room for {wanted} more entries of {owner}, which uses {used} of {size}; the last {free} are reserved for others"
     )]
@@ -271,8 +273,8 @@ impl ServiceTables {
         Ok(tables)
     }
 
-    /// Whether the tables agree with the maps, provided that only the owner writes to them. False after [`Change::commit`]
-    /// failed, until the next [`ServiceTables::read`].
+    /// Whether the tables agree with the maps, provided that only the owner writes to them. False after
+    /// [`Change::commit`] failed, until the next [`ServiceTables::read`].
     pub fn is_current(&self) -> bool {
         self.is_current
     }

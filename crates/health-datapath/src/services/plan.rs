@@ -18,7 +18,16 @@ use super::{
 use crate::layout;
 use crate::trie::Prefix;
 
+/// What a port becomes.
+#[derive(Clone, Copy)]
+struct PortChange<'a> {
+    number: u32,
+    former: &'a Port,
+    spec: &'a PortSpec,
+}
+
 /// The future entries of a port, and what must be written for them.
+#[derive(Default)]
 pub(super) struct Plan {
     pub(super) port: Port,
     pub(super) frontends: Vec<(FrontendKey, Frontend)>,
@@ -47,6 +56,16 @@ impl Plan {
             }
         }
     }
+
+    /// Retires the former pools that the port no longer has.
+    fn retire(&mut self, former: &Port) {
+        let is_kept = |range: &&Range| {
+            let mut kept = self.port.ranges.iter();
+            kept.any(|kept| kept.extent == range.extent)
+        };
+        let retired = former.ranges.iter().filter(|range| !is_kept(range));
+        self.retired = retired.map(|range| range.extent).collect();
+    }
 }
 
 impl Change<'_> {
@@ -58,7 +77,12 @@ impl Change<'_> {
         maglev: &mut dyn FillMaglev,
     ) -> Result<Plan, ServicesError> {
         let mut allocated = Vec::new();
-        let plan = self.try_plan(number, former, spec, maglev, &mut allocated);
+        let change = PortChange {
+            number,
+            former,
+            spec,
+        };
+        let plan = self.try_plan(change, maglev, &mut allocated);
         if plan.is_err() {
             for extent in allocated {
                 self.tables.arrays.release(extent);
@@ -70,57 +94,39 @@ impl Change<'_> {
     /// Adds each allocated extent to `allocated`, even if an error follows.
     fn try_plan(
         &mut self,
-        number: u32,
-        former: &Port,
-        spec: &PortSpec,
+        change: PortChange<'_>,
         maglev: &mut dyn FillMaglev,
         allocated: &mut Vec<Extent>,
     ) -> Result<Plan, ServicesError> {
-        let keys = self.keys(former, number, spec)?;
-        let source_ranges = self.source_ranges(number, former, spec)?;
+        let PortChange { former, spec, .. } = change;
+        let keys = self.keys(change)?;
+        let source_ranges = self.source_ranges(change)?;
 
-        let backends = self.backends(former, spec, allocated)?;
+        let backends = self.backends(change, allocated)?;
         let gone = former
             .backends
             .iter()
             .filter(|backend| find(&backends, backend.at).is_none());
         let mut plan = Plan {
-            frontends: Vec::new(),
-            backends: self.entries(number, former, &backends)?,
+            backends: self.entries(change, &backends)?,
             backends_gone: gone.map(|backend| backend.index).collect(),
-            slots: Vec::new(),
-            maglev: Vec::new(),
-            retired: Vec::new(),
-            has_one_pool: false,
-            fills: Vec::new(),
-            counters: Vec::new(),
             port: Port {
                 frontends: keys.keys().copied().collect(),
                 backends: backends.clone(),
                 ranges: Vec::new(),
                 source_ranges,
             },
+            ..Plan::default()
         };
 
-        let is_used = |target| {
-            let mut keys = keys.iter();
-            keys.any(|(_, frontend)| frontend.inside == target || frontend.outside == target)
-        };
-        let members = |target, list: &[BackendSpec]| -> Vec<MaglevBackend> {
-            let list = list.iter().filter(|_| is_used(target));
-            let member = |backend: &BackendSpec| {
-                Some(MaglevBackend {
-                    index: find(&backends, socket(backend.address))?.index,
-                    address: backend.address,
-                    weight: backend.weight.max(1),
-                })
-            };
-            list.filter_map(member).collect()
-        };
         let lists = [
-            members(Target::Cluster, &spec.cluster),
-            members(Target::Local, &spec.local),
-        ];
+            (Target::Cluster, &spec.cluster),
+            (Target::Local, &spec.local),
+        ]
+        .map(|(target, list)| match is_used(target, &keys) {
+            true => members(list, &backends),
+            false => Vec::new(),
+        });
         let is_weighted = spec.algorithm != health_common::service::ALGORITHM_MAGLEV
             && !lists.iter().all(|list| pool::are_equal(list));
         let [cluster, local] = lists.map(|members| {
@@ -128,21 +134,16 @@ impl Change<'_> {
             (!contents.members.is_empty()).then_some(contents)
         });
         plan.has_one_pool = cluster.is_some() != local.is_some() && former.ranges.len() == 1;
-        let cluster = self.pool(cluster, former, &mut plan, spec, maglev, allocated)?;
-        let local = self.pool(local, former, &mut plan, spec, maglev, allocated)?;
-        self.admit(number, former, &plan.port, spec, maglev.size())?;
+        let cluster = self.pool(cluster, change, &mut plan, maglev, allocated)?;
+        let local = self.pool(local, change, &mut plan, maglev, allocated)?;
+        self.admit(change, &plan.port, maglev.size())?;
         plan.fill(maglev);
-        let is_kept = |range: &&Range| {
-            let mut kept = plan.port.ranges.iter();
-            kept.any(|kept| kept.extent == range.extent)
-        };
-        let retired = former.ranges.iter().filter(|range| !is_kept(range));
-        plan.retired = retired.map(|range| range.extent).collect();
+        plan.retire(former);
 
         let value = |frontend: &FrontendSpec| Frontend {
             inside: pool_of(frontend.inside, cluster, local),
             outside: pool_of(frontend.outside, cluster, local),
-            service: number,
+            service: change.number,
             affinity_secs: spec.affinity_secs,
             flags: flags(frontend, is_weighted),
             algorithm: spec.algorithm,
@@ -159,10 +160,13 @@ impl Change<'_> {
     /// The frontends of a port, sorted by key. Fails if they do not fit.
     fn keys<'s>(
         &self,
-        former: &Port,
-        number: u32,
-        spec: &'s PortSpec,
+        change: PortChange<'s>,
     ) -> Result<BTreeMap<FrontendKey, &'s FrontendSpec>, ServicesError> {
+        let PortChange {
+            number,
+            former,
+            spec,
+        } = change;
         let mut keys = BTreeMap::new();
         for frontend in &spec.frontends {
             let key = FrontendKey::new(frontend.address, spec.protocol);
@@ -198,10 +202,13 @@ impl Change<'_> {
     /// The source ranges of a port, sorted. Fails if they do not fit.
     fn source_ranges(
         &self,
-        number: u32,
-        former: &Port,
-        spec: &PortSpec,
+        change: PortChange<'_>,
     ) -> Result<Vec<Prefix<SourceRange>>, ServicesError> {
+        let PortChange {
+            number,
+            former,
+            spec,
+        } = change;
         let ranges = spec.source_ranges.iter();
         let ranges: BTreeSet<_> = ranges.map(|net| source_range(number, *net)).collect();
         let (size, count) = (
@@ -225,10 +232,10 @@ impl Change<'_> {
     /// The backends of a port, sorted. Allocates indexes for new ones.
     fn backends(
         &mut self,
-        former: &Port,
-        spec: &PortSpec,
+        change: PortChange<'_>,
         allocated: &mut Vec<Extent>,
     ) -> Result<Vec<Known>, ServicesError> {
+        let PortChange { former, spec, .. } = change;
         let lingering = spec.lingering.iter().map(|address| socket(*address));
         let lingering = lingering.filter(|at| find(&former.backends, *at).is_some());
         let mut wanted: BTreeMap<Socket, bool> = lingering.map(|at| (at, true)).collect();
@@ -267,13 +274,12 @@ impl Change<'_> {
     /// The backend entries that must be written. A backend of which only the flag changes keeps its flow count.
     fn entries(
         &self,
-        number: u32,
-        former: &Port,
+        change: PortChange<'_>,
         backends: &[Known],
     ) -> Result<Vec<(u32, Backend)>, ServicesError> {
         let mut entries = Vec::new();
         for backend in backends {
-            let known = find(&former.backends, backend.at);
+            let known = find(&change.former.backends, backend.at);
             if known == Some(backend) {
                 continue;
             }
@@ -284,7 +290,7 @@ impl Change<'_> {
             let (addr, port_be) = backend.at;
             let entry = Backend {
                 addr,
-                service: number,
+                service: change.number,
                 port_be,
                 flags: if backend.lingers { BACKEND_LINGERS } else { 0 },
                 flows: entry.flatten().map_or(0, |entry| entry.flows),
@@ -298,12 +304,15 @@ impl Change<'_> {
     /// Fails if the port's owner would exceed its share.
     fn admit(
         &self,
-        number: u32,
-        former: &Port,
+        change: PortChange<'_>,
         port: &Port,
-        spec: &PortSpec,
         maglev_size: u32,
     ) -> Result<(), ServicesError> {
+        let PortChange {
+            number,
+            former,
+            spec,
+        } = change;
         let tables = &*self.tables;
         let mut sizes = Entries::default();
         let [frontends4, frontends6] = tables.sizes.frontends;
@@ -326,22 +335,21 @@ impl Change<'_> {
         shares.admit(number, &spec.owner, (&was, &is), &sizes, maglev_size)
     }
 
-    /// A pool with these contents: an existing pool of the port, or a new one. If no other pool fits, the port's only pool
-    /// gets the new contents in place, provided that its length is the same: each slot leads to a backend of the port before
-    /// and after.
+    /// A pool with these contents: an existing pool of the port, or a new one. If no other pool fits, the port's only
+    /// pool gets the new contents in place, provided that its length is the same: each slot leads to a backend of the
+    /// port before and after.
     fn pool(
         &mut self,
         contents: Option<Contents>,
-        former: &Port,
+        change: PortChange<'_>,
         plan: &mut Plan,
-        spec: &PortSpec,
         maglev: &mut dyn FillMaglev,
         allocated: &mut Vec<Extent>,
     ) -> Result<Pool, ServicesError> {
         let Some(contents) = contents else {
             return Ok(Pool::default());
         };
-        let known = plan.port.ranges.iter().chain(&former.ranges);
+        let known = plan.port.ranges.iter().chain(&change.former.ranges);
         let snapshot = self.tables.snapshot.as_ref();
         let mut known = known.filter(|range| range.has(&contents, snapshot, maglev));
         if let Some(range) = known.next().map(|range| range.with(&contents)) {
@@ -354,12 +362,12 @@ impl Change<'_> {
             Ok(extent) => {
                 allocated.push(extent);
                 if contents.store == Store::Slots {
-                    plan.counters.push((extent.at, self.counter(former, spec)?));
+                    plan.counters.push((extent.at, self.counter(change)?));
                 }
                 extent
             }
             Err(error @ ServicesError::Full { .. }) => {
-                let own = former.ranges.first().filter(|_| plan.has_one_pool);
+                let own = change.former.ranges.first().filter(|_| plan.has_one_pool);
                 own.filter(|own| own.can_become(&contents))
                     .ok_or(error)?
                     .extent
@@ -373,9 +381,10 @@ impl Change<'_> {
         Ok(pool)
     }
 
-    /// The round-robin counter of a port's former pool. The new pool continues it: counters that keep restarting at 0 would
-    /// favour the first backend.
-    fn counter(&self, former: &Port, spec: &PortSpec) -> Result<u32, ServicesError> {
+    /// The round-robin counter of a port's former pool. The new pool continues it: counters that keep restarting at 0
+    /// would favour the first backend.
+    fn counter(&self, change: PortChange<'_>) -> Result<u32, ServicesError> {
+        let PortChange { former, spec, .. } = change;
         let mut ranges = former.ranges.iter();
         let range = ranges.find(|range| range.extent.store == Store::Slots);
         let Some(range) = range.filter(|_| spec.algorithm == ALGORITHM_ROUND_ROBIN) else {
@@ -392,6 +401,24 @@ impl Change<'_> {
 fn find(backends: &[Known], at: Socket) -> Option<&Known> {
     let found = backends.binary_search_by_key(&at, |backend| backend.at);
     Some(&backends[found.ok()?])
+}
+
+/// Whether any frontend sends flows there.
+fn is_used(target: Target, keys: &BTreeMap<FrontendKey, &FrontendSpec>) -> bool {
+    let mut frontends = keys.values();
+    frontends.any(|frontend| frontend.inside == target || frontend.outside == target)
+}
+
+/// The backends of a list, with their indexes.
+fn members(list: &[BackendSpec], backends: &[Known]) -> Vec<MaglevBackend> {
+    let member = |backend: &BackendSpec| {
+        Some(MaglevBackend {
+            index: find(backends, socket(backend.address))?.index,
+            address: backend.address,
+            weight: backend.weight.max(1),
+        })
+    };
+    list.iter().filter_map(member).collect()
 }
 
 fn pool_of(target: Target, cluster: Pool, local: Pool) -> Pool {

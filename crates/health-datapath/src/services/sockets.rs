@@ -2,21 +2,25 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use health_common::ct::IP_PROTOCOL_UDP;
 use health_common::service::socket::{SocketFlow, SocketKey};
 use health_common::service::{Backend, Frontend, FrontendKey4, FrontendKey6};
 
 use super::keys::{FrontendKey, socket_addr};
+use crate::error::DatapathError;
+use crate::layout;
+use crate::maps::map_data;
 use crate::table::Table;
 
 /// The maps that show what such sockets are connected to.
 #[derive(Debug)]
 pub struct SocketTable {
-    pub(crate) sockets: Table<SocketKey, SocketFlow>,
-    pub(crate) backends: Table<u32, Backend>,
-    pub(crate) frontends4: Table<FrontendKey4, Frontend>,
-    pub(crate) frontends6: Table<FrontendKey6, Frontend>,
+    sockets: Table<SocketKey, SocketFlow>,
+    backends: Table<u32, Backend>,
+    frontends4: Table<FrontendKey4, Frontend>,
+    frontends6: Table<FrontendKey6, Frontend>,
 }
 
 /// A connected UDP socket whose datagrams no backend serves.
@@ -29,8 +33,18 @@ pub struct StuckSocket {
 }
 
 impl SocketTable {
-    /// The connected UDP sockets whose backend no longer serves, or whose frontend is gone. The sockets may be connected
-    /// elsewhere by now.
+    /// Opens the maps pinned in an instance's folder.
+    pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        Ok(Self {
+            sockets: Table::new(map_data(pins, &layout::SOCKETS)?),
+            backends: Table::new(map_data(pins, &layout::BACKENDS)?),
+            frontends4: Table::new(map_data(pins, &layout::SVC4)?),
+            frontends6: Table::new(map_data(pins, &layout::SVC6)?),
+        })
+    }
+
+    /// The connected UDP sockets whose backend no longer serves, or whose frontend is gone. The sockets may be
+    /// connected elsewhere by now.
     pub fn stuck(&self) -> io::Result<Vec<StuckSocket>> {
         let mut connected = Vec::new();
         self.sockets.for_each(|key, flow| {

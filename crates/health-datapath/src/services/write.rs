@@ -4,14 +4,15 @@ use health_common::service::{Backend, Frontend};
 
 use super::{Change, FrontendKey, ServicesError, Written, frontend_map};
 use crate::layout;
+use crate::maps::xdp_times;
 use crate::table::Table;
-use crate::xdp::xdp_times;
 
 /// The value of all entries of `HEALTH_SOURCE_RANGES`.
 const ALLOWED: u32 = 1;
 
 impl Change<'_> {
-    /// Writes the change. After an error, a part of it is written, and the tables must be [read](ServiceTables::read) again.
+    /// Writes the change. After an error, a part of it is written, and the tables must be [read](ServiceTables::read)
+    /// again.
     pub fn commit(mut self) -> Result<Written, ServicesError> {
         let retired = std::mem::take(&mut self.retired);
         // After an error some of these stay in use: reading finds out which.

@@ -37,8 +37,8 @@ struct CgroupLinkInfo {
     pad2: u32,
 }
 
-/// `union bpf_attr` for creating a link. Its end matches links to devices and cgroups; for XDP, everything after the flags
-/// is 0.
+/// `union bpf_attr` for creating a link. Its end matches links to devices and cgroups; for XDP, everything after the
+/// flags is 0.
 #[repr(C)]
 #[derive(Default)]
 struct LinkAttr {

@@ -6,9 +6,9 @@ use std::{fs, io};
 
 use aya_obj::generated::BPF_NOEXIST;
 use aya_obj::generated::bpf_cmd::{
-    self, BPF_MAP_CREATE, BPF_MAP_DELETE_BATCH, BPF_MAP_DELETE_ELEM, BPF_MAP_FREEZE,
-    BPF_MAP_GET_FD_BY_ID, BPF_MAP_GET_NEXT_KEY, BPF_MAP_LOOKUP_BATCH, BPF_MAP_LOOKUP_ELEM,
-    BPF_MAP_UPDATE_BATCH, BPF_MAP_UPDATE_ELEM,
+    self, BPF_MAP_CREATE, BPF_MAP_DELETE_BATCH, BPF_MAP_DELETE_ELEM, BPF_MAP_GET_FD_BY_ID,
+    BPF_MAP_GET_NEXT_KEY, BPF_MAP_LOOKUP_BATCH, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_BATCH,
+    BPF_MAP_UPDATE_ELEM,
 };
 
 use super::{IdAttr, bpf, bpf_open, object_info, open_pin};
@@ -119,10 +119,11 @@ pub(crate) fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
     Ok(info)
 }
 
-/// Reads many entries at once, starting after `cursor`, or at the first entry without one. Returns how many were copied to
-/// `keys` and `values`, and whether these were the last. `next` receives the next call's cursor.
+/// Reads many entries at once, starting after `cursor`, or at the first entry without one. Returns how many were copied
+/// to `keys` and `values`, and whether these were the last. `next` receives the next call's cursor.
 ///
-/// Cursors are opaque and as long as a key, but at least 4 bytes. `ENOSPC`: not even the next bucket of a hash map fits.
+/// Cursors are opaque and as long as a key, but at least 4 bytes. `ENOSPC`: not even the next bucket of a hash map
+/// fits.
 pub(crate) fn lookup_batch(
     map: BorrowedFd<'_>,
     cursor: Option<&[u8]>,
@@ -151,8 +152,8 @@ pub(crate) fn lookup_batch(
     }
 }
 
-/// Writes many entries in sequence; keys and values are in memory order. An error comes with the number of entries that were
-/// written.
+/// Writes many entries in sequence; keys and values are in memory order. An error comes with the number of entries that
+/// were written.
 pub(crate) fn update_batch(
     map: BorrowedFd<'_>,
     keys: &[u8],
@@ -270,16 +271,4 @@ fn element(
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// Writes the single value of an array and makes the map read-only for user space.
-pub(crate) fn fill_and_freeze(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<()> {
-    let key = 0_u32;
-    let key = std::ptr::from_ref(&key) as u64;
-    element(BPF_MAP_UPDATE_ELEM, map, key, value.as_ptr() as u64)?;
-    let mut attr = ElementAttr {
-        map_fd: map.as_raw_fd() as u32,
-        ..ElementAttr::default()
-    };
-    bpf(BPF_MAP_FREEZE, &mut attr)
 }

@@ -1,5 +1,5 @@
-//! The bpf(2) calls that aya lacks: reading maps of any layout, their type information, programs as the verifier sees them,
-//! and the devices of links.
+//! The bpf(2) calls that aya lacks: reading maps of any layout, their type information, small programs, and the devices
+//! of links.
 
 mod btf;
 mod link;
@@ -19,12 +19,11 @@ pub(crate) use self::link::{
     LinkTarget, cgroup_link, create_link, detach_link, device_of_link, update_link,
 };
 pub(crate) use self::map::{
-    CreateAttr, MapInfo, add, create_map, delete, delete_batch, fill_and_freeze, lookup,
-    lookup_batch, map_by_id, map_info, next_key, open_map, set, update_batch, wait_for_programs,
+    CreateAttr, MapInfo, add, create_map, delete, delete_batch, lookup, lookup_batch, map_by_id,
+    map_info, next_key, open_map, set, update_batch, wait_for_programs,
 };
 pub(crate) use self::program::{
-    Unverified, jited_len, load_classifier, program_id, refusal, run_classifier,
-    run_raw_tracepoint, verify_program,
+    jited_len, load_classifier, program_id, run_classifier, run_raw_tracepoint,
 };
 
 /// `union bpf_attr` for opening an object by its id.

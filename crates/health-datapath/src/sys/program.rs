@@ -1,6 +1,5 @@
-//! Programs, and the verifier's output about them.
+//! Programs: loading, running and querying them.
 
-use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
@@ -10,15 +9,6 @@ use aya_obj::generated::bpf_prog_type::{
 };
 
 use super::{bpf, bpf_open, object_info};
-
-/// Makes the verifier log the paths that it explored.
-const BPF_LOG_WAYS: u32 = 1;
-/// Size of that log; from Linux 6.4 on, the kernel truncates a longer log at its start.
-const WAYS_LEN: usize = 1 << 24;
-/// Makes the verifier log only its statistics.
-const BPF_LOG_STATS: u32 = 4;
-/// More than those need: three lines, and a number per function.
-const STATS_LEN: usize = 16 << 10;
 
 /// The start of `struct bpf_prog_info`.
 #[repr(C)]
@@ -47,7 +37,6 @@ struct RunAttr {
 
 /// `union bpf_attr` for loading a program.
 #[repr(C)]
-#[derive(Default)]
 struct ProgramAttr {
     kind: u32,
     /// Number of instructions.
@@ -57,19 +46,6 @@ struct ProgramAttr {
     log_level: u32,
     log_size: u32,
     log_buf: u64,
-    kern_version: u32,
-    flags: u32,
-    name: [u8; 16],
-    ifindex: u32,
-    expected_attach_type: u32,
-    btf: u32,
-    func_info_rec_size: u32,
-    func_info: u64,
-    func_info_cnt: u32,
-    line_info_rec_size: u32,
-    line_info: u64,
-    line_info_cnt: u32,
-    pad: u32,
 }
 
 /// Loads a tc program. If the verifier refuses it, its output goes to `log`.
@@ -101,7 +77,6 @@ fn load(kind: bpf_prog_type, instructions: &[u64], log: &mut [u8]) -> io::Result
         } else {
             log.as_mut_ptr() as u64
         },
-        ..ProgramAttr::default()
     };
     bpf_open(BPF_PROG_LOAD, &mut attr)
 }
@@ -131,76 +106,4 @@ pub(crate) fn jited_len(program: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = ProgramInfo::default();
     object_info(program, &mut info)?;
     Ok(info.jited_len)
-}
-
-/// A program for the verifier.
-pub(crate) struct Unverified<'a> {
-    /// Its kind, and its hook if the kind has several.
-    pub(crate) kind: bpf_prog_type,
-    pub(crate) hook: u32,
-    /// A sequence of `struct bpf_insn`.
-    pub(crate) instructions: Vec<u8>,
-    pub(crate) license: &'a CStr,
-    /// Types of its functions.
-    pub(crate) types: Option<BorrowedFd<'a>>,
-    /// Records about functions and lines, each with the length of one record.
-    pub(crate) func_info: (&'a [u8], usize),
-    pub(crate) line_info: (&'a [u8], usize),
-}
-
-/// Loads a program and returns the verifier's statistics (`BPF_LOG_STATS`).
-pub(crate) fn verify_program(program: &Unverified<'_>) -> io::Result<(OwnedFd, String)> {
-    let mut log = vec![0_u8; STATS_LEN];
-    let program = load_with_log(program, BPF_LOG_STATS, &mut log)?;
-    Ok((program, text_of(&log)))
-}
-
-/// The verifier's last message about a program that it refuses; empty if it accepts the program.
-pub(crate) fn refusal(program: &Unverified<'_>) -> String {
-    let mut log = vec![0_u8; WAYS_LEN];
-    if load_with_log(program, BPF_LOG_WAYS, &mut log).is_ok() {
-        return String::new();
-    }
-    // The statistics come last.
-    let said = text_of(&log);
-    let mut lines = said
-        .lines()
-        .rev()
-        .skip_while(|line| line.starts_with("processed "));
-    lines.next().unwrap_or_default().to_owned()
-}
-
-fn text_of(log: &[u8]) -> String {
-    let end = log.iter().position(|&byte| byte == 0);
-    String::from_utf8_lossy(&log[..end.unwrap_or(log.len())]).into_owned()
-}
-
-fn load_with_log(program: &Unverified<'_>, level: u32, log: &mut [u8]) -> io::Result<OwnedFd> {
-    let records = |(bytes, length): (&[u8], usize)| {
-        let count = bytes.len().checked_div(length).unwrap_or(0);
-        (bytes.as_ptr() as u64, length as u32, count as u32)
-    };
-    let (func_info, func_info_rec_size, func_info_cnt) = records(program.func_info);
-    let (line_info, line_info_rec_size, line_info_cnt) = records(program.line_info);
-    let mut attr = ProgramAttr {
-        kind: program.kind as u32,
-        expected_attach_type: program.hook,
-        instructions: (program.instructions.len() / 8) as u32,
-        insns: program.instructions.as_ptr() as u64,
-        license: program.license.as_ptr() as u64,
-        log_level: level,
-        log_size: log.len() as u32,
-        log_buf: log.as_mut_ptr() as u64,
-        ..ProgramAttr::default()
-    };
-    if let Some(types) = program.types {
-        attr.btf = types.as_raw_fd() as u32;
-        attr.func_info = func_info;
-        attr.func_info_rec_size = func_info_rec_size;
-        attr.func_info_cnt = func_info_cnt;
-        attr.line_info = line_info;
-        attr.line_info_rec_size = line_info_rec_size;
-        attr.line_info_cnt = line_info_cnt;
-    }
-    bpf_open(BPF_PROG_LOAD, &mut attr)
 }

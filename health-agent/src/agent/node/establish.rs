@@ -13,11 +13,10 @@ use health_common::config::{
 use health_common::endpoint::EndpointInfo;
 use health_common::service::NUMBER_MASK;
 use health_common::service::xdp::XDP_FLOWS;
-use health_datapath::loader::{LoadSettings, ProgramLog};
-use health_datapath::pin_folder;
-use health_datapath::process;
 use health_datapath::services::{SHARE, ServiceMapSizes};
-use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
+use health_datapath::{
+    Attachments, Datapath, LoadSettings, MapSizes, ProgramLog, Workload, pin_folder, process,
+};
 use health_endpoint::health::{self, HealthEndpoint, HealthEndpointSpec, forwarding};
 use health_endpoint::workload::SavedEndpoint;
 use health_mesh::hello::{Identity, Responder};
@@ -167,7 +166,7 @@ impl NodeDatapath {
         datapath.set_xdp(config.services.xdp());
         datapath.adopt_workloads(workloads);
         datapath.set_masquerade(masquerade)?;
-        log::forward(&mut datapath)?;
+        datapath.forward_log()?;
         Ok(datapath)
     }
 

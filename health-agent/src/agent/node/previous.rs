@@ -1,6 +1,6 @@
 //! What existed before an agent's start, for a start that fails.
 
-use health_datapath::pin_folder;
+use health_datapath::Datapath;
 use health_endpoint::health::{self, DEVICE, HealthEndpointSpec};
 use health_model::settings::Location;
 use health_net::link;
@@ -32,7 +32,7 @@ impl PreviousState {
     /// Removes what exists now and did not exist then.
     pub(super) async fn restore(self, spec: &HealthEndpointSpec) {
         if !self.pins
-            && let Err(error) = pin_folder::remove(&self.location)
+            && let Err(error) = Datapath::remove(&self.location)
         {
             warn!(%error, "cannot remove the pins of the failed start");
         }

@@ -13,8 +13,7 @@ use health_common::tuple::Tuple as _;
 use health_datapath::collect::KernelTables;
 use health_datapath::conntrack::{CollectionOutcome, Family, Tables as _};
 use health_datapath::dump::Pinned;
-use health_datapath::loader::{Datapath, LoadSettings};
-use health_datapath::{MapSizes, layout};
+use health_datapath::{Datapath, LoadSettings, MapSizes, layout};
 use health_model::settings::Location;
 
 use crate::bench::lookups::look_up_all;

@@ -3,6 +3,7 @@
 use health_common::ct::IP_PROTOCOL_SCTP;
 use health_common::service::outside::is_own;
 use health_common::service::{FRONTEND_HOST_ONLY, Frontend, Origin};
+use health_datapath::DatapathProgram;
 use health_datapath::services::Connection;
 use health_model::api::{SourceKind, TracedSource};
 
@@ -51,7 +52,7 @@ impl TraceHook {
     ) -> Option<&'static str> {
         let is_host_only = frontend.flags & FRONTEND_HOST_ONLY != 0;
         match self {
-            Self::Socket if !kernel.pinned.has_program("sock_connect4") => {
+            Self::Socket if !kernel.pinned.has_program(DatapathProgram::SockConnect4) => {
                 Some("host sockets cannot reach services")
             }
             Self::Socket if flow.protocol == IP_PROTOCOL_SCTP => {
@@ -62,7 +63,7 @@ impl TraceHook {
                 Some("only this node's sockets can reach a service at a loopback address")
             }
             Self::Endpoint => None,
-            Self::Uplink if !kernel.pinned.has_program("to_service") => {
+            Self::Uplink if !kernel.pinned.has_program(DatapathProgram::ToService) => {
                 Some("packets from outside the node cannot reach services")
             }
             Self::Uplink if is_own(source.endpoint.is_some(), || source.identity) => {

@@ -6,11 +6,10 @@ use health_common::service::NUMBER_MASK;
 use tracing::info;
 
 use super::copy::{for_each, is_set};
-use super::open;
-use crate::DatapathError;
+use crate::error::{DatapathError, file_error};
 use crate::layout::{BACKENDS, MapLayout, SOURCE_RANGES, SVC4, SVC6};
-use crate::loader::file_error;
-use crate::services::ServiceMapSizes;
+use crate::maps::ServiceMapSizes;
+use crate::maps::open::open;
 
 /// A map may become at most this many times its configured size.
 const MOST: u32 = 8;

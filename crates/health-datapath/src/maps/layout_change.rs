@@ -5,30 +5,31 @@
 
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fs, io};
 
 use health_common::LAYOUT_VERSION;
 use tracing::{info, warn};
 
-use super::DatapathError;
-use super::layout::{CONFIG, ENDPOINT_MAPS, FAMILIES, LINK_PINS, MAPS, MapLayout, OWN_MAPS};
-use super::loader::file_error;
-use super::pin_folder::{make_folder, remove_tree};
-use super::resize::{formers, open};
-use super::sys;
+use super::open::{formers, open};
+use crate::error::{DatapathError, file_error};
+use crate::layout::{CONFIG, ENDPOINT_MAPS, FAMILIES, MAPS, MapLayout, OWN_MAPS};
+use crate::pin_folder::{LINK_PINS, make_folder, remove_tree, set_aside};
+use crate::sys;
 
-/// Ensures that the pin folder has no maps of another layout, and that all active links stay pinned: there, or in the folder
-/// set aside.
-pub(super) fn make_room(pins: &Path) -> Result<(), DatapathError> {
+/// Ensures that the pin folder has no maps of another layout, and that all active links stay pinned: there, or in the
+/// folder set aside.
+pub(crate) fn make_room(pins: &Path) -> Result<(), DatapathError> {
     let aside = set_aside(pins);
     if has_other_layout(pins)? {
         if aside.exists() {
-            // A layout change was interrupted. The links of the earlier programs are set aside; this folder has the links
-            // that the change had already taken over, which are the same ones, and those that it created.
+            // A layout change was interrupted. The links of the earlier programs are set aside; this folder has the
+            // links that the change had already taken over, which are the same ones, and those that it created.
             move_links(pins, &aside)?;
+            // No link is left there, so this detaches nothing.
             remove_tree(pins)?;
         } else {
+            // All maps and links stay pinned, so the programs serve on.
             fs::rename(pins, &aside).map_err(file_error("rename", pins))?;
         }
     }
@@ -36,25 +37,31 @@ pub(super) fn make_room(pins: &Path) -> Result<(), DatapathError> {
         return Ok(());
     }
     if !pins.exists() && !has_other_layout(&aside)? {
+        // The version that left this folder is back before another one has replaced anything.
         return fs::rename(&aside, pins).map_err(file_error("rename", &aside));
     }
     share_maps(&aside, pins)
 }
 
-/// The folder beside `pins` for maps of another layout. No instance's name has an underscore.
-pub(super) fn set_aside(pins: &Path) -> PathBuf {
-    let mut name = pins.file_name().unwrap_or_default().to_owned();
-    name.push("_old");
-    pins.with_file_name(name)
-}
-
 /// Whether programs of another layout exist whose maps do not describe the endpoints that they serve.
-pub(super) fn has_other_endpoints(pins: &Path) -> bool {
+pub(crate) fn has_other_endpoints(pins: &Path) -> bool {
     let aside = set_aside(pins);
     aside.exists()
         && !ENDPOINT_MAPS
             .iter()
             .all(|map| is_same(&pins.join(map.name), &aside.join(map.name)))
+}
+
+/// Removes what an agent of another map layout left. Must be called when the new programs serve everything that the
+/// former ones did.
+pub(crate) fn remove_set_aside(pins: &Path) -> Result<(), DatapathError> {
+    let aside = set_aside(pins);
+    if aside.exists() {
+        // The links in use are pinned in the instance's folder by now, as are the maps that both layouts share.
+        remove_tree(&aside)?;
+        info!(pins = %aside.display(), "removed the maps of the former layout");
+    }
+    Ok(())
 }
 
 /// Moves all pinned links from one instance's folder to another, replacing those with the same name.
@@ -68,6 +75,7 @@ fn move_links(from: &Path, to: &Path) -> Result<(), DatapathError> {
     for entry in entries {
         let entry = entry.map_err(file_error("read", &from))?;
         let path = entry.path();
+        // It stays pinned all the time. A pin that it replaces is of the same link.
         fs::rename(&path, to.join(entry.file_name())).map_err(file_error("rename", &path))?;
     }
     Ok(())
@@ -124,7 +132,8 @@ fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
         if to.join(map.name).exists() {
             continue;
         }
-        // First comes what an interrupted size change has not copied yet: a pin of the map itself means that both are there.
+        // First comes what an interrupted size change has not copied yet: a pin of the map itself means that both are
+        // there.
         for shared in formers(from, map).into_iter().chain([from.join(map.name)]) {
             let pin = shared.file_name().map(|name| to.join(name));
             if let Some(pin) = pin.filter(|pin| !pin.exists()) {

@@ -1,5 +1,7 @@
 //! RTT rows: read from the map as consistent snapshots, and written through a kernel program.
 
+mod connections;
+
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -17,11 +19,15 @@ use health_common::rtt::{
     AccountRequest, BUSY, RttKey, RttRow, UNKNOWN_PEER,
 };
 
-use super::aya_io::{map_io, program_io};
-use super::connections::Connections;
-use super::sys;
-use super::walk::{EntrySize, walk};
+use crate::aya_io::{map_io, program_io};
+use crate::error::DatapathError;
+use crate::maps::{map_data, typed};
+use crate::program::DatapathProgram;
+use crate::programs::open_classifier;
 use crate::rtt_store::{Connection, LossOutcome, Measurement, RttStore};
+use crate::walk::{EntrySize, walk};
+use crate::{layout, sys};
+use connections::Connections;
 
 /// Maximum attempts at a row that others are writing. They finish within a microsecond, unless their virtual CPU is
 /// descheduled.
@@ -36,18 +42,15 @@ pub struct KernelRtt {
 }
 
 impl KernelRtt {
-    pub(super) fn new(
-        rows: HashMap<MapData, RttKey, RttRow>,
-        inflight: MapData,
-        account: Account,
-        connections: Connections,
-    ) -> Self {
-        Self {
+    /// Opens the maps and the programs pinned in an instance's folder.
+    pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        let rows = typed(pins, &layout::RTT, HashMap::try_from)?;
+        Ok(Self {
             rows: Mutex::new(rows),
-            inflight,
-            account,
-            connections,
-        }
+            inflight: map_data(pins, &layout::INFLIGHT)?,
+            account: open_classifier(pins, DatapathProgram::RttAccount).map(Account)?,
+            connections: Connections::from_pins(pins)?,
+        })
     }
 
     fn rows(&self) -> MutexGuard<'_, HashMap<MapData, RttKey, RttRow>> {
@@ -89,7 +92,7 @@ impl KernelRtt {
 }
 
 /// The pinned program `rtt_account`.
-pub(super) struct Account(SchedClassifier);
+pub(crate) struct Account(SchedClassifier);
 
 /// The outcome of a request to `rtt_account`.
 enum Answer {
@@ -104,7 +107,7 @@ enum Answer {
 
 impl Account {
     /// Opens the program's pin.
-    pub(super) fn open(pin: &Path) -> Result<Self, ProgramError> {
+    pub(crate) fn open(pin: &Path) -> Result<Self, ProgramError> {
         SchedClassifier::from_pin(pin).map(Self)
     }
 
@@ -137,7 +140,7 @@ impl Account {
     }
 
     /// Resets a row. Returns `false` if it does not exist.
-    pub(super) fn reset(&self, key: RttKey) -> io::Result<bool> {
+    pub(crate) fn reset(&self, key: RttKey) -> io::Result<bool> {
         let answer = self.ask(AccountRequest {
             key,
             operation: ACCOUNT_RESET,
@@ -148,7 +151,7 @@ impl Account {
 }
 
 /// Reads a consistent snapshot of a row, with as many copies as that takes; `None` if the row does not exist.
-pub(super) fn row_of_one_moment(
+pub(crate) fn row_of_one_moment(
     copy: impl Fn() -> io::Result<Option<RttRow>>,
 ) -> io::Result<Option<RttRow>> {
     patiently(|| {
@@ -160,7 +163,7 @@ pub(super) fn row_of_one_moment(
 }
 
 /// Retries an attempt while the row is busy.
-pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -> io::Result<T> {
+fn patiently<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -> io::Result<T> {
     for _ in 0..ATTEMPTS {
         if let Some(result) = attempt()? {
             return Ok(result);

@@ -1,11 +1,11 @@
 //! Maps that change size: new maps replace the former ones, whose entries are carried over while packets keep flowing.
 //!
 //! The former map's pin is set aside, so that the loader creates a new map. All entries are copied first; entries that
-//! programs write after that are copied right before the programs are replaced and right after. Between these two copies,
-//! programs start no flow whose packets would be lost on programs that do not know it: see
-//! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that stops earlier puts the pins back. A start
-//! that is killed leaves both pins, and the next start copies what is missing. Since it is then unknown whether programs use
-//! the former map or the new one, both are former maps if the next start wants a third size.
+//! programs write after that are copied right before the programs are replaced and right after. Between these two
+//! copies, programs start no flow whose packets would be lost on programs that do not know it: see
+//! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that stops earlier puts the pins back. A
+//! start that is killed leaves both pins, and the next start copies what is missing. Since it is then unknown whether
+//! programs use the former map or the new one, both are former maps if the next start wants a third size.
 
 mod copy;
 mod growth;
@@ -14,20 +14,18 @@ mod sizes;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::os::fd::OwnedFd;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use aya::EbpfLoader;
-use aya::maps::MapData;
 use aya_obj::generated::bpf_map_type;
 use tracing::{info, warn};
 
-use super::layout::MapLayout;
-use super::loader::{file_error, map_error};
-use super::pin_folder::remove_tree;
+use super::open::{former, formers, map_data, open};
 use super::rings::Ring;
-use super::{DatapathError, sys};
+use crate::error::{DatapathError, file_error};
+use crate::layout::MapLayout;
+use crate::pin_folder::remove_tree;
 use copy::{copy_entries, copy_places, needed};
 use open_flows::OpenFlows;
 use sizes::{Contents, SizedMap};
@@ -38,7 +36,7 @@ const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
 
 /// Maps that are changing size.
 #[derive(Debug)]
-pub(super) struct PendingResize {
+pub(crate) struct PendingResize {
     pins: PathBuf,
     maps: Vec<SizedMap>,
     /// Maps that only this start has set aside, while no program uses the new ones.
@@ -49,7 +47,7 @@ pub(super) struct PendingResize {
 
 impl PendingResize {
     /// Sets pinned maps of other sizes aside. Service maps that are nearly full get more space than requested.
-    pub(super) fn prepare(pins: &Path, sizes: MapSizes) -> Result<Self, DatapathError> {
+    pub(crate) fn prepare(pins: &Path, sizes: MapSizes) -> Result<Self, DatapathError> {
         let services = sizes.services;
         let services = services.map(|services| growth::with_room(pins, services));
         let sizes = MapSizes {
@@ -70,7 +68,7 @@ impl PendingResize {
     }
 
     /// Makes the loader create missing maps in their sizes.
-    pub(super) fn apply(&self, loader: &mut EbpfLoader<'_>) {
+    pub(crate) fn apply(&self, loader: &mut EbpfLoader<'_>) {
         for (map, size) in &self.sizes {
             loader.map_max_entries(map.name, *size);
         }
@@ -99,6 +97,7 @@ impl PendingResize {
         if !pin.exists()
             && let Some(last) = formers.pop()
         {
+            // A start was killed before it created the new map: this one gets its name back.
             rename(&last, &pin)?;
         }
         // After an interrupted change, whichever map the programs use: copies entries that only the former map has.
@@ -127,6 +126,7 @@ impl PendingResize {
             }
             return Ok(info.max_entries);
         }
+        // Programs keep using the map. It stays pinned, and if this start fails, it gets its name back.
         rename(&pin, &former(&self.pins, &map, formers.len()))?;
         let becomes = match contents {
             Contents::Unwanted => "no service is served",
@@ -161,8 +161,8 @@ impl PendingResize {
         Ok(())
     }
 
-    /// Copies what programs have written so far, and removes the former maps. Must be called when no program uses them any
-    /// more.
+    /// Copies what programs have written so far, and removes the former maps. Must be called when no program uses them
+    /// any more.
     pub(super) fn finish(&mut self) -> Result<(), DatapathError> {
         let copied = self.copy_all(Contents::is_of_programs)?;
         for (sized, entries) in std::mem::take(&mut self.maps).into_iter().zip(copied) {
@@ -250,17 +250,14 @@ impl PendingResize {
 
     /// Writes the keys of a new table to its ring.
     fn note_keys(&self, sized: &SizedMap) -> Result<(), DatapathError> {
-        let open = |layout: &MapLayout| {
-            MapData::from_pin(self.pins.join(layout.name)).map_err(map_error("open", layout.name))
-        };
-        let Some(ring) = Ring::open(&sized.map, open)? else {
+        let Some(ring) = Ring::open(&self.pins, &sized.map)? else {
             return Ok(());
         };
-        ring.rebuild(&sized.map, &open(&sized.map)?)
-            .map_err(file_error(
-                "record the keys of",
-                &self.pins.join(sized.map.name),
-            ))
+        let table = map_data(&self.pins, &sized.map)?;
+        ring.rebuild(&sized.map, &table).map_err(file_error(
+            "record the keys of",
+            &self.pins.join(sized.map.name),
+        ))
     }
 }
 
@@ -270,33 +267,11 @@ impl Drop for PendingResize {
             let Some(last) = formers(&self.pins, map).pop() else {
                 continue;
             };
+            // No program uses the new map, whose pin this replaces.
             if let Err(error) = rename(&last, &self.pins.join(map.name)) {
                 warn!(%error, "cannot restore the former maps");
             }
         }
-    }
-}
-
-/// The pins of the maps that a map replaces, oldest first.
-pub(super) fn formers(pins: &Path, map: &MapLayout) -> Vec<PathBuf> {
-    let pins = (0..).map(|number| former(pins, map, number));
-    pins.take_while(|pin| pin.exists()).collect()
-}
-
-/// The pin of a replaced map, after `number` earlier ones, which were set aside before interrupted changes and which
-/// programs may still use.
-fn former(pins: &Path, map: &MapLayout, number: usize) -> PathBuf {
-    match number {
-        0 => pins.join(format!("{}_former", map.name)),
-        more => pins.join(format!("{}_former{}", map.name, more + 1)),
-    }
-}
-
-/// Opens a pinned map; `None` if nothing is pinned there.
-pub(super) fn open(pin: &Path) -> Result<Option<(OwnedFd, sys::MapInfo)>, DatapathError> {
-    match sys::open_map(pin) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        result => result.map_err(file_error("open", pin)),
     }
 }
 

@@ -1,17 +1,16 @@
 //! Measures the kernel verifier's work for each program of an object, as the verifier reports it.
 
+mod kernel;
+
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
-use aya::maps::{MapData, MapError};
-use aya::{Btf, BtfError};
+use anyhow::Context as _;
+use aya::Btf;
+use aya::maps::MapData;
 use aya_obj::generated::{bpf_attach_type, bpf_insn, bpf_map_type, bpf_prog_type};
-use aya_obj::relocation::EbpfRelocationError;
-use aya_obj::{EbpfSectionKind, Function, Map, Object, ParseError, ProgramSection};
-
-use super::sys;
+use aya_obj::{EbpfSectionKind, Function, Map, Object, ProgramSection};
 
 /// A program as the verifier saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,73 +33,26 @@ pub struct VerifiedProgram {
     pub jited: u32,
 }
 
-/// Why an object could not be verified.
-#[derive(Debug, thiserror::Error)]
-pub enum VerifierError {
-    /// It is not an object with programs.
-    #[error("cannot read the object")]
-    Parse(#[from] ParseError),
-    /// The type information of the object or of the kernel is unusable.
-    #[error("cannot use the object's types")]
-    Btf(#[from] BtfError),
-    /// The object's types do not match the kernel's.
-    #[error("cannot relocate the object to the kernel's types")]
-    BtfRelocation(#[from] aya_obj::btf::BtfRelocationError),
-    /// Its references cannot be resolved.
-    #[error("cannot link the object")]
-    Relocation(#[from] EbpfRelocationError),
-    /// The kernel refused a map.
-    #[error("cannot create map {name}")]
-    Map {
-        /// Its name.
-        name: String,
-        /// The cause.
-        source: MapError,
-    },
-    /// A system call failed.
-    #[error("cannot {what}")]
-    Kernel {
-        /// What was attempted.
-        what: String,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The verifier refused a program.
-    #[error("the kernel's verifier rejects {name}: {said}")]
-    Refused {
-        /// Its name.
-        name: String,
-        /// The verifier's last message.
-        said: String,
-        /// The system call's error.
-        source: io::Error,
-    },
-    /// The verifier's log has an unknown form.
-    #[error("the verifier log of {name} has an unknown form: {log:?}")]
-    Log {
-        /// The program's name.
-        name: String,
-        /// The log.
-        log: String,
-    },
-}
-
-/// Makes the kernel verify each program of an object, with separate maps that disappear after this call. Attaches and pins
-/// nothing.
-pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
-    let mut object = Object::parse(object)?;
+/// Makes the kernel verify each program of an object, with separate maps that disappear after this call. Attaches and
+/// pins nothing.
+pub fn verify(object: &[u8]) -> anyhow::Result<Vec<VerifiedProgram>> {
+    let mut object = Object::parse(object).context("cannot read the object")?;
     let features = aya::features();
-    let kernel = |what: String| move |source| VerifierError::Kernel { what, source };
     let types = match features.btf() {
-        Some(btf) => object.fixup_and_sanitize_btf(btf)?,
+        Some(btf) => object
+            .fixup_and_sanitize_btf(btf)
+            .context("cannot use the object's types")?,
         None => None,
     };
     let types: Option<OwnedFd> = types
-        .map(|types| sys::load_btf(&types.to_bytes()))
+        .map(|types| kernel::load_btf(&types.to_bytes()))
         .transpose()
-        .map_err(kernel("load the object's types".to_owned()))?;
+        .context("cannot load the object's types")?;
     if object.has_btf_relocations() {
-        object.relocate_btf(&Btf::from_sys_fs()?)?;
+        let types = Btf::from_sys_fs().context("cannot use the kernel's types")?;
+        object
+            .relocate_btf(&types)
+            .context("cannot relocate the object to the kernel's types")?;
     }
     let maps = make_maps(&mut object, types.as_ref())?;
     let text = object.functions.keys().map(|(section, _)| *section);
@@ -108,8 +60,10 @@ pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
     let references = maps
         .iter()
         .map(|(name, (definition, map))| (name.as_str(), map.fd().as_fd().as_raw_fd(), definition));
-    object.relocate_maps(references, &text)?;
-    object.relocate_calls(&text)?;
+    object
+        .relocate_maps(references, &text)
+        .and_then(|()| object.relocate_calls(&text))
+        .context("cannot link the object")?;
     object.sanitize_functions(features);
 
     let mut verified = Vec::new();
@@ -120,7 +74,7 @@ pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
         let func_info = function.func_info.func_info_bytes();
         let line_info = function.line_info.line_info_bytes();
         let (kind, hook) = kind(&program.section);
-        let unverified = sys::Unverified {
+        let unverified = kernel::Unverified {
             kind,
             hook,
             instructions: instruction_bytes(function),
@@ -129,20 +83,17 @@ pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
             func_info: (&func_info, function.func_info_rec_size),
             line_info: (&line_info, function.line_info_rec_size),
         };
-        let (loaded, log) =
-            sys::verify_program(&unverified).map_err(|source| VerifierError::Refused {
-                name: name.clone(),
-                said: sys::refusal(&unverified),
-                source,
-            })?;
-        let log = read_log(&log).ok_or_else(|| VerifierError::Log {
-            name: name.clone(),
-            log: log.clone(),
+        let (loaded, log) = kernel::verify_program(&unverified).with_context(|| {
+            let said = kernel::refusal(&unverified);
+            format!("the kernel's verifier rejects {name}: {said}")
         })?;
+        let log = read_log(&log)
+            .with_context(|| format!("the verifier log of {name} has an unknown form: {log:?}"))?;
         verified.push(VerifiedProgram {
             name: name.clone(),
             instructions: function.instructions.len(),
-            jited: sys::jited_len(loaded.as_fd()).map_err(kernel(format!("query {name}")))?,
+            jited: kernel::jited_len(loaded.as_fd())
+                .with_context(|| format!("cannot query {name}"))?,
             ..log
         });
     }
@@ -172,25 +123,19 @@ const TABLE_ENTRIES: u32 = 1024;
 fn make_maps(
     object: &mut Object,
     types: Option<&OwnedFd>,
-) -> Result<HashMap<String, (Map, MapData)>, VerifierError> {
+) -> anyhow::Result<HashMap<String, (Map, MapData)>> {
     let mut maps = HashMap::new();
     for (name, mut definition) in object.maps.drain() {
         if matches!(definition.map_type(), HASH | LRU_HASH | LPM_TRIE) {
             definition.set_max_entries(TABLE_ENTRIES);
         }
         let types = types.map(|types| types.as_fd());
-        let map = match MapData::create(definition.clone(), &name, types) {
-            Ok(map) => map,
-            Err(source) => return Err(VerifierError::Map { name, source }),
-        };
+        let map = MapData::create(definition.clone(), &name, types)
+            .with_context(|| format!("cannot create map {name}"))?;
         if definition.section_kind() == EbpfSectionKind::Rodata {
             // The verifier knows the values of read-only data.
-            sys::fill_and_freeze(map.fd().as_fd(), definition.data()).map_err(|source| {
-                VerifierError::Kernel {
-                    what: format!("fill map {name}"),
-                    source,
-                }
-            })?;
+            kernel::fill_and_freeze(map.fd().as_fd(), definition.data())
+                .with_context(|| format!("cannot fill map {name}"))?;
         }
         maps.insert(name, (definition, map));
     }

@@ -7,7 +7,7 @@ use crate::layout::{
     BACKENDS, CT_ANY4, CT_ANY6, CT4, CT6, MAGLEV, MapLayout, NAT_ANY4, NAT_ANY6, NAT4, NAT6, SLOTS,
     SOURCE_RANGES, SVC4, SVC6, XDP_FLOWS4, XDP_FLOWS6, ring_of,
 };
-use crate::services::ServiceMapSizes;
+use crate::maps::ServiceMapSizes;
 
 /// Maximum entries of the maps with configurable size, per IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

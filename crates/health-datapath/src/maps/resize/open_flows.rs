@@ -1,5 +1,5 @@
-//! Flows that take precedence if a smaller TCP table cannot hold all: connections that both sides use, before those that
-//! were started and never answered.
+//! Flows that take precedence if a smaller TCP table cannot hold all: connections that both sides use, before those
+//! that were started and never answered.
 
 use std::collections::HashSet;
 use std::io;

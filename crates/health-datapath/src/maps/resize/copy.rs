@@ -31,7 +31,8 @@ pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
     Ok(needed)
 }
 
-/// Copies live entries that `to` lacks, as far as they fit: entries of `first` before others. Returns how many are alive.
+/// Copies live entries that `to` lacks, as far as they fit: entries of `first` before others. Returns how many are
+/// alive.
 pub(super) fn copy_entries(
     sized: &SizedMap,
     from: &OwnedFd,

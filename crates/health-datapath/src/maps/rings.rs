@@ -7,21 +7,20 @@ use std::path::Path;
 use aya::maps::MapData;
 use health_common::ring::Hand;
 
-use super::DatapathError;
-use super::aya_io::map_io;
-use super::layout::{HANDS, MapLayout, RINGED, ring_of};
-use super::loader::file_error;
-use super::resize::open;
-use super::sys;
-use super::walk::{Batch, EntrySize, Walk};
+use super::open::{map_data, open};
+use crate::aya_io::map_io;
+use crate::error::{DatapathError, file_error};
+use crate::layout::{HANDS, MapLayout, RINGED, ring_of};
+use crate::sys;
+use crate::walk::{Batch, EntrySize, Walk};
 
 /// Sets each ring's number of slots for the programs.
 pub(super) fn tell_places(pins: &Path) -> Result<(), DatapathError> {
     tell_places_of(pins, |_| true)
 }
 
-/// Like [`tell_places`], for rings that are not in use yet. Programs that are already serving may use other rings with other
-/// sizes.
+/// Like [`tell_places`], for rings that are not in use yet. Programs that are already serving may use other rings with
+/// other sizes.
 pub(super) fn tell_first_places(pins: &Path) -> Result<(), DatapathError> {
     tell_places_of(pins, |hand| hand.places == 0)
 }
@@ -58,31 +57,28 @@ fn change(hands: BorrowedFd<'_>, index: u32, change: impl FnOnce(&mut Hand)) -> 
 }
 
 /// The maps of a ring; its table is opened elsewhere.
-pub(super) struct Ring {
+pub(crate) struct Ring {
     index: u32,
     keys: MapData,
     hands: MapData,
 }
 
 impl Ring {
-    /// Opens a table's ring with `open`.
-    pub(super) fn open<E>(
-        table: &MapLayout,
-        mut open: impl FnMut(&MapLayout) -> Result<MapData, E>,
-    ) -> Result<Option<Self>, E> {
+    /// Opens a table's ring, if it has one.
+    pub(crate) fn open(pins: &Path, table: &MapLayout) -> Result<Option<Self>, DatapathError> {
         let Some((index, ring)) = ring_of(table) else {
             return Ok(None);
         };
         Ok(Some(Self {
             index,
-            keys: open(&ring)?,
-            hands: open(&HANDS)?,
+            keys: map_data(pins, &ring)?,
+            hands: map_data(pins, &HANDS)?,
         }))
     }
 
-    /// Writes all keys of the table to the ring again, each once: if the ring wrapped around before the table was full, it
-    /// overwrote keys whose entries still exist. Entries that programs add meanwhile may be missed.
-    pub(super) fn rebuild(&self, layout: &MapLayout, table: &MapData) -> io::Result<()> {
+    /// Writes all keys of the table to the ring again, each once: if the ring wrapped around before the table was full,
+    /// it overwrote keys whose entries still exist. Entries that programs add meanwhile may be missed.
+    pub(crate) fn rebuild(&self, layout: &MapLayout, table: &MapData) -> io::Result<()> {
         let places = self.keys.info().map_err(map_io)?.max_entries();
         let size = EntrySize {
             key: layout.key_size as usize,

@@ -2,20 +2,25 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aya::TestRunOptions;
 use aya::maps::{HashMap, MapData};
 use aya::programs::{SchedClassifier, TestRun as _};
 use health_common::addr::Addr;
-use health_common::probe::Path;
+use health_common::probe::Path as PathKind;
 use health_common::rtt::{ACCOUNTED, BUSY, RttKey, SOURCE_KERNEL};
 use health_common::tcp::{ConnectionRequest, FlowKey, Peer};
 
-use super::aya_io::{map_io, program_io};
-use super::kernel_rtt::patiently;
-use super::sys;
+use super::patiently;
+use crate::aya_io::{map_io, program_io};
+use crate::error::DatapathError;
+use crate::maps::typed;
+use crate::program::DatapathProgram;
+use crate::programs::open_classifier;
 use crate::rtt_store::{Connection, Measurement};
+use crate::{layout, sys};
 
 /// `HEALTH_PEERS`, and the program that takes entries from `HEALTH_TCP`.
 pub(super) struct Connections {
@@ -24,11 +29,12 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    pub(super) fn new(peers: HashMap<MapData, Addr, Peer>, account: SchedClassifier) -> Self {
-        Self {
+    pub(super) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
+        let peers = typed(pins, &layout::PEERS, HashMap::try_from)?;
+        Ok(Self {
             peers: Mutex::new(peers),
-            account,
-        }
+            account: open_classifier(pins, DatapathProgram::TcpAccount)?,
+        })
     }
 
     fn peers(&self) -> MutexGuard<'_, HashMap<MapData, Addr, Peer>> {
@@ -77,7 +83,7 @@ impl Connections {
         })
     }
 
-    pub(super) fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()> {
+    pub(super) fn follow(&self, peer: IpAddr, path: PathKind) -> io::Result<()> {
         let value = Peer {
             path: path as u8,
             ..Peer::default()

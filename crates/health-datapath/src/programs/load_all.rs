@@ -2,6 +2,7 @@
 //! processes in parallel.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -9,8 +10,8 @@ use std::thread;
 use aya::Ebpf;
 use aya::programs::{Program, ProgramError};
 
-use super::DatapathError;
-use super::loader::load_program;
+use crate::error::{DatapathError, program_error};
+use crate::program::DatapathProgram;
 
 /// Maximum number of programs loaded at a time: the kernel needs about 10 MB for each during loading.
 const MOST: usize = 4;
@@ -19,16 +20,17 @@ const MOST: usize = 4;
 /// loaded.
 pub(super) fn load_all(
     ebpf: &mut Ebpf,
-    names: impl IntoIterator<Item = &'static str>,
-) -> HashMap<&'static str, DatapathError> {
+    names: impl IntoIterator<Item = DatapathProgram>,
+) -> HashMap<DatapathProgram, DatapathError> {
     let mut programs: HashMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let mut errors = HashMap::new();
     let mut wanted = Vec::new();
     for name in names {
-        match programs.remove(name) {
+        match programs.remove(name.object_name()) {
             Some(program) => wanted.push((name, program)),
             None => {
-                errors.insert(name, DatapathError::Missing(name.to_owned()));
+                let missing = DatapathError::Missing(name.object_name().to_owned());
+                errors.insert(name, missing);
             }
         }
     }
@@ -67,5 +69,27 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
+    }
+}
+
+/// Maximum number of attempts to load a program when signals interrupt it.
+const LOAD_ATTEMPTS: usize = 100;
+
+/// Loads a program. The kernel gives up with `EAGAIN` when the thread gets a signal (`do_check` in
+/// `kernel/bpf/verifier.c`), which says nothing about the program.
+pub(super) fn load_program(
+    program: DatapathProgram,
+    mut load: impl FnMut() -> Result<(), ProgramError>,
+) -> Result<(), DatapathError> {
+    let mut attempts = 1;
+    loop {
+        match load() {
+            Err(ProgramError::LoadError { io_error, .. })
+                if io_error.kind() == ErrorKind::WouldBlock && attempts < LOAD_ATTEMPTS =>
+            {
+                attempts += 1;
+            }
+            result => return result.map_err(program_error("load", program)),
+        }
     }
 }

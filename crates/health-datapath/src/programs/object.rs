@@ -1,0 +1,36 @@
+//! The compiled programs, and what they are loaded with.
+
+use aya::Ebpf;
+use aya::programs::{Program, SchedClassifier};
+use health_net::clock;
+
+use crate::error::DatapathError;
+use crate::program::DatapathProgram;
+
+/// The compiled programs that an agent loads.
+pub static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/datapath"));
+
+/// The compiled programs of the benchmarks; an agent never loads them.
+pub static BENCH_PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/bench"));
+
+/// The variable with the time from which programs hold early fragments.
+pub(super) const HOLDS_FROM: &str = "HOLDS_FROM";
+/// How long new programs leave early fragments alone, seconds: they see later fragments of packets whose first fragment
+/// the former programs saw. Loading takes part of this time.
+const TAKE_OVER_SECS: u64 = 5;
+
+/// The value of [`HOLDS_FROM`] for programs that are loaded now: seconds of `CLOCK_MONOTONIC`.
+pub(super) fn holds_from() -> u32 {
+    (clock::now_ns() / 1_000_000_000 + TAKE_OVER_SECS) as u32
+}
+
+/// A program of the object.
+pub(super) fn classifier(
+    ebpf: &mut Ebpf,
+    program: DatapathProgram,
+) -> Result<&mut SchedClassifier, DatapathError> {
+    match ebpf.program_mut(program.object_name()) {
+        Some(Program::SchedClassifier(program)) => Ok(program),
+        _ => Err(DatapathError::Missing(program.object_name().to_owned())),
+    }
+}
