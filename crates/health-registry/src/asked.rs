@@ -19,7 +19,9 @@ pub struct Asked {
 }
 
 /// Default TCP ports of URLs without a port (RFC 9110, 4.2).
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
 const HTTP_PORT: u16 = 80;
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
 const HTTPS_PORT: u16 = 443;
 
 /// All servers that an agent with these settings queries. Skips sources that cannot be read: the code that opens the
@@ -82,6 +84,7 @@ async fn of_spec(spec: &RegistrySpec) -> Vec<Asked> {
 }
 
 /// The host and port of a URL, such as `https://[2001:db8::1]:6443/path`.
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
 fn of_url(kind: &str, url: &str) -> Option<Asked> {
     let (scheme, rest) = url.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next()?;

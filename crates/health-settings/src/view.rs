@@ -380,7 +380,11 @@ pub fn reference(run: &Command) -> String {
                 "| `{}` | `{}` | {default} | {} | {}{choices} |",
                 name(arg),
                 variable(arg),
-                if is_live(name(arg)) { "live" } else { "restart" },
+                if is_live(name(arg)) {
+                    "live"
+                } else {
+                    "restart"
+                },
                 help(arg).replace('|', "\\|").replace('\n', " ")
             );
         }

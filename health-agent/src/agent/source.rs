@@ -108,7 +108,8 @@ impl AgentSource {
         ]);
         observations.extend(started.observations());
         let settings = self.settings.problem();
-        observations.extend(settings.map(|what| Observation::now("settings", Some(what)).warning()));
+        observations
+            .extend(settings.map(|what| Observation::now("settings", Some(what)).warning()));
         if config.services.xdp() != ServiceXdp::Off {
             let slower = self.slower.read().unwrap_or_else(PoisonError::into_inner);
             observations.push(Observation::now("service-xdp", slower.clone()).warning());

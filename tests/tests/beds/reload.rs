@@ -118,11 +118,15 @@ fn last_changes(node: &Node) -> anyhow::Result<Vec<String>> {
 
 fn collect_changes(value: &Value, found: &mut Vec<String>) {
     match value {
-        Value::Array(values) => values.iter().for_each(|value| collect_changes(value, found)),
+        Value::Array(values) => values
+            .iter()
+            .for_each(|value| collect_changes(value, found)),
         Value::Object(values) => {
             let change = values.get("lastChange").and_then(Value::as_str);
             found.extend(change.map(str::to_owned));
-            values.values().for_each(|value| collect_changes(value, found));
+            values
+                .values()
+                .for_each(|value| collect_changes(value, found));
         }
         _ => {}
     }

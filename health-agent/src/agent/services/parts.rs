@@ -57,8 +57,14 @@ impl Ports {
     fn open(config: &Settings) -> Result<Self, monitor::BindError> {
         let settings = &config.services;
         Ok(Self {
-            health: monitor::bind("--service-healthz-address", &settings.service_healthz_address)?,
-            metrics: monitor::bind("--service-metrics-address", &settings.service_metrics_address)?,
+            health: monitor::bind(
+                "--service-healthz-address",
+                &settings.service_healthz_address,
+            )?,
+            metrics: monitor::bind(
+                "--service-metrics-address",
+                &settings.service_metrics_address,
+            )?,
             state_dir: config.location.state_dir.clone(),
         })
     }

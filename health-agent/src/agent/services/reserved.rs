@@ -183,8 +183,14 @@ fn add_nodes(reserved: &mut Reserved, nodes: &NodeSet, own: &Node, port: u16) {
 fn ports(config: &Settings) -> BTreeMap<(Protocol, u16), String> {
     let services = &config.services;
     let pages: [(&str, ListenAddress); 4] = [
-        ("--service-healthz-address", services.service_healthz_address),
-        ("--service-metrics-address", services.service_metrics_address),
+        (
+            "--service-healthz-address",
+            services.service_healthz_address,
+        ),
+        (
+            "--service-metrics-address",
+            services.service_metrics_address,
+        ),
         ("--healthz-address", config.api.healthz_address),
         ("--metrics-address", config.api.metrics_address),
     ];

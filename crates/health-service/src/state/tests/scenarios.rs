@@ -220,9 +220,12 @@ fn surroundings(external_ips: ExternalIps) -> Arc<Reserved> {
         own: [ip("172.30.0.1"), ip("172.30.0.9")].into(),
         registered: [ip("172.30.0.1")].into(),
         node_ports: [ip("172.30.0.1")].into(),
-        ports: [(4240, "--health-port"), (10_256, "--service-healthz-address")]
-            .map(|(port, flag)| ((Protocol::TCP, port), flag.to_owned()))
-            .into(),
+        ports: [
+            (4240, "--health-port"),
+            (10_256, "--service-healthz-address"),
+        ]
+        .map(|(port, flag)| ((Protocol::TCP, port), flag.to_owned()))
+        .into(),
         peers: [(
             ip("172.30.0.2"),
             Peer {
