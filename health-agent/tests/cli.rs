@@ -632,6 +632,81 @@ fn settings_files_are_checked_without_an_agent() {
 }
 
 #[test]
+fn other_files_are_checked_without_an_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let services = dir.path().join("services");
+    fs::create_dir(&services).unwrap();
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+    let check = || {
+        program("config check --nodes nodes.yaml --policy policy.yaml --services services --pods pods.yaml")
+            .current_dir(dir.path())
+            .output()
+            .unwrap()
+    };
+    write(
+        "nodes.yaml",
+        "nodes:\n- {name: one, addresses: [192.0.2.1]}\n",
+    );
+    write(
+        "policy.yaml",
+        "- {endpointSelector: {}, labels: [name=all], ingress: [{}]}\n",
+    );
+    write(
+        "services/web.yaml",
+        "{apiVersion: v1, kind: Service, metadata: {name: web}, \
+         spec: {clusterIP: 10.96.0.80, ports: [{port: 80}]}}\n",
+    );
+    write("services/.hidden.yaml", "rubbish\n");
+    write(
+        "pods.yaml",
+        "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: app}]}}\n",
+    );
+    let output = check();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(
+        stdout(&output),
+        "nodes.yaml: valid\npolicy.yaml: valid\nservices/web.yaml: valid\npods.yaml: valid\n"
+    );
+
+    write(
+        "nodes.yaml",
+        "nodes:\n- {name: one, addresses: [nowhere]}\n",
+    );
+    write(
+        "policy.yaml",
+        "- {endpointSelector: {}, labels: [name=all], ingres: [{}]}\n",
+    );
+    write(
+        "services/web.yaml",
+        "{apiVersion: v1, kind: Service, metadata: {name: web}, \
+         spec: {clusterIP: 10.96.0.80, ports: [{port: 80000}]}}\n",
+    );
+    write(
+        "pods.yaml",
+        "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: app, \
+         livenessProbe: {periodSecond: 1}}]}}\n",
+    );
+    let output = check();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(stdout(&output), "");
+    let lines: Vec<_> = stderr(&output).lines().collect();
+    for (file, word) in [
+        ("nodes.yaml: ", "nowhere"),
+        ("policy.yaml: ", "ingres"),
+        ("services/web.yaml: ", "80000"),
+        ("pods.yaml: ", "periodSecond"),
+    ] {
+        let named = lines.iter().filter(|line| line.starts_with(file));
+        assert!(named.clone().any(|line| line.contains(word)), "{lines:?}");
+    }
+    let last = lines.last().unwrap();
+    assert!(last.ends_with("problems found"), "{last}");
+
+    fs::remove_file(dir.path().join("pods.yaml")).unwrap();
+    assert!(stderr(&check()).contains("pods.yaml: No such file"));
+}
+
+#[test]
 fn the_short_help_of_run_fits_two_screens_and_has_the_common_settings() {
     let output = program("run -h").output().unwrap();
     let lines = stdout(&output).lines().count();

@@ -1,18 +1,17 @@
 //! `health-agent config`: the agent's settings, settings files, and the kernel's features.
 
-use std::path::{Path, PathBuf};
-
 use clap::{Args, Subcommand};
 use health_api::client::Client;
 use health_datapath::kernel::{UnmetRequirement, choose};
 use health_datapath::probe::{Need, Report};
 use health_model::settings::{AttachMode, Location};
-use health_settings::{DEFAULT_FILE, Origin, SettingList, SettingValue};
+use health_settings::SettingList;
 use nix::unistd::Uid;
 
+use super::config_check::CheckArgs;
 use super::exit::Failure;
 use super::output::{OutputArgs, print, table};
-use super::parse::{ParseError, check_files, run_command};
+use super::parse::run_command;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,16 +38,8 @@ pub struct ConfigArgs {
 /// Commands about settings files. They need no agent.
 #[derive(Debug, Subcommand)]
 enum FileCommand {
-    /// Check a settings file, and the files of config.d beside it
-    #[command(after_help = "\
-Examples:
-  health-agent config check
-  health-agent config check ./config.yaml")]
-    Check {
-        /// The file [default: /etc/health-agent/config.yaml]
-        #[arg(env = "HEALTH_AGENT_CONFIG")]
-        file: Option<PathBuf>,
-    },
+    /// Check settings files, node registries, policies, and manifests of services and pods, without an agent
+    Check(CheckArgs),
     /// Print a settings file with all settings and their defaults, commented out
     #[command(after_help = "\
 Examples:
@@ -69,20 +60,7 @@ Examples:
 impl FileCommand {
     fn execute(self, location: Location) -> Result<(), Failure> {
         let text = match self {
-            Self::Check { file } => {
-                let settings = match check_files(file.as_deref(), location) {
-                    Err(ParseError::Settings(error)) => return Err(error.into()),
-                    settings => settings.map_err(anyhow::Error::from)?,
-                };
-                let all = settings.values.len();
-                let is_set = |one: &&SettingValue| matches!(one.origin, Origin::File { .. });
-                let set = settings.values.iter().filter(is_set).count();
-                if set == 0 && file.is_none() && !Path::new(DEFAULT_FILE).exists() {
-                    format!("there is no {DEFAULT_FILE}\n")
-                } else {
-                    format!("{set} of {all} settings are set, all valid\n")
-                }
-            }
+            Self::Check(args) => args.execute(location)?,
             Self::Example => health_settings::example(&run_command()),
             Self::Schema => format!("{:#}\n", health_settings::schema(&run_command())),
             Self::Reference => health_settings::reference(&run_command()),

@@ -8,6 +8,7 @@ mod cleanup;
 mod cni;
 mod completion;
 mod config;
+mod config_check;
 mod daemon;
 mod endpoint;
 pub mod exit;

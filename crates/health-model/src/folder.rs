@@ -25,7 +25,7 @@ const LONGEST_START: u32 = 40;
 const KEEPS_BEING_REPLACED: &str = "keeps changing; reading it less often";
 const KEEPS_BEING_WRITTEN: &str = "keeps changing; using its last objects until it settles";
 /// Maximum size of a manifest, bytes.
-const LONGEST: u64 = 64 << 20;
+pub const LONGEST: u64 = 64 << 20;
 /// File extensions of manifests.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
@@ -161,7 +161,7 @@ impl<C: Contents> Files<C> {
 
     /// Polls every file and reads those that have changed. Returns whether there is news to publish.
     fn look(&mut self) -> bool {
-        let names = match list(&self.path) {
+        let names = match manifests(&self.path) {
             Ok(names) => names,
             Err(error) => {
                 let problem = format!("cannot be read: {error}");
@@ -292,8 +292,8 @@ impl<C: Contents> Seen<C> {
     }
 }
 
-/// Lists the manifests in a folder.
-fn list(folder: &Path) -> io::Result<BTreeSet<PathBuf>> {
+/// Lists the manifests in a folder: the files `*.yaml`, `*.yml` and `*.json` whose name does not start with a dot.
+pub fn manifests(folder: &Path) -> io::Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

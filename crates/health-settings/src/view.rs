@@ -344,7 +344,8 @@ A running agent reads all of it again when a file changes, and at SIGHUP (`syste
 changes, and `status` shows the error.
 
 `health-agent config` shows the settings in force and where each comes from. `config check FILE` checks a file without an
-agent, and names the line and the nearest key. `config example` prints a file with all settings, commented out, `config
+agent, and names the line and the nearest key; with `--nodes`, `--policy`, `--services` and `--pods` it checks the other files
+that an agent reads. `config example` prints a file with all settings, commented out, `config
 schema` its JSON Schema, and `config reference` this page.
 ";
 

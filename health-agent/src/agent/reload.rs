@@ -187,3 +187,63 @@ fn with_live(in_force: &Settings, new: &Settings) -> Settings {
     };
     settings
 }
+
+#[cfg(test)]
+mod tests {
+    use health_cli::{Command, parse};
+
+    use super::*;
+
+    /// The settings of `run` with these flags.
+    fn settings(flags: &[String]) -> Settings {
+        let words = ["health-agent", "run"].map(str::to_owned).into_iter();
+        let words = words.chain(flags.iter().cloned()).map(Into::into);
+        match parse(words.collect()).unwrap().command {
+            Command::Run(args) => args.settings,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_live_setting_is_in_force_after_a_reload_and_no_other() {
+        let before = settings(&[]);
+        let candidates = ["true", "always", "debug", "7s", "3", "icmp=30s"];
+        for value in before.values.iter() {
+            let name = &value.name;
+            if !is_live(name) {
+                continue;
+            }
+            let changed = candidates.iter().find_map(|text| {
+                let flags = [format!("--{name}={text}")];
+                let words = ["health-agent", "run", &flags[0]].map(Into::into);
+                let is_valid = parse(words.to_vec()).is_ok();
+                let settings = is_valid.then(|| settings(&flags))?;
+                (settings != before).then_some(settings)
+            });
+            let changed = changed.unwrap_or_else(|| panic!("no other value of {name}"));
+            let in_force = SettingsInForce::new(before.clone());
+            in_force.take(&changed);
+            let Settings { values, files, .. } = in_force.now();
+            assert_eq!(
+                in_force.now(),
+                Settings {
+                    values,
+                    files,
+                    ..changed
+                },
+                "{name}"
+            );
+            assert_eq!(in_force.problem(), None, "{name}");
+        }
+
+        let restart = settings(&["--health-port=4241".to_owned(), "--probe-rate=7".to_owned()]);
+        let in_force = SettingsInForce::new(before.clone());
+        in_force.take(&restart);
+        assert_eq!(in_force.now().mesh.health_port, before.mesh.health_port);
+        assert_eq!(in_force.now().mesh.probe_rate, 7);
+        assert_eq!(
+            in_force.problem().as_deref(),
+            Some("restart the agent to apply health-port")
+        );
+    }
+}

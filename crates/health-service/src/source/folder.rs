@@ -121,6 +121,16 @@ impl Contents for FileObjects {
     }
 }
 
+/// The problems of a manifest; none if an agent would take all of it.
+pub fn check(text: &str) -> Vec<String> {
+    let mut objects = FileObjects {
+        selection: Arc::default(),
+        services: OrdMap::new(),
+        slices: OrdMap::new(),
+    };
+    objects.take(Path::new(""), text)
+}
+
 /// Problems with a file.
 #[derive(Default)]
 struct Problems {

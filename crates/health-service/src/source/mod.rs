@@ -26,7 +26,7 @@ use jiff::Timestamp;
 
 use crate::spec::{EndpointSlice, Service, ServiceName, SliceName};
 
-pub use folder::Folder;
+pub use folder::{Folder, check};
 pub use gathered::Gathered;
 pub use known::{Known, KnownService, KnownSlice, ServiceDocument};
 pub use merge::Merger;
