@@ -1,5 +1,5 @@
-//! When a settings file changes, and at SIGHUP, the agent reads its settings again. Some take effect at once; the others are
-//! named.
+//! Reads the settings again when a settings file changes, and at SIGHUP. Some take effect at once; the others are named
+//! as due for a restart.
 
 use std::future::pending;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -11,7 +11,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tracing::{info, warn};
 
-/// How often the files are polled. They are read once two polls in a row agree, so that a half-written file is not read.
+/// How often the files are polled. They are read once two polls in a row agree, so that a half-written file is not
+/// read.
 const POLL_PERIOD: Duration = Duration::from_secs(1);
 
 /// Reads all settings again, as at the start. An error says what is wrong, and where.
