@@ -653,13 +653,13 @@ fn other_files_are_checked_without_an_agent() {
     );
     write(
         "services/web.yaml",
-        "{apiVersion: v1, kind: Service, metadata: {name: web}, \
-         spec: {clusterIP: 10.96.0.80, ports: [{port: 80}]}}\n",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n\
+         spec: {clusterIP: 10.96.0.80, ports: [{port: 80}]}\n",
     );
     write("services/.hidden.yaml", "rubbish\n");
     write(
         "pods.yaml",
-        "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: app}]}}\n",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: app}]}\n",
     );
     let output = check();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -678,13 +678,13 @@ fn other_files_are_checked_without_an_agent() {
     );
     write(
         "services/web.yaml",
-        "{apiVersion: v1, kind: Service, metadata: {name: web}, \
-         spec: {clusterIP: 10.96.0.80, ports: [{port: 80000}]}}\n",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n\
+         spec: {clusterIP: 10.96.0.80, ports: [{port: 80000}]}\n",
     );
     write(
         "pods.yaml",
-        "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: app, \
-         livenessProbe: {periodSecond: 1}}]}}\n",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\n\
+         spec: {containers: [{name: app, livenessProbe: {periodSecond: 1}}]}\n",
     );
     let output = check();
     assert_eq!(output.status.code(), Some(1), "{output:?}");

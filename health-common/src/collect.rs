@@ -3,7 +3,7 @@
 
 use crate::ct::{Tuple4, Tuple6};
 
-/// Most keys in one request. The limit is small because packets on the CPU wait while the program runs.
+/// Maximum number of keys in one request. The limit is small because packets on the CPU wait while the program runs.
 pub const CHUNK: usize = 64;
 
 /// Operation: the keys are flows; removes their entries together with their translations.

@@ -3,9 +3,9 @@
 use crate::addr::{Addr, words};
 use crate::nat::{Ports, can_change_port};
 
-/// Most prefixes per IP version whose addresses are reached without translation.
+/// Maximum number of prefixes per IP version whose addresses are reached without translation.
 pub const NATIVE_MAX: usize = 16;
-/// Most prefixes per IP version for which this host is the gateway.
+/// Maximum number of prefixes per IP version for which this host is the gateway.
 pub const GATEWAY_MAX: usize = 8;
 
 /// An address of one IP version in network byte order: a `u32` or four of them.

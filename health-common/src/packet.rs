@@ -13,7 +13,7 @@ use crate::echo::{
 use crate::fragment::Fragment;
 use crate::tcp::IP_PROTOCOL_TCP;
 
-/// Most extension headers that the walk covers. A packet with more belongs to no flow.
+/// Maximum number of extension headers that the walk covers. A packet with more belongs to no flow.
 pub const EXTENSIONS_MAX: usize = 6;
 /// Extension header: fragment, whose eight bytes are a [`crate::fragment::FragmentHeader`].
 pub const EXTENSION_FRAGMENT: u8 = IpProto::Ipv6Frag as u8;

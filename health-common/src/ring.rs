@@ -22,7 +22,7 @@ pub const RING_REVNAT6: u32 = 5;
 /// Number of rings.
 pub const RINGS: u32 = 6;
 
-/// Most keys checked in search of an entry to evict.
+/// Maximum number of keys checked in search of an entry to evict.
 pub const CANDIDATES: u32 = 16;
 
 /// How long entries of worth are spared after a worthless one was found, or after a table became full, seconds.

@@ -127,7 +127,7 @@ pub trait Tuple: Copy + Default + PartialEq {
         }
     }
 
-    /// The tuple of a flow's packets to its backend, given the parts of its entry of direction out, whose key is this
+    /// The tuple of a flow's packets to its backend, given the parts of its `OUT` entry, whose key is this
     /// tuple.
     #[inline(always)]
     #[must_use]
@@ -136,7 +136,7 @@ pub trait Tuple: Copy + Default + PartialEq {
             .with_destination(parts.to)
     }
 
-    /// The tuple of a flow's packets to the frontend, direction out, given the parts of its entry of direction in,
+    /// The tuple of a flow's packets to the frontend, direction out, given the parts of its `IN` entry,
     /// whose key is this tuple.
     #[inline(always)]
     #[must_use]

@@ -33,7 +33,7 @@ const ACCOUNT_LEN: usize = size_of::<AccountRequest>();
 const ARP_LEN: usize = 42;
 /// Words of the Ethernet, IPv6 and TCP headers, and two bytes after them.
 const HEADER_WORDS: usize = (L4_AT6 + 20).div_ceil(4);
-/// Most packets that take turns.
+/// Maximum number of packets that take turns.
 const PACKETS: u32 = 1_024;
 
 /// The packets under test, of which one is restored before each pass.

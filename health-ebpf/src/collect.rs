@@ -146,7 +146,7 @@ fn collect_flow<T: Version>(key: T, now_ns: u64) -> u32 {
     if !is_tracked(key) {
         service::forget_untracked(key);
     }
-    // An entry of direction in can also belong to a translated flow, if its first packet was a late reply. The
+    // An `IN` entry can also belong to a translated flow, if its first packet was a late reply. The
     // translation is then an orphan.
     if key.direction() == TUPLE_OUT {
         FLOW_REMOVED + release(key)

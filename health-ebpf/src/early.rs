@@ -37,9 +37,9 @@ pub const EARLY_SOURCES: u32 = 1_024;
 /// Longest fragment that can be held, from the link header on, bytes: enough for devices with an MTU of 1,500 bytes,
 /// and for tags. On jumbo frames, early fragments belong to no known flow.
 const FRAME_MAX: u32 = 2_040;
-/// Most fragments held per packet: 65,535 bytes in pieces of 1,280, the smallest MTU of IPv6, make 54.
+/// Maximum number of fragments held per packet: 65,535 bytes in pieces of 1,280, the smallest MTU of IPv6, make 54.
 const HELD_OF_PACKET: u32 = 64;
-/// Most fragments held per source in [`WINDOW_SECS`].
+/// Maximum number of fragments held per source in [`WINDOW_SECS`].
 const HELD_OF_SOURCE: u32 = 256;
 /// See [`HELD_OF_SOURCE`].
 const WINDOW_SECS: u32 = 4;

@@ -57,7 +57,7 @@ enum Command {
     Bench(bench::Args),
     /// Run a command in a virtual machine
     Vm(vm::CommandArgs),
-    /// Write the samples and figures of README.md from runs on this machine
+    /// Write the samples and figures of README.md from runs on this machine, docs/settings.md and deploy/config.yaml
     Docs,
     /// Compile the crates with eBPF or system calls for aarch64, without running them
     CheckAarch64,

@@ -1,5 +1,5 @@
-//! `cargo xtask docs`: the samples and figures of README.md, from runs on this machine, and what `health-agent config` prints
-//! of all settings.
+//! `cargo xtask docs`: the samples and figures of README.md, from runs on this machine, and the files that
+//! `health-agent config` prints: the reference of settings and the example file.
 
 use std::fs;
 use std::process::Command;

@@ -20,7 +20,8 @@ use super::parse::{ParseError, check_files};
 Examples:
   health-agent config check
   health-agent config check ./config.yaml
-  health-agent config check --nodes nodes.yaml --policy policy.yaml --services services/ --pods pods/")]
+  health-agent config check --nodes nodes.yaml --policy policy.yaml
+  health-agent config check --services /etc/health-agent/services --pods pods.yaml")]
 pub(super) struct CheckArgs {
     /// Settings file, with the files of config.d beside it [default: /etc/health-agent/config.yaml, if no other kind of
     /// file is given]

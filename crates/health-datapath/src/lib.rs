@@ -1,4 +1,17 @@
 //! User-space side of the datapath: loads, pins and attaches programs, wraps maps in types, dumps them.
+//!
+//! A [`Datapath`] ties together what holds it: [`pin_folder`] (the pins of an instance, and their lock), `programs`
+//! (loaded from the object, pinned and connected), `maps` (opened, with changes of layout and size), `attach` (hooks on
+//! devices and the root control group), and `workloads` (endpoints that come and go). `program` names all programs, and
+//! [`layout`] all maps.
+//!
+//! Some maps have modules of their own, for the crates that write them: [`services`], [`policy`], [`ipcache`] and
+//! [`own`]. [`kernel_rtt`] and [`arrival_store`] read and write round trips and arrivals; the mesh sees them through
+//! [`rtt_store`]. [`collect`] removes expired conntrack entries, and [`conntrack`] decides when. [`events`] relays what
+//! the programs report.
+//!
+//! Without an agent, [`dump`] and [`btf`] read pinned objects. [`kernel`] checks what an agent requires of the kernel,
+//! and [`probe`] tries out its features.
 
 pub mod arrival_store;
 mod asm;

@@ -1,4 +1,9 @@
 //! This node's endpoints, and the routes to other nodes' endpoints.
+//!
+//! [`manager`] creates, restores and deletes the endpoints of workloads; [`lifecycle`] has their states. [`workload`]
+//! makes their devices and keeps their files, [`health`] does both for the health endpoint. [`enforcement`] keeps their
+//! policy in the maps. [`queue`] and [`regenerate`] connect the manager with what builds an endpoint's datapath, and
+//! [`identities`] connects it with the store of identities. [`peer_routes`] and [`pod_routes`] keep routes.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What the agent tells a scrape.
+//! What a scrape needs from the agent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

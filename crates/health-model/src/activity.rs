@@ -105,7 +105,7 @@ impl Activity {
 }
 
 impl Reporter {
-    /// Starts a turn. The previous result stands until this turn ends.
+    /// Starts a turn. The previous result is valid until this turn ends.
     pub fn begin(&self) {
         self.due_within(Duration::ZERO);
     }

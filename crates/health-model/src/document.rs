@@ -57,7 +57,7 @@ fn yaml(text: &str) -> Result<Vec<Value>, DocumentError> {
             max_nodes: 2 * VALUES_MAX,
             max_events: 4 * VALUES_MAX,
         },
-        // Otherwise only 32 lines of comments may stand in one place.
+        // Otherwise more than 32 comment lines in a row are an error.
         emit_comments: false,
     };
     let documents: Vec<Tree> =

@@ -40,7 +40,7 @@ pub fn cookie() -> io::Result<u64> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let mut cookie = 0_u64;
     let mut length = size_of_val(&cookie) as libc::socklen_t;
-    // SAFETY: the kernel writes no more than the length that it is told, which is that of `cookie`.
+    // SAFETY: the kernel writes no more than the length says, which is the size of `cookie`.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -10,7 +10,7 @@ use socket2::SockRef;
 /// side's own FIN: no FIN_WAIT2 and no TIME_WAIT (tcp(7), `TCP_LINGER2`). Must be called before the connection is closed.
 pub fn forget_after_fin(socket: &impl AsFd) -> io::Result<()> {
     let never: libc::c_int = -1;
-    // SAFETY: the kernel reads as much of `never` as it is told that there is.
+    // SAFETY: the kernel reads no more of `never` than the length says, which is its size.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,5 +1,6 @@
-//! Node and identity discovery: reads the nodes of the mesh and the identities of endpoints from a file, etcd or
-//! Kubernetes.
+//! What the agent learns from files, etcd and Kubernetes: the nodes of the mesh ([`nodes`]), and the identities of
+//! label sets ([`identity`]), which files and etcd hold. `etcd` and `kubernetes` also deliver the documents of services
+//! and pods; other crates interpret these. [`asked`] lists all servers that the agent queries.
 
 #![forbid(unsafe_code)]
 

@@ -339,9 +339,9 @@ and `*.yml` in `config.d` beside it, in order of name; later values override ear
 - The location of an agent's files (`--instance`, `--runtime-dir`, `--state-dir`, `--bpf-root`) and `--netns` are flags of
   all commands and environment variables (`HEALTH_AGENT_INSTANCE` and so on), but not in files: they say which agent is meant.
 
-A running agent reads all of it again when a file changes, and at SIGHUP (`systemctl reload`). New values of settings marked
-`live` take effect at once. Other changes are logged, and `status` warns that a restart is due. If anything is invalid, nothing
-changes, and `status` shows the error.
+A running agent reads the files again within three seconds of a change, and at SIGHUP (`systemctl reload`) at once. New values
+of settings marked `live` take effect. Flags and variables keep their values, and still take precedence. Other changes are logged,
+and `status` warns that a restart is due. If anything is invalid, the former settings stay in force, and `status` shows the error.
 
 `health-agent config` shows the settings in force and where each comes from. `config check FILE` checks a file without an
 agent, and names the line and the nearest key; with `--nodes`, `--policy`, `--services` and `--pods` it checks the other files

@@ -28,6 +28,7 @@ mod repair;
 mod routes;
 mod run;
 pub mod services;
+mod settings_in_force;
 mod source;
 mod started_parts;
 mod supervise;

@@ -33,7 +33,7 @@ use tracing::warn;
 
 use super::outcome::Outcome;
 use super::pace::PERIOD;
-use super::reload::SettingsInForce;
+use super::settings_in_force::SettingsInForce;
 use super::started_parts::StartedParts;
 
 /// The agent as the API shows it: a starting agent, or from one moment on a started one.

@@ -67,7 +67,7 @@ const _: () = {
 };
 
 impl NatEntry4 {
-    /// The key of the matching entry of direction in, given that this entry's key is `out`.
+    /// The key of the matching `IN` entry, given that this entry's key is `out`.
     #[inline(always)]
     pub const fn inbound_key(&self, out: &Tuple4) -> Tuple4 {
         Tuple4 {
@@ -81,7 +81,7 @@ impl NatEntry4 {
         }
     }
 
-    /// The key of the matching entry of direction out, given that this entry's key is `inbound`. It is also the
+    /// The key of the matching `OUT` entry, given that this entry's key is `inbound`. It is also the
     /// flow's key in conntrack.
     #[inline(always)]
     pub const fn outbound_key(&self, inbound: &Tuple4) -> Tuple4 {

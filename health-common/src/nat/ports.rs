@@ -12,7 +12,7 @@ pub struct Ports {
 
 crate::map_types!(Ports = 4);
 
-/// Most ports tried per flow.
+/// Maximum number of ports tried per flow.
 pub const TRIES: u32 = 32;
 
 impl Ports {

@@ -23,7 +23,7 @@ pub struct DirectConfig {
     pub pad: u32,
 }
 
-/// Most keys: two exist while the key of the mesh changes.
+/// Maximum number of keys: two exist while the key of the mesh changes.
 pub const DIRECT_KEYS: usize = 2;
 
 crate::map_types!(DirectConfig = 40);

@@ -9,7 +9,7 @@ pub const SOCKET_ENTRIES: u32 = 65_536;
 
 /// Entries of `HEALTH_TURNS`: sockets that reach a backend by several addresses.
 pub const TURN_ENTRIES: u32 = 1024;
-/// Most successive addresses from which answers are outstanding.
+/// Maximum number of successive addresses from which answers are outstanding.
 pub const TURNS: usize = 4;
 /// How long the process waits for an answer, milliseconds. If it then sends to another address, it has given up on
 /// that answer: it would have sent again.

@@ -1,7 +1,7 @@
 //! Services in XDP: the devices on which it forwards packets, `HEALTH_XDP_DEVICES`, and how it forwards those of each
 //! recently looked-up flow, `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`.
 
-/// Most devices supported.
+/// Maximum number of devices supported.
 pub const XDP_DEVICES: u32 = 256;
 
 /// Entries of `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`, unless the agent asks for another size; each flow has two.

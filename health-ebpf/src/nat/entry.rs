@@ -61,7 +61,7 @@ pub(crate) fn forget<T: Version>(flow: &T) -> u32 {
     removed
 }
 
-/// Removes a translation, whose entry of direction in is `back`, if its flow has expired and only waits to be
+/// Removes a translation, whose `IN` entry is `back`, if its flow has expired and only waits to be
 /// collected. `false` if it has not, or if another CPU removes it.
 #[inline(always)]
 pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
@@ -71,7 +71,7 @@ pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
     is_over && removed(key, &flow, created_ns, now_ns)
 }
 
-/// Whether a translation, whose entry of direction in is `back`, may lose its port when ports run out: its flow was
+/// Whether a translation, whose `IN` entry is `back`, may lose its port when ports run out: its flow was
 /// never answered. If conntrack does not know the flow, [`released`] decides.
 #[inline(always)]
 pub(super) fn is_unanswered<T: Version>(key: &T, back: &T::Translation) -> bool {

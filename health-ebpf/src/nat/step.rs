@@ -79,9 +79,9 @@ impl Sender {
 /// State of a packet across the steps.
 #[repr(C)]
 pub(super) struct Passage<T: Version> {
-    /// Leaving: the flow, in direction out. Arriving: the key of the entry of direction in.
+    /// Leaving: the flow, in direction out. Arriving: the key of the `IN` entry.
     pub(super) tuple: T,
-    /// The translation: for a packet that arrives, the entry of direction in.
+    /// The translation: for a packet that arrives, the `IN` entry.
     pub(super) entry: T::Translation,
     /// Offset of the IP header.
     pub(super) ip_at: u32,

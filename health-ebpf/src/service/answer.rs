@@ -139,7 +139,7 @@ extern "C" fn service_restore_port(skb: *mut __sk_buff, result: u32) -> u32 {
     }
 }
 
-/// The flow that a backend's packet with this tuple, of direction in, answers: its entry of that direction. If the
+/// The flow that a backend's packet with this `IN` tuple answers, by the flow's `IN` entry. If the
 /// settings are given, the packet extends its flow, as the client's packets do.
 #[inline(always)]
 pub(super) fn answered<T: Version, P: Hook>(
@@ -184,7 +184,7 @@ fn find_answered<T: Version, P: Hook>(
     Ok(parts)
 }
 
-/// Recreates the evicted entry of direction out of a packet's flow: otherwise the client's next packets would go to
+/// Recreates the evicted `OUT` entry of a packet's flow: otherwise the client's next packets would go to
 /// another backend, or use another port. `FOUND`: the entry exists again.
 #[inline(always)]
 pub(super) fn restore<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {

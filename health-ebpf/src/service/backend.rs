@@ -34,9 +34,10 @@ use crate::maps::{
 };
 use crate::nat::settings as masquerade;
 
-/// Most ports tried for a flow, its own first, as long as the backend's answers to them belong to another flow.
+/// Maximum number of ports tried for a flow, its own first, as long as the backend's answers to them belong to another
+/// flow.
 pub(super) const PORT_ATTEMPTS: u16 = 33;
-/// Most backends selected for a flow whose port cannot change.
+/// Maximum number of backends selected for a flow whose port cannot change.
 const BACKEND_ATTEMPTS: u16 = 5;
 /// Ports for flows whose own port is taken, except for privileged ones: those get [`PRIVILEGED`]. The kernel's own
 /// NAT has three ranges, 1-511, 600-1023 and 1024-65535, for ports below 512, below 1024 and others
@@ -269,7 +270,7 @@ fn is_taken<T: Version, P: Hook>(request: &Request<T>, flow: &T) -> bool {
     !(P::IS_UPLINK && opens && is_closed_by_client(sent))
 }
 
-/// Whether an entry of direction in belongs to this flow, given the flow with the port that the backend sees.
+/// Whether an `IN` entry belongs to this flow, given the flow with the port that the backend sees.
 #[inline(always)]
 pub(super) fn is_of_flow<T: Version>(
     parts: &ServiceFlowParts<T::Address>,

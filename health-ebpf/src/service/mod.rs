@@ -78,7 +78,7 @@ pub(crate) fn answered_to_outside<T: Version>(
     answer::answered::<T, AtUplink>(key, Some(config))
 }
 
-/// Whether a backend's answer with this tuple of direction in goes to an outside client whose packets bypassed the
+/// Whether a backend's answer with this `IN` tuple goes to an outside client whose packets bypassed the
 /// host's stack.
 #[inline(always)]
 pub(crate) fn is_past_stack<T: Version>(key: &T) -> bool {

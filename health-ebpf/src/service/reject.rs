@@ -65,8 +65,8 @@ impl Unreachable for Tuple6 {
     type Long = Long6;
 }
 
-/// Most errors per second and CPU to outside clients: anyone can make us send them to any address that they use as a
-/// source (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4).
+/// Maximum number of errors per second and CPU to outside clients: anyone can make us send them to any address that
+/// they use as a source (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4).
 const ERRORS_A_SECOND: u32 = 100;
 
 /// Number of errors that a CPU has sent to outside clients.

@@ -183,7 +183,7 @@ pub(super) fn known<T: Version, P: Hook>(
     Some(parts)
 }
 
-/// A flow with the source port that its backend sees, given the parts of its entry of direction out.
+/// A flow with the source port that its backend sees, given the parts of its `OUT` entry.
 #[inline(always)]
 fn moved<T: Version>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> T {
     flow.with_source_port(parts.port_beyond(flow.source().1))

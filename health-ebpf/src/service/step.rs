@@ -69,7 +69,7 @@ impl StepResult {
     pub(super) const TAKEN: Self = Self(11);
     /// The maps have no space for another flow.
     pub(super) const HAS_NO_ROOM: Self = Self(12);
-    /// It answers a flow whose entry of direction out is missing.
+    /// It answers a flow whose `OUT` entry is missing.
     pub(super) const LOST: Self = Self(13);
 
     /// As [`Self::FOUND`], but the client's own port must still be written into the transport header at `content_at`:

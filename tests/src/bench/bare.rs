@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::requests::get;
 use crate::process::tell;
 
-/// Most bytes of a request per read.
+/// Maximum number of bytes of a request per read.
 const REQUEST_LEN: usize = 1024;
 
 /// A thread that serves, and the latencies of its answers. It stops when this is dropped.

@@ -20,7 +20,7 @@ use crate::testrun::TestRun;
 
 /// Bytes of a packet that the front program restores: the size of an ICMPv6 probe.
 const PACKET_LEN: usize = 14 + 40 + MESSAGE_LEN;
-/// Most packets that can alternate.
+/// Maximum number of packets that can alternate.
 pub(super) const PACKETS: u32 = 1_024;
 
 /// A kind of program, including the benchmarks' own.

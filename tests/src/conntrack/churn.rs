@@ -76,7 +76,7 @@ pub struct ChurnTotals {
     pub collections: u64,
     /// Entries that those removed.
     pub removed: u64,
-    /// Most entries at any time, in percent of the table's size.
+    /// Highest fill level at any time, in percent of the table's size.
     pub fullest_percent: u64,
     /// Duration.
     pub took: Duration,
@@ -133,7 +133,7 @@ pub fn churn(connections: u32) -> anyhow::Result<ChurnTotals> {
 struct Collections {
     runs: u64,
     removed: u64,
-    /// Most entries that one collection found.
+    /// Maximum number of entries that one collection found.
     most: u64,
 }
 

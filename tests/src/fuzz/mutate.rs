@@ -12,7 +12,7 @@ use crate::packet::tagged;
 /// The kernel rejects test runs of shorter frames, and of frames that exceed a page with their overhead.
 const SHORTEST: usize = 14;
 const LONGEST: usize = 2000;
-/// Most changes to one packet.
+/// Maximum number of changes to one packet.
 const CHANGES_MAX: usize = 6;
 /// Byte values that matter in headers: lengths, protocols, types, offsets.
 const TELLING_BYTES: [u8; 20] = [

@@ -89,7 +89,7 @@ struct Census {
     ours: Ours,
     /// Flows of the agent's own probes.
     of_agent: BTreeSet<Flow>,
-    /// Most translation entries seen at once.
+    /// Maximum number of translation entries seen at once.
     translations: usize,
 }
 

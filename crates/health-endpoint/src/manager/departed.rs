@@ -56,7 +56,7 @@ impl DepartedEndpoints {
 }
 
 impl Manager {
-    /// Forgets, in due time, the endpoints that are deleted by now.
+    /// Forgets the endpoints deleted so far, once they were shown long enough.
     pub(super) async fn forget_later(self) {
         sleep(SHOWN).await;
         let is_less = self.table().departed.forget(Instant::now());

@@ -25,8 +25,8 @@ pub struct Survey {
     pub living: Vec<SavedEndpoint>,
     /// The endpoints that are not alive, and why. Nothing is left of them except what programs may know.
     pub dropped: Vec<(u16, &'static str)>,
-    /// Endpoints whose device is not found, and why: so many that the finding is doubtful. Everything of them is kept,
-    /// and nothing serves them.
+    /// Endpoints whose device is not found, and why: so many that the finding is doubtful. Their state is kept, but
+    /// nothing serves them.
     pub lost: Vec<(SavedEndpoint, &'static str)>,
 }
 

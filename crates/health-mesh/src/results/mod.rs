@@ -102,7 +102,7 @@ struct NodeTargets {
     last_diagnosis: Mutex<Option<LastDiagnosis>>,
 }
 
-/// The diagnosis of a node, which stands until a verdict changes.
+/// The diagnosis of a node, valid until a verdict changes.
 #[derive(Debug)]
 struct LastDiagnosis {
     /// The revision that it is based on.

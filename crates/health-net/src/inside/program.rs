@@ -49,7 +49,7 @@ fn read_only() -> io::Result<OwnedFd> {
         propagation: 0,
         user_namespace: 0,
     };
-    // SAFETY: the empty path ends with a zero, and the kernel reads as much of `attr` as it is told that there is.
+    // SAFETY: the empty path ends with a zero, and the kernel reads no more of `attr` than the length says.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -17,11 +17,11 @@ use super::lookup::LOOKUPS;
 use super::{Deadline, Host, Target, failure, own_error};
 use crate::Outcome;
 
-/// Most addresses of a name that are tried.
+/// Maximum number of addresses of a name that are tried.
 const ADDRESSES: usize = 8;
-/// Most bytes of a TLS handshake.
+/// Maximum number of bytes of a TLS handshake.
 pub(super) const HANDSHAKE_MAX: usize = 64 * 1024;
-/// Most bytes read without a pause. A server that never stops must not hold up other probes.
+/// Maximum number of bytes read without a pause. A server that never stops must not hold up other probes.
 const READ_AT_ONCE: usize = 8 * 1024;
 
 /// Why a connection failed.
@@ -188,7 +188,7 @@ async fn attempt(
 pub(super) struct Usage {
     /// How it ends.
     pub(super) ending: Ending,
-    /// Most bytes to read from it. Anything beyond is an error.
+    /// Maximum number of bytes to read from it. Anything beyond is an error.
     pub(super) read_max: usize,
     /// Whether data is written at once.
     pub(super) writes_first: bool,
@@ -212,7 +212,7 @@ pub(super) enum Ending {
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
-    /// Most bytes to read, and how many were read.
+    /// Maximum number of bytes to read, and how many were read.
     read_max: usize,
     read: usize,
     /// Bytes read since the last pause.

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout_at};
 const LAST_LOOKS: u32 = 8;
 /// Less lost time than this is not made up for.
 const LOST_MIN: Duration = Duration::from_millis(1);
-/// Most lost time that is made up for, in timeouts. A probe that lost more has seen nothing.
+/// Maximum lost time that is made up for, in timeouts. A probe that lost more has seen nothing.
 const LOST_MAX: u32 = 3;
 /// How long one reading of the lost time serves all starting probes.
 const READING_MAX: Duration = Duration::from_millis(1);

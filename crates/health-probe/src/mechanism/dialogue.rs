@@ -9,7 +9,7 @@ use std::task::ready;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
-/// Most bytes to read at a time. Nearly all answers are shorter.
+/// Maximum number of bytes to read at a time. Nearly all answers are shorter.
 const PIECE: usize = 4 * 1024;
 
 thread_local! {
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// Says one thing, and ends with the first thing that it hears.
+    /// Sends one message, and ends with the first piece of the answer.
     struct Greeting(Vec<u8>);
 
     impl Dialogue for Greeting {

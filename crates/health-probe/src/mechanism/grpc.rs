@@ -21,7 +21,7 @@ use super::{Deadline, Target, USER_AGENT, failure, success};
 use crate::Outcome;
 
 const PATH: &str = "/grpc.health.v1.Health/Check";
-/// Most bytes that a server may send, not counting TLS: more than headers and a reply need.
+/// Maximum number of bytes that a server may send, not counting TLS: more than headers and a reply need.
 const READ_MAX: usize = 32 * 1024;
 /// The prefix of a message: whether it is compressed, and its length in four bytes.
 const PREFIX_LEN: usize = 5;
@@ -99,7 +99,7 @@ fn dial_timed_out(target: &Target, deadline: Deadline, because: impl fmt::Displa
     ))
 }
 
-/// One attempt. An error is one that the next attempt may not hit.
+/// One attempt. After an error, another attempt may succeed.
 async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, String> {
     let target = &probe.target;
     let timeout = deadline.timeout();

@@ -17,10 +17,10 @@ use super::url::{BadLocation, Redirect, Url, target};
 use super::{Deadline, OUTPUT_LIMIT, Target, failure, outcome, own_error, success};
 use crate::{Outcome, RawResult};
 
-/// Most requests of one probe: the first, and those that redirects lead to.
+/// Maximum number of requests of one probe: the first, and those that redirects lead to.
 const REQUESTS: usize = 10;
-/// Most bytes that a server may send, not counting TLS: the head, and as much of the body as is read, even if it comes in
-/// one-byte chunks.
+/// Maximum number of bytes that a server may send, not counting TLS: the head, and as much of the body as is read, even
+/// if it comes in one-byte chunks.
 const READ_MAX: usize = 2 * answer::HEAD_LIMIT + OUTPUT_LIMIT;
 
 /// What to ask, and where.

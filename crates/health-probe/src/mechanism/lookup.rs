@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Most names that are looked up at a time. A look-up holds a thread until the system's resolver gives up, long after the
-/// probe has.
+/// Maximum number of names that are looked up at a time. A look-up holds a thread until the system's resolver gives up,
+/// long after the probe has.
 const MOST: usize = 16;
 
 /// The look-ups of this process.

@@ -14,7 +14,7 @@ use crate::spec::{PodSpec, ProbeType};
 use crate::worker::restart::Kill;
 use crate::worker::{Event, PodStatus, ResultUpdate};
 
-/// Most waiting news before newer ones replace older ones.
+/// Maximum number of waiting news before newer ones replace older ones.
 const ROOM: usize = 4096;
 
 /// What a prober reports, in order of occurrence.

@@ -40,7 +40,7 @@ pub use self::status::{Observation, RuntimeContainer, RuntimePod};
 
 /// Largest answer, in bytes. Runtimes send at most 16 MiB, because the kubelet accepts no more.
 const ANSWER_LIMIT: usize = 17 << 20;
-/// Most bytes of unread output: of one command, and of all commands.
+/// Maximum number of bytes of unread output: of one command, and of all commands.
 const COMMAND_WINDOW: u32 = 64 << 10;
 const COMMANDS_WINDOW: u32 = 1 << 20;
 /// How long to wait for an answer.

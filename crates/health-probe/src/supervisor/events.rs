@@ -12,8 +12,8 @@ use tracing::{info, warn};
 
 use crate::spec::PodSpec;
 
-/// Most kept events. Beyond that, the oldest event of the pod with the most events goes, within the namespace with the most
-/// events: those who cause many events take no space from others.
+/// Maximum number of kept events. Beyond that, the oldest event of the pod with the most events goes, within the
+/// namespace with the most events: those who cause many events take no space from others.
 const KEPT: usize = 1000;
 /// Log lines for one pod: this many per second, plus what it did not use of the last minute.
 const LINES_PER_SECOND: u32 = 1;

@@ -8,7 +8,7 @@ use super::SavedWorker;
 use super::restart::RESET_AFTER;
 use crate::spec::ProbeType;
 
-/// Most remembered probes of removed pods.
+/// Maximum number of remembered probes of removed pods.
 const KEPT: usize = 1000;
 
 type Key = (String, String, ProbeType);

@@ -7,11 +7,11 @@ use health_model::pace::Budget;
 /// The limits on a node's probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most attempts per second, in the long run.
+    /// Maximum number of attempts per second, in the long run.
     pub per_second: u32,
-    /// Most runs at the same time.
+    /// Maximum number of runs at the same time.
     pub concurrent: usize,
-    /// Most attempts per second for one pod, in the long run.
+    /// Maximum number of attempts per second for one pod, in the long run.
     pub pod_per_second: u32,
 }
 

@@ -47,7 +47,7 @@ pub enum Waiting {
     NoStatus,
     /// The container does not exist yet.
     NoContainer,
-    /// The verdict stands until there is a new container.
+    /// The verdict is final until there is a new container.
     OnHold,
     /// The container is not running.
     NotRunning,

@@ -70,7 +70,7 @@ pub use wheel::{TimerId, Wheel};
 pub(crate) const FRESH_PERIODS: u32 = 3;
 /// A result that is not older than this is never overdue: very short periods are not worth reporting.
 pub(crate) const FRESH_MIN: Duration = Duration::from_secs(1);
-/// Most attempts in one run.
+/// Maximum number of attempts in one run.
 pub(crate) const ATTEMPTS_MAX: u32 = 3;
 /// A container that started at least this long before the agent is not affected by the agent's restart.
 pub(crate) const SURVIVED: Duration = Duration::from_secs(10);

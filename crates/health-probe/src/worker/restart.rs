@@ -15,7 +15,7 @@ pub(crate) const FIRST_WAIT: Duration = Duration::from_secs(10);
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(300);
 /// A container that exits at least this long after its restart waits as if it had never been restarted.
 pub(crate) const RESET_AFTER: Duration = Duration::from_secs(600);
-/// Most removed pods whose waits are remembered.
+/// Maximum number of removed pods whose waits are remembered.
 const GONE_KEPT: usize = 1000;
 
 /// A container that must be killed because a probe failed.

@@ -48,7 +48,7 @@ impl Delay {
 /// The pods and namespaces, the slots that they hold, and their due probes.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// Most attempts of a pod per second.
+    /// Maximum number of attempts of a pod per second.
     pod_per_second: u32,
     pods: SlotMap<PodKey, Pod>,
     namespaces: SlotMap<NamespaceKey, Namespace>,

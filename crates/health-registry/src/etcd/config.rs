@@ -124,7 +124,7 @@ impl File {
             reason,
         };
         let text = std::str::from_utf8(text).map_err(|error| malformed(error.to_string()))?;
-        // Otherwise only 32 lines of comments may stand in one place.
+        // Otherwise more than 32 comment lines in a row are an error.
         let options = serde_saphyr::options! { emit_comments: false };
         serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let error = error.without_snippet();

@@ -311,7 +311,7 @@ impl IdentityAllocator {
         self.shared.wake.notify_one();
     }
 
-    /// Follows all identities; changes arrive up to 100 ms later. The known ones stand while the store fails.
+    /// Follows all identities; changes arrive up to 100 ms later. The known ones stay in force while the store fails.
     pub fn identities(&self) -> watch::Receiver<Arc<Identities>> {
         self.shared.hub.identities()
     }

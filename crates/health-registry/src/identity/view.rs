@@ -27,7 +27,7 @@ pub struct Identities {
     pub references: BTreeMap<Identity, Vec<String>>,
     /// The store of the cluster's identities, as written in the settings.
     pub store: String,
-    /// Since when and why the store cannot be used; its last contents stand meanwhile.
+    /// Since when and why the store cannot be used; its last contents stay in force meanwhile.
     pub stale: Option<Staleness>,
     /// Entries of the store that cannot be used.
     pub rejected: Vec<UnusableEntry>,

@@ -117,7 +117,7 @@ pub fn parse(text: &str, default_cluster: &str) -> Result<Vec<Node>, DocumentErr
             max_nodes: YAML_NODES,
             max_events: 2 * YAML_NODES,
         },
-        // Otherwise only 32 lines of comments may stand in one place.
+        // Otherwise more than 32 comment lines in a row are an error.
         emit_comments: false,
     };
     let document: Document =

@@ -19,7 +19,7 @@ use crate::spec::PortKey;
 use crate::state::{Changes, Conflicts, State};
 use crate::tracker::{EndpointsChangeTracker, ServiceChangeTracker};
 
-/// Most new conflicts of one sync that are logged individually.
+/// Maximum number of new conflicts of one sync that are logged individually.
 const MOST_LOGGED: usize = 10;
 
 /// Syncs a provider with sources.

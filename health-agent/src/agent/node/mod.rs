@@ -280,7 +280,7 @@ impl NodeDatapath {
                     let cause = fault.cause();
                     outcome.repaired.push(CompletedRepair { cause, what });
                 }
-                // Everything is served without this program: the others are checked as often as ever.
+                // Everything is served without this program: the others are checked as often as before.
                 Err(error) if fault.hook().is_optional() => {
                     outcome.slower = Some(with_causes(&error));
                 }

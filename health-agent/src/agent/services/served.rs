@@ -146,7 +146,7 @@ fn topology(config: &Settings, standing: &watch::Receiver<Standing>) -> watch::R
     topology
 }
 
-/// From now on, tells the proxy of changes of this node's addresses and of its standing.
+/// Passes changes of this node's addresses and of its standing to the proxy from now on.
 fn tell_proxy(
     proxy: &Proxy,
     node_addresses: &NodeAddressWatch,

@@ -24,7 +24,7 @@ const SIZES: [u32; 4] = [100, 1_000, 10_000, 50_000];
 /// Number of peers for which the targets are promised, and at which the probers are compared.
 const RATED: u32 = 10_000;
 
-/// Most probes per second that the agent may send.
+/// Maximum number of probes per second that the agent may send.
 const PROBE_RATE: u32 = 10_000;
 /// The agent's default probe interval and timeout.
 const INTERVAL: Duration = Duration::from_secs(10);

@@ -21,7 +21,7 @@ use crate::Node;
 const TURN: Duration = Duration::from_millis(1);
 /// The request of the agent's prober (see `health-probe`), give or take some bytes.
 const HTTP_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: 10.99.0.1:8080\r\nUser-Agent: kube-probe/1.35\r\nAccept: */*\r\nConnection: close\r\n\r\n";
-/// Most exchanges in progress: on a busy machine others wait, as they do for the agent.
+/// Maximum number of exchanges in progress: on a busy machine others wait, as they do for the agent.
 const UNDER_WAY_MAX: u32 = 4096;
 /// Longest answer of a target, bytes.
 const ANSWER_MAX: usize = 512;

@@ -14,9 +14,9 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEAD: usize = 9;
 /// Longest frame unless negotiated otherwise (RFC 9113, 6.5.2), in bytes.
 const FRAME_MAX: usize = 16 * 1024;
-/// Most bytes of an answer's headers, packed or not.
+/// Maximum number of bytes of an answer's headers, packed or not.
 const HEADERS_LIMIT: usize = 16 * 1024;
-/// Most bytes of a reply. A valid one has seven.
+/// Maximum number of bytes of a reply. A valid one has seven.
 const REPLY_LIMIT: usize = 4096;
 const STREAM: u32 = 1;
 

@@ -2,9 +2,9 @@
 
 use crate::mechanism::OUTPUT_LIMIT;
 
-/// Most bytes of a head.
+/// Maximum number of bytes of a head.
 pub(super) const HEAD_LIMIT: usize = 64 * 1024;
-/// Most headers in a head.
+/// Maximum number of headers in a head.
 const HEADERS: usize = 100;
 /// A head of up to this many bytes is parsed with each piece, so that anything that is not HTTP is detected before its line
 /// ends.

@@ -19,9 +19,9 @@ use rustls::{
 const BLOCK_LEN: usize = 16;
 /// Length of HMAC-SHA1 keys and codes, in bytes.
 const MAC_LEN: usize = 20;
-/// Most content in a record (RFC 5246, 6.2.1).
+/// Maximum size of the content of a record (RFC 5246, 6.2.1).
 const CONTENT_MAX: usize = 1 << 14;
-/// Most records with one key; no probe sends that many.
+/// Maximum number of records with one key; no probe sends that many.
 const RECORDS_MAX: u64 = 1 << 24;
 
 /// The suites, those with shorter keys first, as Go prefers them. Hash and PRF come from a provider's suite with SHA-256.

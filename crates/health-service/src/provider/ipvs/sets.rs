@@ -7,7 +7,7 @@ use health_model::policy::Protocol;
 
 use super::netlink::ipset::{SetSpec, SetType};
 
-/// Most entries in a set.
+/// Maximum number of entries in a set.
 const MAX_ENTRIES: u32 = 1 << 20;
 
 /// What a set is for.

@@ -18,7 +18,7 @@ use super::plan::{NodeAddresses, Plan, Touched, wanted};
 use super::{Settings, device};
 use crate::services::Work;
 
-/// Most failures to log in one sync.
+/// Maximum number of failures to log in one sync.
 const TOLD_FAILURES: usize = 20;
 
 /// The plan, and the known kernel state.
