@@ -57,8 +57,8 @@ impl Programs {
         }
         for program in wanted {
             let loaded = classifier(&mut ebpf, program)?;
-            let program_of_pin = reopened(pins, program, loaded)?;
-            self.classifiers.insert(program, program_of_pin);
+            self.classifiers
+                .insert(program, reopened(pins, program, loaded)?);
         }
         let map = ebpf.take_map(CALLS.name);
         let map = map.ok_or_else(|| DatapathError::Missing(IP_CALLS.name.to_owned()))?;
