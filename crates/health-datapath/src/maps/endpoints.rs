@@ -5,11 +5,12 @@ use std::iter;
 use std::net::IpAddr;
 use std::path::Path;
 
-use aya::maps::{HashMap, MapData, MapError};
+use aya::maps::{HashMap, MapData};
 use health_common::addr::Addr;
 use health_common::endpoint::EndpointInfo;
 
 use super::open::typed;
+use crate::aya_io::gone;
 use crate::error::{DatapathError, map_error};
 use crate::layout;
 
@@ -87,10 +88,7 @@ impl EndpointMaps {
     }
 
     pub(crate) fn remove(&mut self, addr: Addr) -> Result<(), DatapathError> {
-        match self.endpoints.remove(&addr) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(source) => Err(map_error("write", layout::ENDPOINTS.name)(source)),
-        }
+        gone(self.endpoints.remove(&addr)).map_err(map_error("write", layout::ENDPOINTS.name))
     }
 
     /// Attributes what happens at a device to an endpoint.
@@ -101,9 +99,6 @@ impl EndpointMaps {
     }
 
     pub(crate) fn remove_device(&mut self, ifindex: u32) -> Result<(), DatapathError> {
-        match self.devices.remove(&ifindex) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(source) => Err(map_error("write", layout::DEVICES.name)(source)),
-        }
+        gone(self.devices.remove(&ifindex)).map_err(map_error("write", layout::DEVICES.name))
     }
 }

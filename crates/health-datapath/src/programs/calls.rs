@@ -1,11 +1,11 @@
 //! The slots of tail-called programs.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
-use aya::maps::{MapError, ProgramArray};
+use aya::maps::ProgramArray;
 
 use super::Programs;
+use crate::aya_io::gone;
 use crate::error::{DatapathError, map_error, program_error};
 use crate::layout::{CALLS, IP_CALLS, MapLayout};
 use crate::maps::{Maps, typed};
@@ -67,12 +67,7 @@ impl Programs {
         let mut calls = ProgramArray::try_from(maps.opened_mut(map)?).map_err(failed())?;
         let called = called.iter();
         for (index, _) in called.filter(|(_, program)| !self.parts.have(*program)) {
-            match calls.clear_index(index) {
-                Ok(()) | Err(MapError::KeyNotFound) => {}
-                Err(MapError::SyscallError(error))
-                    if error.io_error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(failed()(error)),
-            }
+            gone(calls.clear_index(index)).map_err(failed())?;
         }
         Ok(())
     }
