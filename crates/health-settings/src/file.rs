@@ -93,8 +93,13 @@ impl SettingsFiles {
     /// The files that [`Layers::read`](super::Layers::read) reads now, given the same path.
     pub(super) fn find(path: Option<&Path>) -> Self {
         let file = path.unwrap_or(Path::new(DEFAULT_FILE));
+        let folder = file.with_file_name(FOLDER);
         let mut files = vec![file.to_owned()];
-        files.extend(drop_ins(&file.with_file_name(FOLDER)).unwrap_or_default());
+        match drop_ins(&folder) {
+            Ok(drop_ins) => files.extend(drop_ins),
+            // Differs from a folder that does not exist.
+            Err(_) => files.push(folder),
+        }
         let identified = files.into_iter().map(|path| {
             let identity = FileIdentity::of(&path).ok();
             (path, identity)
@@ -103,6 +108,20 @@ impl SettingsFiles {
             path: path.map(Path::to_owned),
             found: identified.collect(),
         }
+    }
+
+    /// A file that has nothing in it now and had before: a full disk or a copy under way, rather than a wish for defaults.
+    pub fn emptied_since(&self, former: &Self) -> Option<&Path> {
+        let size = |files: &Self, path: &Path| {
+            let mut found = files.found.iter();
+            let (_, identity) = found.find(|(known, _)| known == path)?;
+            Some(identity.as_ref()?.size())
+        };
+        let paths = self.found.iter().map(|(path, _)| path.as_path());
+        let mut emptied = paths.filter(|path| {
+            size(self, path) == Some(0) && size(former, path).is_some_and(|size| size > 0)
+        });
+        emptied.next()
     }
 
     /// The files at the same place now. Blocks.

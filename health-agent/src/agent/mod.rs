@@ -31,6 +31,7 @@ pub mod services;
 mod settings_in_force;
 mod source;
 mod started_parts;
+mod stop;
 mod supervise;
 mod uplinks;
 

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use health_settings::{Settings, SettingsFiles};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 /// How often the files are polled. They are read once two polls in a row agree, so that a half-written file is not
 /// read.
 const POLL_PERIOD: Duration = Duration::from_secs(1);
+/// Number of polls in a row that must disagree for the files to be read although they keep changing.
+const MAX_UNSETTLED: u32 = 5;
 
 /// Reads all settings again, as at the start. An error says what is wrong, and where.
 pub type Reread = fn() -> Result<Settings, String>;
@@ -31,9 +33,11 @@ impl Reloadable {
             requests: ReloadRequests {
                 hangups: signal(SignalKind::hangup())?,
                 polls,
+                look: None,
                 is_due: false,
                 read: settings.files.clone(),
                 last: settings.files.clone(),
+                unsettled: 0,
             },
             settings,
             reread,
@@ -46,12 +50,16 @@ pub(super) struct ReloadRequests {
     /// Taken over before the start, since SIGHUP ends a process that does not wait for it.
     hangups: Signal,
     polls: Interval,
+    /// A look at the files that is under way. It may hang, so there is only one.
+    look: Option<JoinHandle<SettingsFiles>>,
     /// Whether a SIGHUP waits to be served.
     is_due: bool,
     /// The files as they were last read.
     read: SettingsFiles,
     /// The files at the last poll.
     last: SettingsFiles,
+    /// Number of polls in a row that found other files than the poll before.
+    unsettled: u32,
 }
 
 impl ReloadRequests {
@@ -63,19 +71,48 @@ impl ReloadRequests {
                     Some(()) => self.is_due = true,
                     None => pending().await,
                 },
-                _ = self.polls.tick() => {}
+                _ = self.polls.tick(), if self.look.is_none() => self.begin_look(),
+                found = looked(&mut self.look) => {
+                    self.look = None;
+                    if let Some(found) = found
+                        && self.is_request(found)
+                    {
+                        return;
+                    }
+                }
             }
-            let before = self.last.clone();
-            let Ok(now) = spawn_blocking(move || before.find_again()).await else {
-                continue;
-            };
-            let is_settled = now == self.last;
-            self.last = now;
-            if self.is_due || (is_settled && self.last != self.read) {
-                self.is_due = false;
-                self.read = self.last.clone();
-                return;
+            if self.is_due && self.look.is_none() {
+                self.begin_look();
             }
         }
+    }
+
+    fn begin_look(&mut self) {
+        let before = self.last.clone();
+        self.look = Some(spawn_blocking(move || before.find_again()));
+    }
+
+    /// Whether what a look found is to be read.
+    fn is_request(&mut self, found: SettingsFiles) -> bool {
+        self.unsettled = match found == self.last {
+            true => 0,
+            false => self.unsettled + 1,
+        };
+        self.last = found;
+        let is_settled = self.unsettled == 0 || self.unsettled >= MAX_UNSETTLED;
+        let is_request = self.is_due || (is_settled && self.last != self.read);
+        if is_request {
+            (self.is_due, self.unsettled) = (false, 0);
+            self.read = self.last.clone();
+        }
+        is_request
+    }
+}
+
+/// What a look found, once it has ended; `None` if it failed. Never ends without a look.
+async fn looked(look: &mut Option<JoinHandle<SettingsFiles>>) -> Option<SettingsFiles> {
+    match look {
+        Some(look) => look.await.ok(),
+        None => pending().await,
     }
 }

@@ -1,6 +1,7 @@
 //! One run of an agent, from its settings to its end.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use health_datapath::kernel::{self, SuitableKernel};
@@ -20,12 +21,17 @@ use super::folders::NewFolders;
 use super::own_node;
 use super::reload::{Reloadable, Reread};
 use super::source::AgentSource;
+use super::stop::StopRequests;
 use crate::pidfile::PidFile;
+
+/// How often a start that is to be stopped is looked at.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Runs an agent until it is asked to stop. Its kernel state stays and keeps working; only
 /// [`cleanup`](super::cleanup()) removes it.
 pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
     let reloadable = Reloadable::new(config, reread).context("cannot wait for SIGHUP")?;
+    let stop = StopRequests::new().context("cannot wait for SIGTERM")?;
     let config = &reloadable.settings;
     let kernel = kernel::require(&config.location.bpf_root, config.endpoints.attach_mode)?;
     // Before the first request to a registry: services that an earlier agent left must not answer it.
@@ -52,7 +58,7 @@ pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
 
     let mut folders = NewFolders::default();
     let result = run_in_folders(
-        reloadable,
+        (reloadable, stop),
         kernel,
         socket_group,
         prerequisites,
@@ -66,7 +72,7 @@ pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
 }
 
 async fn run_in_folders(
-    reloadable: Reloadable,
+    (reloadable, mut stop): (Reloadable, StopRequests),
     kernel: SuitableKernel,
     socket_group: Option<Gid>,
     prerequisites: Prerequisites,
@@ -84,27 +90,44 @@ async fn run_in_folders(
     new_folders.close(&config.location, socket_group)?;
     let socket = socket::bind(&config.location.socket(), socket_group)?;
     let source = Arc::new(AgentSource::new(config.clone(), &prerequisites.keys.hello));
-    let (stop, stopped) = channel(false);
-    let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));
+    let (end, ended) = channel(false);
+    let api = tokio::spawn(server::serve(socket, source.clone(), until(ended)));
 
-    let result = match assembly::start(config, prerequisites, source).await {
-        Ok(agent) => {
+    let started = tokio::select! {
+        started = assembly::start(config, prerequisites, source.clone()) => Some(started),
+        // Nothing has been made yet.
+        () = stopped_while_waiting(&mut stop, &source) => None,
+    };
+    let result = match started {
+        Some(Ok(agent)) => {
             // A failed start reports why it failed, and nothing else.
             kernel.log();
             log_mesh_keys(&agent.node.keys.hello);
             agent
-                .supervise(reloadable.reread, reloadable.requests)
+                .supervise(reloadable.reread, reloadable.requests, stop)
                 .await
         }
-        Err(error) => Err(error),
+        Some(Err(error)) => Err(error),
+        None => {
+            info!("agent stopped before it had started");
+            Ok(())
+        }
     };
-    stop.send_replace(true);
+    end.send_replace(true);
     match api.await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => warn!(%error, "the API did not shut down cleanly"),
         Err(error) => warn!(%error, "the API did not shut down cleanly"),
     }
     result
+}
+
+/// Waits until someone has asked to stop, and the start waits for this node's entry. A later stage first ends.
+async fn stopped_while_waiting(stop: &mut StopRequests, source: &AgentSource) {
+    stop.requested().await;
+    while !source.is_waiting() {
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
 /// Logs which keys are in force. Warns if they are public.

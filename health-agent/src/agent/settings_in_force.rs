@@ -2,8 +2,11 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use health_settings::{ApiSettings, MeshSettings, Settings, is_live};
+use health_settings::{ApiSettings, MeshSettings, SettingValue, Settings, is_live};
 use tracing::{info, warn};
+
+/// How much of a value the log shows, characters.
+const MAX_SHOWN: usize = 200;
 
 /// The settings of the start, and what reloads have made of them.
 pub(super) struct SettingsInForce {
@@ -35,10 +38,25 @@ impl SettingsInForce {
 
     /// Notes that new settings are invalid.
     pub(super) fn refuse(&self, error: &str) {
-        warn!(error, "cannot reload settings; keeping those in force");
-        self.set_problem(Some(format!(
-            "cannot reload: {error}; the former settings stay in force"
-        )));
+        let problem = format!("cannot reload: {error}; the former settings stay in force");
+        // Otherwise whoever sends signals fills the log.
+        if self.problem().as_ref() != Some(&problem) {
+            warn!(error, "cannot reload settings; keeping those in force");
+        }
+        self.set_problem(Some(problem));
+    }
+
+    /// Checks that new settings can replace those in force: the live ones also together with others that stay as they are
+    /// until a restart.
+    pub(super) fn check(&self, new: &Settings) -> Result<(), String> {
+        let in_force = self.now();
+        if let Some(path) = new.files.emptied_since(&in_force.files) {
+            return Err(format!("{} is empty", path.display()));
+        }
+        match with_live(&in_force, new).validated() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("{error}; restart the agent to apply all changes")),
+        }
     }
 
     /// Notes which of these values are in force now, and which need a restart.
@@ -53,13 +71,13 @@ impl SettingsInForce {
             let Some(new) = new.values.iter().find(|new| new.name == value.name) else {
                 continue;
             };
-            let (setting, from, to) = (&value.name, value.text(), new.text());
-            if is_live(setting) {
-                if value.value != new.value {
-                    info!(setting, from, to, "setting changed");
-                }
+            let (setting, from, to) = (&value.name, shown(value), shown(new));
+            if value.value == new.value {
                 *value = new.clone();
-            } else if value.value != new.value {
+            } else if is_live(setting) {
+                info!(setting, from, to, "setting changed");
+                *value = new.clone();
+            } else {
                 warn!(
                     setting,
                     from, to, "setting changed; restart the agent to apply it"
@@ -89,9 +107,19 @@ impl SettingsInForce {
     }
 }
 
+/// The start of a value, for the log.
+fn shown(value: &SettingValue) -> String {
+    let text = value.text();
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
 /// Settings in force, with the new values of those that need no restart.
 fn with_live(in_force: &Settings, new: &Settings) -> Settings {
     let mut settings = in_force.clone();
+    settings.files = new.files.clone();
     settings.conntrack.timeouts = new.conntrack.timeouts;
     settings.log.log_level = new.log.log_level;
     settings.policy.policy_mode = new.policy.policy_mode;

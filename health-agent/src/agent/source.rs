@@ -80,6 +80,12 @@ impl AgentSource {
         *self.waiting.write().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
+    /// Whether the start waits for something.
+    pub(super) fn is_waiting(&self) -> bool {
+        let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
+        waiting.is_some()
+    }
+
     /// Shows a started agent from now on.
     pub(super) fn publish(&self, parts: StartedParts) {
         // An agent starts only once.

@@ -16,8 +16,8 @@ use health_registry::identity::IdentityAllocator;
 use health_registry::nodes::{Node, NodeSet, Registry};
 use health_server::monitor::Monitor;
 use health_server::source::Source as _;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::Receiver;
+use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
 use super::containers::ContainerProbes;
@@ -31,10 +31,13 @@ use super::reload::{ReloadRequests, Reread};
 use super::repair::{note_health, repair};
 use super::services::ServedServices;
 use super::source::AgentSource;
+use super::stop::StopRequests;
 use crate::logging;
 
 /// Longest wait for requests in flight when the agent stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for the settings files: reading may hang, and nothing else is supervised meanwhile.
+const READ_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a registered address may be missing from the host before another one counts: leases get renewed.
 const MOVE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -102,23 +105,23 @@ impl Agent {
         mut self,
         reread: Reread,
         mut reloads: ReloadRequests,
+        mut stop: StopRequests,
     ) -> anyhow::Result<()> {
-        let ended = match self.watch_until_signal(reread, &mut reloads).await {
-            Ok(End::Signal) => Ok(()),
-            Ok(End::PodCidr) => Err(anyhow::anyhow!(
+        let ended = match self
+            .watch_until_signal(reread, &mut reloads, &mut stop)
+            .await
+        {
+            End::Signal => Ok(()),
+            End::PodCidr => Err(anyhow::anyhow!(
                 "{} has a pod CIDR now; restart the agent to give it endpoints",
                 self.own.full_name()
             )),
-            Ok(End::OtherAddresses(now)) => Err(anyhow::anyhow!(
+            End::OtherAddresses(now) => Err(anyhow::anyhow!(
                 "{} has the addresses {} instead of {}; restart the agent to use them",
                 self.own.full_name(),
                 list(&now),
                 list(&self.own.addresses)
             )),
-            Err(error) => {
-                warn!(%error, "cannot wait for signals");
-                Ok(())
-            }
         };
         drop(self.tasks);
         self.events.stop();
@@ -155,9 +158,8 @@ impl Agent {
         &mut self,
         reread: Reread,
         reloads: &mut ReloadRequests,
-    ) -> std::io::Result<End> {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+        stop: &mut StopRequests,
+    ) -> End {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut backoff = Backoff::default();
@@ -171,15 +173,14 @@ impl Agent {
         let mut moving_to: Option<Vec<IpAddr>> = None;
         loop {
             tokio::select! {
-                _ = terminate.recv() => return Ok(End::Signal),
-                _ = interrupt.recv() => return Ok(End::Signal),
+                () = stop.requested() => return End::Signal,
                 () = reloads.next() => self.reload(reread).await,
                 Ok(()) = nodes.changed() => {
                     let set = nodes.borrow_and_update().clone();
                     is_reached = is_reached || self.note_reached(&set);
                     match self.change(&set) {
                         OwnChange::None => moving_to = None,
-                        OwnChange::PodCidr => return Ok(End::PodCidr),
+                        OwnChange::PodCidr => return End::PodCidr,
                         OwnChange::OtherAddresses(now) => moving_to = Some(now),
                         OwnChange::MoreAddresses(more) => {
                             moving_to = None;
@@ -187,7 +188,7 @@ impl Agent {
                         }
                     }
                     if self.is_at(moving_to.as_deref()).await {
-                        return Ok(End::OtherAddresses(moving_to.unwrap_or_default()));
+                        return End::OtherAddresses(moving_to.unwrap_or_default());
                     }
                 }
                 Ok(()) = self.health_addresses.changed() => self.publish(),
@@ -199,10 +200,10 @@ impl Agent {
                 _ = ticks.tick() => {
                     self.listen_on_unbound();
                     if self.is_at(moving_to.as_deref()).await {
-                        return Ok(End::OtherAddresses(moving_to.unwrap_or_default()));
+                        return End::OtherAddresses(moving_to.unwrap_or_default());
                     }
                     if let Some(now) = self.moved_uplinks(&mut gone_since).await {
-                        return Ok(End::OtherAddresses(now));
+                        return End::OtherAddresses(now);
                     }
                     let is_due = backoff.is_due();
                     let has_repaired = self.look(is_due, &mut backoff).await;
@@ -328,7 +329,17 @@ impl Agent {
 
     /// Takes new settings: all that need no restart, or none if any setting is invalid.
     async fn reload(&mut self, reread: Reread) {
-        let new = match reread() {
+        let read = tokio::time::timeout(READ_PATIENCE, spawn_blocking(reread)).await;
+        let read = match read {
+            Ok(Ok(read)) => read,
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("reading them took longer than {READ_PATIENCE:?}")),
+        };
+        let checked = read.and_then(|new| {
+            self.source.settings.check(&new)?;
+            Ok(new)
+        });
+        let new = match checked {
             Ok(new) => new,
             Err(error) => return self.source.settings.refuse(&error),
         };

@@ -132,6 +132,23 @@ fn without_its_cluster_an_agent_starts_by_what_was_kept_if_that_fits_the_host() 
 
 #[test]
 #[ignore = "needs root"]
+fn an_agent_that_waits_for_its_entry_stops_in_order() -> anyhow::Result<()> {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let stand = Stand::start(&[], &[])?;
+        let node = stand.node();
+        node.start_agent()?;
+        stand.wait_logged(&["waiting for node"])?;
+        node.kill_agent(signal)?;
+        stand.wait_logged(&["agent stopped before it had started"])?;
+        let pid_file = node.runtime_dir().join("health-agent.pid");
+        ensure!(!pid_file.exists(), "{} is left", pid_file.display());
+        ensure!(!Path::new("/sys/fs/bpf/health").exists(), "pins are left");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
 fn an_agent_that_waits_for_its_registry_has_its_sockets_spared_from_services() -> anyhow::Result<()>
 {
     let mut stand = Stand::start(&[V4], &[PODS4])?;

@@ -196,8 +196,23 @@ fn a_changed_file_is_read_without_a_signal_and_no_probe_or_connection_is_lost() 
     };
     status("settings: cannot reload: ")?;
     assert_eq!(setting(node, "probe-rate")?.0, json!(500));
-    fs::write(&file, "mesh: {probe-rate: 400}\n")?;
+    // A full disk leaves such a file.
+    fs::write(&file, "")?;
+    status("config.yaml is empty")?;
+    assert_eq!(setting(node, "probe-rate")?.0, json!(500));
+    fs::write(&file, "mesh: {one-way: true, probe-rate: 400}\n")?;
     takes("probe-rate", &json!(400))?;
+    status("restart the agent to apply one-way")?;
+    // A file that never settles is read all the same.
+    let mut rate = 400;
+    wait_for("a file that keeps changing to be read", PATIENCE, || {
+        rate += 1;
+        fs::write(&file, format!("mesh: {{probe-rate: {rate}}}\n"))?;
+        let in_force = setting(node, "probe-rate")?.0;
+        Ok((in_force != 400 && in_force != rate).then_some(()))
+    })?;
+    fs::write(&file, "mesh: {probe-rate: 700}\n")?;
+    takes("probe-rate", &json!(700))?;
     wait_for("no problem with the settings", PATIENCE, || {
         let status = node.cli("status --succinct")?.stdout;
         Ok((!status.contains("settings:")).then_some(()))
