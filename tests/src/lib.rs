@@ -56,6 +56,7 @@ pub mod transfer;
 pub mod tun;
 #[cfg(feature = "all")]
 pub mod upgrade;
+#[cfg(feature = "all")]
 pub mod verifier;
 pub mod wait;
 #[cfg(feature = "all")]
