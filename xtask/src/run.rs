@@ -46,3 +46,36 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
     let error = bed.exec();
     Err(cannot_run(&bed, error))
 }
+
+#[cfg(test)]
+mod tests {
+    /// The modules that the bed needs, in `tests/src/lib.rs`. These must do with the dependencies that are not optional.
+    const OF_THE_BED: [&str; 12] = [
+        "arguments",
+        "bed",
+        "conntrack",
+        "containerd",
+        "http",
+        "member",
+        "packet",
+        "probed",
+        "process",
+        "relay",
+        "served",
+        "wait",
+    ];
+
+    #[test]
+    fn the_build_of_the_bed_has_no_module_that_only_tests_need() {
+        let library = include_str!("../../tests/src/lib.rs");
+        let mut is_gated = false;
+        let mut ungated = Vec::new();
+        for line in library.lines() {
+            let module = line.strip_prefix("pub mod ");
+            let module = module.and_then(|rest| rest.strip_suffix(';'));
+            ungated.extend(module.filter(|_| !is_gated));
+            is_gated = line == "#[cfg(feature = \"all\")]";
+        }
+        assert_eq!(ungated, OF_THE_BED, "add #[cfg(feature = \"all\")]");
+    }
+}
