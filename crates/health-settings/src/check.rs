@@ -126,22 +126,7 @@ impl MeshSettings {
             MIN_PROBE_INTERVAL,
             MAX_PROBE_INTERVAL,
         )?;
-        for choice in &self.probes {
-            let usable = choice.interval.is_none_or(|interval| {
-                (MIN_PROBE_INTERVAL..=MAX_PROBE_INTERVAL).contains(&interval)
-            });
-            if !usable {
-                return Err(InvalidSetting::new(
-                    "--probe",
-                    choice,
-                    format!(
-                        "must be off or {} to {}",
-                        duration_text(MIN_PROBE_INTERVAL),
-                        duration_text(MAX_PROBE_INTERVAL)
-                    ),
-                ));
-            }
-        }
+        self.check_choices()?;
         if !(1..=MAX_PROBE_RATE).contains(&self.probe_rate) {
             return Err(InvalidSetting::new(
                 "--probe-rate",
@@ -163,6 +148,46 @@ impl MeshSettings {
                 "needs --passive-rtt on, which detects traffic",
             ));
         }
+        self.check_timeout()?;
+        if let Some(interval) = self.path_mtu_interval.0 {
+            within(
+                "--path-mtu-interval",
+                interval,
+                MIN_PATH_MTU_INTERVAL,
+                MAX_PATH_MTU_INTERVAL,
+            )?;
+        }
+        if !(1..=100).contains(&self.loss_threshold) {
+            return Err(InvalidSetting::new(
+                "--loss-threshold",
+                self.loss_threshold,
+                "must be 1 to 100 percent",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_choices(&self) -> Result<(), InvalidSetting> {
+        for choice in &self.probes {
+            let usable = choice.interval.is_none_or(|interval| {
+                (MIN_PROBE_INTERVAL..=MAX_PROBE_INTERVAL).contains(&interval)
+            });
+            if !usable {
+                return Err(InvalidSetting::new(
+                    "--probe",
+                    choice,
+                    format!(
+                        "must be off or {} to {}",
+                        duration_text(MIN_PROBE_INTERVAL),
+                        duration_text(MAX_PROBE_INTERVAL)
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_timeout(&self) -> Result<(), InvalidSetting> {
         within(
             "--probe-timeout",
             self.probe_timeout,
@@ -178,21 +203,6 @@ impl MeshSettings {
                     "must not exceed the shortest interval of --probe-interval and --probe, which is {}",
                     duration_text(shortest)
                 ),
-            ));
-        }
-        if let Some(interval) = self.path_mtu_interval.0 {
-            within(
-                "--path-mtu-interval",
-                interval,
-                MIN_PATH_MTU_INTERVAL,
-                MAX_PATH_MTU_INTERVAL,
-            )?;
-        }
-        if !(1..=100).contains(&self.loss_threshold) {
-            return Err(InvalidSetting::new(
-                "--loss-threshold",
-                self.loss_threshold,
-                "must be 1 to 100 percent",
             ));
         }
         Ok(())
