@@ -1,9 +1,8 @@
 //! `health-agent config check`: settings files, and the files that agents with such settings read.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use health_model::file::read_regular;
 use health_model::folder::{LONGEST, manifests};
@@ -104,15 +103,13 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
         match path.is_dir() {
-            true => files.extend(manifests(path).map_err(|error| unreadable(path, &error))?),
+            true => files.extend(
+                manifests(path).with_context(|| format!("cannot read {}", path.display()))?,
+            ),
             false => files.push(path.clone()),
         }
     }
     Ok(files)
-}
-
-fn unreadable(path: &Path, error: &io::Error) -> anyhow::Error {
-    anyhow!("cannot read {}: {error}", path.display())
 }
 
 fn check_nodes(text: &str) -> Vec<String> {

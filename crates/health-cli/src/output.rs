@@ -243,6 +243,20 @@ pub(super) fn table<R: IntoIterator<Item: CellText>>(
     clean
 }
 
+/// A table with or without its header.
+pub(super) fn listing<R: IntoIterator<Item: CellText>>(
+    header: impl IntoIterator<Item: CellText>,
+    rows: impl IntoIterator<Item = R>,
+    has_headers: bool,
+) -> String {
+    let mut text = table(header, rows);
+    if !has_headers {
+        let end = text.find('\n').map_or(text.len(), |end| end + 1);
+        text.drain(..end);
+    }
+    text
+}
+
 /// Writes a row with tabs between its cells, in as many lines as its tallest cell has.
 fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: CellText>) -> io::Result<()> {
     let cells: Vec<_> = cells.into_iter().collect();

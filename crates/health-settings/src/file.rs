@@ -1,13 +1,14 @@
 //! Settings files: YAML, with a map for each group of settings.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command};
 use health_model::file::{FileIdentity, read_regular};
+use health_model::folder::manifests;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatter};
 
@@ -86,7 +87,7 @@ pub(super) fn read(run: &Command, path: Option<&Path>) -> Result<Vec<FileSetting
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SettingsFiles {
     path: Option<PathBuf>,
-    found: Vec<(PathBuf, Option<FileIdentity>)>,
+    found: BTreeMap<PathBuf, Option<FileIdentity>>,
 }
 
 impl SettingsFiles {
@@ -112,16 +113,16 @@ impl SettingsFiles {
 
     /// A file that has nothing in it now and had before: a full disk or a copy under way, rather than a wish for defaults.
     pub fn emptied_since(&self, former: &Self) -> Option<&Path> {
-        let size = |files: &Self, path: &Path| {
-            let mut found = files.found.iter();
-            let (_, identity) = found.find(|(known, _)| known == path)?;
-            Some(identity.as_ref()?.size())
+        let is_empty = |identity: &Option<FileIdentity>| {
+            let identity = identity.as_ref();
+            identity.map(|identity| identity.size() == 0)
         };
-        let paths = self.found.iter().map(|(path, _)| path.as_path());
-        let mut emptied = paths.filter(|path| {
-            size(self, path) == Some(0) && size(former, path).is_some_and(|size| size > 0)
+        let mut found = self.found.iter();
+        let emptied = found.find(|(path, now)| {
+            let before = former.found.get(*path);
+            is_empty(now) == Some(true) && before.and_then(is_empty) == Some(false)
         });
-        emptied.next()
+        emptied.map(|(path, _)| path.as_path())
     }
 
     /// The files at the same place now. Blocks.
@@ -132,32 +133,18 @@ impl SettingsFiles {
 
 /// The files of a folder, by name; none if it does not exist.
 fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let unreadable = |reason| FileError::Unreadable {
-        path: folder.to_owned(),
-        reason,
-    };
-    let entries = match fs::read_dir(folder) {
+    let files = match manifests(folder) {
         // A link to nothing is a mistake.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.is_symlink() => {
             return Ok(Vec::new());
         }
-        entries => entries.map_err(unreadable)?,
+        files => files.map_err(|reason| FileError::Unreadable {
+            path: folder.to_owned(),
+            reason,
+        })?,
     };
-    let mut files = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(unreadable)?.path();
-        let is_yaml = path
-            .extension()
-            .is_some_and(|end| end == "yaml" || end == "yml");
-        let is_hidden = path
-            .file_name()
-            .is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
-        if is_yaml && !is_hidden {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
+    let is_yaml = |path: &PathBuf| path.extension().is_none_or(|end| end != "json");
+    Ok(files.into_iter().filter(is_yaml).collect())
 }
 
 /// Parses a file and checks each setting by itself.

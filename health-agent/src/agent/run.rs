@@ -1,7 +1,6 @@
 //! One run of an agent, from its settings to its end.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use health_datapath::kernel::{self, SuitableKernel};
@@ -23,9 +22,6 @@ use super::reload::{Reloadable, Reread};
 use super::source::AgentSource;
 use super::stop::StopRequests;
 use crate::pidfile::PidFile;
-
-/// How often a start that is to be stopped is looked at.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Runs an agent until it is asked to stop. Its kernel state stays and keeps working; only
 /// [`cleanup`](super::cleanup()) removes it.
@@ -125,9 +121,7 @@ async fn run_in_folders(
 /// Waits until someone has asked to stop, and the start waits for this node's entry. A later stage first ends.
 async fn stopped_while_waiting(stop: &mut StopRequests, source: &AgentSource) {
     stop.requested().await;
-    while !source.is_waiting() {
-        tokio::time::sleep(PAUSE).await;
-    }
+    source.until_waiting().await;
 }
 
 /// Logs which keys are in force. Warns if they are public.

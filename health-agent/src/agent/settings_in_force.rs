@@ -71,10 +71,12 @@ impl SettingsInForce {
             let Some(new) = new.values.iter().find(|new| new.name == value.name) else {
                 continue;
             };
-            let (setting, from, to) = (&value.name, shown(value), shown(new));
             if value.value == new.value {
                 *value = new.clone();
-            } else if is_live(setting) {
+                continue;
+            }
+            let (setting, from, to) = (&value.name, shown(value), shown(new));
+            if is_live(setting) {
                 info!(setting, from, to, "setting changed");
                 *value = new.clone();
             } else {

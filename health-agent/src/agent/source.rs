@@ -43,7 +43,7 @@ pub(super) struct AgentSource {
     public_mesh_key: bool,
     begun: Instant,
     /// What the start waits for.
-    waiting: RwLock<Option<String>>,
+    waiting: watch::Sender<Option<String>>,
     /// Empty while the agent starts.
     started: OnceLock<StartedParts>,
     /// Current problems.
@@ -64,7 +64,7 @@ impl AgentSource {
             settings: SettingsInForce::new(config),
             public_mesh_key: keys.accepts_public(),
             begun: Instant::now(),
-            waiting: RwLock::default(),
+            waiting: watch::Sender::default(),
             started: OnceLock::new(),
             problems: watch::Sender::new(Vec::new()),
             repairs: RwLock::default(),
@@ -77,13 +77,13 @@ impl AgentSource {
 
     /// Sets what the start waits for, in words.
     pub(super) fn set_waiting(&self, waiting: Option<String>) {
-        *self.waiting.write().unwrap_or_else(PoisonError::into_inner) = waiting;
+        self.waiting.send_replace(waiting);
     }
 
-    /// Whether the start waits for something.
-    pub(super) fn is_waiting(&self) -> bool {
-        let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
-        waiting.is_some()
+    /// Returns when the start waits for something.
+    pub(super) async fn until_waiting(&self) {
+        // The channel closes with this source only.
+        let _ = self.waiting.subscribe().wait_for(Option::is_some).await;
     }
 
     /// Shows a started agent from now on.
@@ -326,8 +326,7 @@ impl Source for AgentSource {
         if self.started.get().is_some() {
             return None;
         }
-        let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
-        let waiting = waiting.clone();
+        let waiting = self.waiting.borrow().clone();
         Some(waiting.unwrap_or_else(|| "the agent is starting".to_owned()))
     }
 

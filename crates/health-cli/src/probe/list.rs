@@ -7,7 +7,7 @@ use health_model::duration::{go_duration, short_duration};
 use jiff::Timestamp;
 
 use super::{Selection, watch};
-use crate::output::{Format, ListFormat, NONE, OutputArgs, printable, table};
+use crate::output::{Format, ListFormat, NONE, OutputArgs, listing, printable};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -135,14 +135,7 @@ fn probes_table(
         });
         row
     });
-    let text = table(header, rows);
-    match has_headers {
-        true => text,
-        false => text
-            .split_once('\n')
-            .map_or("", |(_, rows)| rows)
-            .to_owned(),
-    }
+    listing(header, rows, has_headers)
 }
 
 /// The current result; for an overdue probe, the last known one.

@@ -6,7 +6,7 @@ use health_model::api::{ServiceEntry, ServicePortEntry, ServiceSummary};
 use health_model::duration::short_duration;
 
 use super::{conflicts_of, path, policy, port_change, refusal, warn};
-use crate::output::{Cell, Format, ListFormat, NONE, OutputArgs, table};
+use crate::output::{Cell, Format, ListFormat, NONE, OutputArgs, listing};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -106,14 +106,7 @@ fn services_table(
         row.push(problems(service, port, summary, wide));
         row
     });
-    let text = table(header, rows);
-    match has_headers {
-        true => text,
-        false => text
-            .split_once('\n')
-            .map_or("", |(_, rows)| rows)
-            .to_owned(),
-    }
+    listing(header, rows, has_headers)
 }
 
 fn problems(

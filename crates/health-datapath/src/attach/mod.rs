@@ -101,7 +101,7 @@ pub(crate) struct Hooks {
 }
 
 impl Hooks {
-    /// Of the instance with this pin folder; nothing is attached yet.
+    /// The hooks of the instance with this pin folder; nothing is attached yet.
     pub(crate) fn of(pins: &Path) -> Self {
         Self {
             wanted: Vec::new(),
