@@ -2,6 +2,7 @@
 
 mod environment;
 pub(crate) mod events;
+mod idle;
 pub(crate) mod job;
 mod long;
 mod pool;
@@ -13,6 +14,7 @@ use std::time::Instant;
 use anyhow::bail;
 
 use self::job::Job;
+use self::pool::Width;
 use self::programs::TestProgram;
 use self::report::Report;
 use crate::vm::Share;
@@ -37,15 +39,24 @@ pub(crate) struct Args {
     /// Run only the tests that CI runs in virtual machines
     #[arg(long)]
     ci: bool,
+    /// Build the tests and run none
+    #[arg(long, conflicts_with_all = ["filters", "ci", "long"])]
+    no_run: bool,
     /// Run tests of many rounds long enough to find rare failures, with new random numbers
     #[arg(long, conflicts_with = "ci")]
     long: bool,
-    /// Number of test processes at once [default: three per processor]
+    /// Number of test processes at once [default: three per processor, six while they
+    /// are idle]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
 }
 
 pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    if args.no_run {
+        setup::setup(workspace)?;
+        programs::build(workspace)?;
+        return Ok(());
+    }
     let environment = environment::of_tests(args.long);
     if args.vm.wanted() {
         let share = if args.ci { Share::Ci } else { Share::All };
@@ -69,7 +80,9 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     report.counts.skipped += skipped.len() as u64;
 
     let start = Instant::now();
-    let width = args.jobs.map_or_else(pool::width, usize::from);
+    let width = args
+        .jobs
+        .map_or_else(Width::of_machine, |jobs| Width::exactly(jobs.into()));
     pool::run(workspace, &environment, jobs(chosen), width, &mut report)?;
     let ran = start.elapsed();
 
@@ -79,11 +92,13 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     report.print_failed();
     println!(
-        "build {:.1} s, tests {:.1} s: {:.1} s in total and {:.1} s of CPU time, {width} processes in parallel",
+        "build {:.1} s, tests {:.1} s: {:.1} s in total and {:.1} s of CPU time, {} to {} processes in parallel",
         built.as_secs_f64(),
         ran.as_secs_f64(),
         report.total().as_secs_f64(),
-        report.total_busy().as_secs_f64()
+        report.total_busy().as_secs_f64(),
+        width.steady,
+        width.most
     );
     println!("{}", report.counts);
     if report.counts.failed > 0 {

@@ -4,17 +4,22 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use super::events::Outcome;
+use super::idle;
 use super::job::{Done, Job};
 use super::report::Report;
 use crate::workspace::Workspace;
 
 /// Parallel jobs per CPU, by default.
 const JOBS_A_PROCESSOR: usize = 3;
+/// The same while CPUs are idle.
+const JOBS_AN_IDLE_PROCESSOR: usize = 6;
+/// Share of idle CPU time above which another job starts.
+const IDLE: f64 = 0.2;
 
 /// Prefixes of the tests that take longest. They start first, so that the run does not end waiting for a single one.
 /// Used where no earlier run gives their time.
@@ -39,33 +44,58 @@ const LONG: &[&str] = &[
     "services::",
 ];
 
-/// Default number of parallel jobs.
-pub(crate) fn width() -> usize {
-    thread::available_parallelism().map_or(1, usize::from) * JOBS_A_PROCESSOR
+/// How many jobs run in parallel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Width {
+    /// Always.
+    pub(super) steady: usize,
+    /// While CPUs are idle.
+    pub(super) most: usize,
 }
 
-/// Runs all jobs, `width` in parallel, and prints each test's result as it finishes.
+impl Width {
+    /// As many as this machine's CPUs suggest.
+    pub(super) fn of_machine() -> Self {
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            steady: cpus * JOBS_A_PROCESSOR,
+            most: cpus * JOBS_AN_IDLE_PROCESSOR,
+        }
+    }
+
+    /// Exactly this many.
+    pub(super) fn exactly(jobs: usize) -> Self {
+        Self {
+            steady: jobs,
+            most: jobs,
+        }
+    }
+}
+
+/// Runs all jobs and prints each test's result as it finishes.
 pub(crate) fn run(
     workspace: &Workspace,
     environment: &[String],
     mut jobs: Vec<Job>,
-    width: usize,
+    width: Width,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let mut times = Times::load(workspace);
     jobs.sort_by_key(|job| std::cmp::Reverse(times.expected(&job.name())));
     let total: usize = jobs.iter().map(|job| job.tests.len()).sum();
     let queue = Mutex::new(VecDeque::from(jobs));
+    let turn = Mutex::new(());
     let (sender, results) = channel();
     let mut done = 0;
     thread::scope(|scope| {
-        for _ in 0..width {
+        for place in 0..width.most {
             let sender = sender.clone();
-            let next = || {
-                queue
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .pop_front()
+            let (queue, turn) = (&queue, &turn);
+            let next = move || {
+                if place >= width.steady {
+                    wait_until_idle(turn, queue);
+                }
+                lock(queue).pop_front()
             };
             scope.spawn(move || {
                 while let Some(job) = next() {
@@ -104,6 +134,17 @@ pub(crate) fn run(
         times.save();
         Ok(())
     })
+}
+
+/// Waits until CPUs are idle, or no job is left. One caller at a time waits, so that the next one sees the load of the
+/// job that this one starts.
+fn wait_until_idle(turn: &Mutex<()>, queue: &Mutex<VecDeque<Job>>) {
+    let _turn = lock(turn);
+    while !lock(queue).is_empty() && idle::measure() < IDLE {}
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Times of jobs in the last run, by name. An estimate: it only affects the order.

@@ -9,6 +9,16 @@ use serde::Deserialize;
 use crate::process::{cannot_run, output};
 use crate::workspace::Workspace;
 
+/// Builds everything but jemalloc, which takes a minute to compile and only saves memory.
+const BUILD: &[&str] = &[
+    "build",
+    "--workspace",
+    "--exclude=health-ebpf",
+    "--all-targets",
+    "--no-default-features",
+    "--features=health-agent/etcd,health-agent/kubernetes,tests/all",
+];
+
 /// Makes a test program print the names of its tests.
 const LIST: &[&str] = &["--list", "--format=terse", "--include-ignored"];
 
@@ -77,12 +87,7 @@ struct Target {
 pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
     let mut cargo = workspace.cargo()?;
     cargo
-        .args([
-            "build",
-            "--workspace",
-            "--exclude=health-ebpf",
-            "--all-targets",
-        ])
+        .args(BUILD)
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
         .stdin(Stdio::null());
