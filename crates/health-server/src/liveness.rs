@@ -16,7 +16,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::monitor::Answer;
+use super::page_server::Answer;
 
 /// After this time without news, a check becomes a warning.
 const WARN_AFTER: Duration = Duration::from_secs(15);

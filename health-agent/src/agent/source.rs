@@ -31,8 +31,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::warn;
 
+use super::check_schedule::PERIOD;
 use super::outcome::Outcome;
-use super::pace::PERIOD;
 use super::settings_in_force::SettingsInForce;
 use super::started_parts::StartedParts;
 

@@ -18,7 +18,7 @@ use health_common::ct::{
 use health_common::metrics::Reason;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::tuple::Tuple;
-use health_datapath::collect::KernelTables;
+use health_datapath::conntrack::KernelTables;
 use health_datapath::conntrack::{CollectionOutcome, Family, Fill, Pass, Tables as _};
 use health_net::clock::now_ns;
 use tests::packet::{IPV4, Ipv4, echo4, ethernet, payload};

@@ -16,7 +16,7 @@ use aya::maps::Map;
 
 use crate::error::DatapathError;
 use crate::layout::{IP_CALLS, MAPS, MapLayout};
-use crate::parts::Parts;
+use crate::optional_parts::OptionalParts;
 
 pub(crate) use endpoints::{EndpointMaps, with_link_local};
 pub(crate) use layout_change::{has_other_endpoints, make_room, remove_set_aside};
@@ -47,7 +47,7 @@ impl Maps {
     /// Opens the maps that the loader has pinned.
     pub(crate) fn open(
         pins: &Path,
-        parts: Parts,
+        parts: OptionalParts,
         resizing: PendingResize,
     ) -> Result<Self, DatapathError> {
         let maps = Self {

@@ -79,7 +79,7 @@ struct Shared {
 }
 
 /// The parts of an enforcer.
-pub struct Parts {
+pub struct EnforcerParts {
     /// Settings besides the rules.
     pub settings: PolicySettings,
     /// Whether endpoints may request addresses by DHCPv6.
@@ -162,7 +162,7 @@ impl Shared {
 
 impl Enforcer {
     /// Takes over the rules that the previous agent saved in `state_dir`, and the tables that it left.
-    pub fn open(state_dir: &Path, parts: Parts) -> Result<Self, EnforceError> {
+    pub fn open(state_dir: &Path, parts: EnforcerParts) -> Result<Self, EnforceError> {
         let datapath = parts.datapath;
         let cluster = Box::new(AllocatorCluster::new(parts.allocator, state_dir));
         let tables = Box::new(lock(&datapath).policy()?);

@@ -63,7 +63,7 @@ impl Site {
             mtu: 1500,
             parallel: 2,
         };
-        let parts = manager::Parts {
+        let parts = manager::ManagerParts {
             devices: self.devices.clone(),
             identities: session.clone(),
             regenerator: Arc::new(enforcer.clone()),

@@ -359,7 +359,7 @@ impl Bed {
             mtu: 1500,
             parallel: 2,
         };
-        let parts = Parts {
+        let parts = ManagerParts {
             devices: world.clone(),
             identities,
             regenerator: world.clone(),

@@ -185,7 +185,7 @@ impl Supervisor {
         });
         let task = Task::new(
             shared.clone(),
-            task::Parts {
+            task::TaskParts {
                 pods,
                 runtime,
                 restarts,

@@ -36,7 +36,7 @@ const SAVE_DELAY: Duration = Duration::from_millis(500);
 const SAVE_PERIOD: Duration = Duration::from_secs(10);
 
 /// What the task works with.
-pub(super) struct Parts {
+pub(super) struct TaskParts {
     pub(super) pods: watch::Receiver<Arc<PodSet>>,
     pub(super) runtime: Option<Runtime>,
     pub(super) restarts: Restarts,
@@ -51,7 +51,7 @@ pub(super) struct Parts {
 
 pub(super) struct Task {
     pub(super) shared: Arc<Shared>,
-    pub(super) parts: Parts,
+    pub(super) parts: TaskParts,
     pub(super) began: Instant,
     pub(super) observation: Arc<Observation>,
     /// Whether the runtime has answered yet.
@@ -72,7 +72,7 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) fn new(shared: Arc<Shared>, parts: Parts) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, parts: TaskParts) -> Self {
         let now = Instant::now();
         Self {
             shared,

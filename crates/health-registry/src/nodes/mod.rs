@@ -1,6 +1,5 @@
 //! The node registry: which nodes are in the mesh, and at which addresses.
 
-pub mod backoff;
 mod cache;
 pub mod document;
 #[cfg(feature = "etcd")]

@@ -20,14 +20,14 @@ use tokio::sync::watch;
 
 use super::announcing::AnnouncingProvider;
 use super::node_addresses::NodeAddressWatch;
-use super::parts::{Parts, ipvs_settings};
 use super::proxy::{Proxy, ProxyOptions};
+use super::proxy_parts::{ProxyParts, ipvs_settings};
 use super::readiness::PodReadiness;
 use super::reserved::{self, OwnAddresses, ReservedSources};
 use super::sockets::SocketWatch;
 use super::standing;
 use super::takeover::{Other, Takeover};
-use crate::agent::foundation::Foundation;
+use crate::agent::start_context::StartContext;
 
 /// The served services.
 pub(in crate::agent) struct ServedServices {
@@ -70,16 +70,16 @@ pub(in crate::agent) fn forwarding(config: &Settings, keys: &MeshKeys) -> Forwar
 
 /// Starts to serve services. `probes` decides which endpoints on this node are ready.
 pub(in crate::agent) async fn start(
-    foundation: &Foundation<'_>,
-    parts: Parts,
+    context: &StartContext<'_>,
+    parts: ProxyParts,
     probes: Option<&Supervisor>,
     links: Links,
 ) -> anyhow::Result<ServedServices> {
-    let Foundation {
+    let StartContext {
         config,
         own,
         netlink,
-    } = foundation;
+    } = context;
     let pods = probes.map(|probes| {
         let shared = own.secondary_addresses.clone();
         PodReadiness::follow(probes.clone(), shared)

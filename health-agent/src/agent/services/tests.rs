@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::instrumented::InstrumentedProvider;
-use super::parts::Ports;
+use super::proxy_parts::Ports;
 use super::proxy::{Proxy, ProxyOptions};
 use super::readiness::PodReadiness;
 use super::sources::Sources;

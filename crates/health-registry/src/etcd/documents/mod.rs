@@ -16,8 +16,8 @@ use tracing::{info, warn};
 
 use self::view::View;
 use super::{Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError};
+use crate::backoff::Backoff;
 use crate::nodes::Staleness;
-use crate::nodes::backoff::Backoff;
 use health_settings::RegistrySpec;
 
 /// The first change is reported at once; changes that arrive within this time after it are reported together.

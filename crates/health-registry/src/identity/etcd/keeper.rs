@@ -19,8 +19,8 @@ use super::SharedRecords;
 use super::keys::{AddressRecord, Keys};
 use super::requests::{Holder, TakeError};
 use super::transactions::Transactions;
+use crate::backoff::Backoff;
 use crate::etcd::{LeaseHold, Store, StoreError};
-use crate::nodes::backoff::Backoff;
 
 /// Shortest time between two writes of one key: it takes a moment until a write is read back, and two agents under one
 /// name must not keep the store busy.

@@ -24,8 +24,8 @@ use self::keeper::Keeper;
 use self::keys::Keys;
 use self::records::Records;
 use super::allocator::{Shared, Timing};
+use crate::backoff::Backoff;
 use crate::etcd::{Cursor, Feed, FeedEnd, Source, Store, StoreError};
-use crate::nodes::backoff::Backoff;
 
 /// Changes that arrive within this time are reported together.
 const GATHER: Duration = Duration::from_millis(100);

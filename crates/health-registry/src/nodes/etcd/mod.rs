@@ -21,8 +21,8 @@ use tracing::{info, warn};
 
 use self::registration::{Registration, Signs};
 use self::view::{Key, Keys, View};
-use super::backoff::Backoff;
 use super::{Node, NodeSet, Registry, SourceState, Staleness, UnusableEntry};
+use crate::backoff::Backoff;
 use crate::etcd::{
     Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError, Value,
 };
