@@ -62,13 +62,13 @@ pub fn open() -> io::Result<(Handle, impl Stream<Item = DeviceMtu> + Unpin)> {
         rtnetlink::new_multicast_connection(&[MulticastGroup::Link])?;
     let handle = Handle::of(&mut connection, requests);
     tokio::spawn(connection);
-    let told = messages.filter_map(|(message, _)| {
+    let reported = messages.filter_map(|(message, _)| {
         std::future::ready(match message.payload {
             NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => device_mtu(&link),
             _ => None,
         })
     });
-    Ok((handle, told))
+    Ok((handle, reported))
 }
 
 fn device_mtu(message: &LinkMessage) -> Option<DeviceMtu> {

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_programs_of_a_device_are_told_by_what_runs_them() {
+    fn the_programs_of_a_device_are_identified_by_what_runs_them() {
         let attached = attribute(2, &[4]);
         let [native, generic] =
             [(5, 77_u32), (6, 78)].map(|(kind, id)| attribute(kind, &id.to_ne_bytes()));

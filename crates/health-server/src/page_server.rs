@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_in_use_is_told_with_its_flag() {
+    async fn a_port_in_use_is_reported_with_its_flag() {
         let (_server, address) = started();
         let error = bind("--metrics-address", &ListenAddress::Address(address))
             .unwrap_err()

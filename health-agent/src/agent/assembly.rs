@@ -221,10 +221,10 @@ impl Assembly<'_> {
         let containers = pods
             .map(|pods| containers::start(self.context, endpoints.clone(), pods))
             .transpose()?;
-        let (told, service_addresses) = channel(Arc::default());
+        let (reported, service_addresses) = channel(Arc::default());
         let services = match parts {
             Some(parts) => {
-                let links = self.service_links(core, told)?;
+                let links = self.service_links(core, reported)?;
                 let probes = containers.as_ref().map(|probes| &probes.supervisor);
                 Some(services::start(self.context, parts, probes, links).await?)
             }
@@ -288,7 +288,7 @@ impl Assembly<'_> {
         info!(node = own.full_name(), uplinks = ?self.node.uplinks(), "agent is up");
         let WorkloadEndpoints { manager, enforcer } = &core.endpoints;
         [
-            AbortOnDrop::spawn(self.source.clone().tell_problems()),
+            AbortOnDrop::spawn(self.source.clone().report_problems()),
             AbortOnDrop::spawn(routes::keep(
                 netlink.clone(),
                 own.clone(),

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_and_looked_for_without_pauses() {
+    fn what_is_missing_is_reported_and_looked_for_without_pauses() {
         let missing = Outcome {
             missing: vec!["uplink eth1 does not exist".to_owned()],
             ..Outcome::default()

@@ -107,8 +107,8 @@ impl AgentSource {
             return Liveness::judge(observations, now);
         };
         observations.extend([
-            Observation::told("prober", started.mesh.prober()),
-            Observation::told("datapath", self.repair_activity.last()),
+            Observation::reported("prober", started.mesh.prober()),
+            Observation::reported("datapath", self.repair_activity.last()),
             self.observed_maps(),
             started.responders.observation(),
         ]);
@@ -137,7 +137,7 @@ impl AgentSource {
     }
 
     /// Publishes the problems periodically, until it is dropped.
-    pub(super) async fn tell_problems(self: Arc<Self>) {
+    pub(super) async fn report_problems(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

@@ -86,14 +86,14 @@ enum End {
 pub(super) struct Unbound {
     address: IpAddr,
     /// Whether the reason was logged.
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl From<IpAddr> for Unbound {
     fn from(address: IpAddr) -> Self {
         Self {
             address,
-            is_told: false,
+            is_logged: false,
         }
     }
 }
@@ -266,7 +266,7 @@ impl Agent {
     fn listen_on_unbound(&mut self) {
         let port = self.source.settings.at_start().mesh.health_port;
         let responder = &self.host_responder;
-        self.unbound.retain_mut(|Unbound { address, is_told }| {
+        self.unbound.retain_mut(|Unbound { address, is_logged }| {
             let address = *address;
             let bound = hello::bind(&[address], port).map_err(anyhow::Error::from);
             match bound.and_then(|listeners| Ok(responder.add(listeners)?)) {
@@ -275,7 +275,7 @@ impl Agent {
                     false
                 }
                 Err(error) => {
-                    if !std::mem::replace(is_told, true) {
+                    if !std::mem::replace(is_logged, true) {
                         warn!(%address, "{error:#}; it will be retried");
                     }
                     true

@@ -27,7 +27,7 @@ pub(crate) use rings::Ring;
 pub use service_sizes::ServiceMapSizes;
 pub(crate) use settings::{SettingMaps, xdp_times};
 
-use rings::{tell_first_places, tell_places};
+use rings::{publish_first_places, publish_places};
 
 /// The longest hold on new flows after each step of replacing maps. If the agent is killed meanwhile, flows resume by
 /// themselves.
@@ -56,7 +56,7 @@ impl Maps {
             settings: SettingMaps::open(pins, parts)?,
             resizing: resizing.is_needed().then_some(resizing),
         };
-        tell_first_places(pins)?;
+        publish_first_places(pins)?;
         Ok(maps)
     }
 
@@ -170,6 +170,6 @@ impl Maps {
     /// Ends all changes of size.
     pub(crate) fn end_resizing(&mut self, pins: &Path) -> Result<(), DatapathError> {
         self.resizing = None;
-        tell_places(pins)
+        publish_places(pins)
     }
 }

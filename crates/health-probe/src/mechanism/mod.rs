@@ -116,10 +116,10 @@ pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let told = error.to_string();
-        if !text.ends_with(&told) {
+        let reported = error.to_string();
+        if !text.ends_with(&reported) {
             text.push_str(": ");
-            text.push_str(&told);
+            text.push_str(&reported);
         }
         cause = error.source();
     }

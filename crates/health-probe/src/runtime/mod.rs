@@ -164,13 +164,13 @@ impl Runtime {
 
 impl From<&Status> for Reason {
     fn from(status: &Status) -> Self {
-        let told = match std::error::Error::source(status) {
+        let reported = match std::error::Error::source(status) {
             Some(source) => format!("{}: {}", status.message(), chain(source)),
             None => status.message().to_owned(),
         };
         match status.code() {
-            Code::Unavailable => Self::Away(told),
-            code => Self::Refused(code, told),
+            Code::Unavailable => Self::Away(reported),
+            code => Self::Refused(code, reported),
         }
     }
 }

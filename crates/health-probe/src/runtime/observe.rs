@@ -133,16 +133,16 @@ impl Observation {
     /// The reported value, or else the previous one. Fails if the runtime is away, which does not concern only this item.
     fn or_before<T: Clone>(
         &mut self,
-        told: Result<Option<T>, RuntimeError>,
+        reported: Result<Option<T>, RuntimeError>,
         before: Option<&T>,
     ) -> Result<Option<T>, RuntimeError> {
-        match told {
+        match reported {
             Err(error) if matches!(error.reason(), Reason::Away(_)) => Err(error),
             Err(error) => {
                 self.problems.push(error);
                 Ok(before.cloned())
             }
-            told => told,
+            reported => reported,
         }
     }
 }

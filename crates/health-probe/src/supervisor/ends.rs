@@ -96,11 +96,11 @@ mod tests {
         let mut ends = Ends::default();
         ends.note(&observed(&[]), secs(100), secs(101), wall);
         let all = [
-            ("told", Some(-2)),
+            ("reported", Some(-2)),
             ("stepped", Some(-3600)),
             ("never", Some(i64::from(i32::MIN))),
             ("future", Some(3600)),
-            ("untold", None),
+            ("unreported", None),
         ];
         ends.note(&observed(&all), secs(109), secs(110), wall);
         let of = |ends: &Ends| all.map(|(id, _)| ends.of(id).map(|at| at.as_secs()));

@@ -167,8 +167,8 @@ impl Manager {
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
-        let told = pod.status.is_none().then(|| status.clone());
-        let before = pod.status.as_ref().or(told.as_ref());
+        let reported = pod.status.is_none().then(|| status.clone());
+        let before = pod.status.as_ref().or(reported.as_ref());
         let to_probe = self.compute(pod, &mut status, before);
         self.replace_status(now, uid, status, &to_probe);
     }

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn load_balancers_are_told_of_endpoints_at_any_path() {
+    async fn load_balancers_are_notified_of_endpoints_at_any_path() {
         let mut stand = Stand::start(&[true, false]).await;
         let port = free_port();
         stand.sync(&[("web", port, 2)]).await;
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_in_use_is_told_and_tried_again_at_the_next_sync() {
+    async fn a_port_in_use_is_reported_and_tried_again_at_the_next_sync() {
         let mut stand = Stand::start(&[true]).await;
         let [taken, free] = [free_port(), free_port()];
         let other = TcpListener::bind((addresses()[0], taken)).unwrap();

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn load_balancers_and_supervisors_are_told_how_services_do() {
+    async fn load_balancers_and_supervisors_learn_how_services_do() {
         let mut bed = Bed::start(&[true, false]);
         bed.until(|view| view.is_synced && view.failure.is_none())
             .await;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_and_the_mode_are_told() {
+    async fn metrics_and_the_mode_are_reported() {
         let mut bed = Bed::start(&[true]);
         bed.until(|view| view.is_synced).await;
         let counts = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ipvs));

@@ -284,7 +284,7 @@ mod tests {
         Some(service.common.cluster_ips[0].to_string())
     }
 
-    fn told(problems: &[ServiceProblem]) -> Vec<String> {
+    fn reported(problems: &[ServiceProblem]) -> Vec<String> {
         let line = |one: &ServiceProblem| format!("{}: {}", one.subject, one.problem);
         problems.iter().map(line).collect()
     }
@@ -301,11 +301,11 @@ mod tests {
         let read = read.expect("a slice");
         assert_eq!(read.endpoints[0].address.to_string(), "10.1.0.1");
         assert_eq!(read.weight, 1);
-        let told = told(&set.problems);
-        assert_eq!(told.len(), 1);
+        let reported = reported(&set.problems);
+        assert_eq!(reported.len(), 1);
         assert!(
-            told[0].starts_with("kubernetes: endpoint slice shop/web-1: metadata.annotations"),
-            "{told:?}"
+            reported[0].starts_with("kubernetes: endpoint slice shop/web-1: metadata.annotations"),
+            "{reported:?}"
         );
     }
 
@@ -374,9 +374,12 @@ mod tests {
             let set = gathered([&kept]);
             let read = &set.services[&ServiceName::new("shop", "web")];
             assert_eq!(&*read.source, "etcd:services/shop/web");
-            let told = told(&set.problems);
-            assert!(told[0].contains(expected), "{told:?} for {text}");
-            assert!(told[0].starts_with("etcd:services/shop/web: "), "{told:?}");
+            let reported = reported(&set.problems);
+            assert!(reported[0].contains(expected), "{reported:?} for {text}");
+            assert!(
+                reported[0].starts_with("etcd:services/shop/web: "),
+                "{reported:?}"
+            );
             let again = document(KEY, &service("10.96.0.3").to_string(), Some(&kept));
             let ServiceDocument::Service(again) = again else {
                 panic!("{again:?}")
@@ -387,7 +390,7 @@ mod tests {
             ServiceDocument::read(KEY, Err("too large".to_owned()), "etcd", Some(&good), &ALL);
         let set = gathered([&unread]);
         assert_eq!(
-            (set.services.len(), told(&set.problems)),
+            (set.services.len(), reported(&set.problems)),
             (1, vec!["etcd: too large".to_owned()])
         );
     }

@@ -198,7 +198,7 @@ mod tests {
     use super::super::testing::{ServiceText, service_set};
     use super::*;
 
-    fn told(set: &ServiceSet) -> Vec<String> {
+    fn reported(set: &ServiceSet) -> Vec<String> {
         let problems = set.problems.iter();
         problems
             .map(|one| format!("{}: {}", one.subject, one.problem))
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_object_that_two_sources_have_the_first_counts_and_the_other_is_told() {
+    fn the_first_of_two_sources_with_an_object_counts_and_the_other_is_reported() {
         let set = |source: &str, ip: &str| {
             let service = ServiceText::new("web", ip);
             Arc::new(service_set(source, &[service]))
@@ -221,7 +221,7 @@ mod tests {
             )
         };
         assert_eq!(
-            told(&merged),
+            reported(&merged),
             [duplicate("service"), duplicate("endpoint slice")]
         );
         assert!(merged.synced.is_complete());

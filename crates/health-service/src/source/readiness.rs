@@ -210,10 +210,11 @@ mod tests {
             .collect()
     }
 
-    fn known(told: &[(u8, bool)]) -> Arc<Readiness> {
-        let told = told.iter();
+    fn known(reported: &[(u8, bool)]) -> Arc<Readiness> {
+        let reported = reported.iter();
         Arc::new(
-            told.map(|&(last, ready)| ([10, 1, 0, last].into(), ready))
+            reported
+                .map(|&(last, ready)| ([10, 1, 0, last].into(), ready))
                 .collect(),
         )
     }
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_of_the_probes_or_of_the_source_is_told() {
+    async fn a_change_of_the_probes_or_of_the_source_is_reported() {
         let (source, services) = watch::channel(Arc::<ServiceSet>::default());
         let (probes, readiness) = watch::channel(Arc::<Readiness>::default());
         let probed = Probed::of(Manifests::new(services), "here".into(), readiness);

@@ -123,7 +123,7 @@ pub(in crate::agent) async fn start(
         }
     };
     let takeover = Takeover::begin(other, proxy.in_force.clone());
-    tell_proxy(&proxy, &node_addresses, links.standing);
+    notify_proxy(&proxy, &node_addresses, links.standing);
     Ok(ServedServices {
         proxy,
         takeover,
@@ -147,7 +147,7 @@ fn topology(config: &Settings, standing: &watch::Receiver<Standing>) -> watch::R
 }
 
 /// Passes changes of this node's addresses and of its standing to the proxy from now on.
-fn tell_proxy(
+fn notify_proxy(
     proxy: &Proxy,
     node_addresses: &NodeAddressWatch,
     standing: watch::Receiver<Standing>,
@@ -162,7 +162,7 @@ fn tell_proxy(
     });
     // Ends with the registry.
     let handle = proxy.catalog.handle.clone();
-    tokio::spawn(standing::tell(standing, handle));
+    tokio::spawn(standing::follow(standing, handle));
 }
 
 impl ServedServices {

@@ -321,19 +321,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_reason_is_told() {
+    fn the_kernels_reason_is_reported() {
         let mut payload = (-22_i32).to_ne_bytes().to_vec();
         payload.extend([0; 16]);
         payload.extend([9, 0, 1, 0]);
         payload.extend(b"cold\0");
-        let told = result_of(NLM_F_ACK_TLVS | NLM_F_CAPPED, &payload).unwrap();
+        let reported = result_of(NLM_F_ACK_TLVS | NLM_F_CAPPED, &payload).unwrap();
         assert_eq!(
-            told.unwrap_err().to_string(),
+            reported.unwrap_err().to_string(),
             "Invalid argument (os error 22): cold"
         );
-        let told = result_of(0, &(-4103_i32).to_ne_bytes()).unwrap();
+        let reported = result_of(0, &(-4103_i32).to_ne_bytes()).unwrap();
         assert_eq!(
-            told.unwrap_err().to_string(),
+            reported.unwrap_err().to_string(),
             "the entry is already in the set"
         );
         assert_eq!(result_of(0, &[0; 4]), Ok(Ok(())));
