@@ -7,8 +7,8 @@
 //!
 //! Some maps have modules of their own, for the crates that write them: [`services`], [`policy`], [`ipcache`] and
 //! [`own`]. [`kernel_rtt`] and [`arrival_store`] read and write round trips and arrivals; the mesh sees them through
-//! [`rtt_store`]. [`conntrack`] schedules and carries out the removal of expired entries. [`events`] relays what the programs
-//! report.
+//! [`rtt_store`]. [`conntrack`] schedules and carries out the removal of expired entries. [`events`] relays what the
+//! programs report.
 //!
 //! Without an agent, [`dump`] and [`btf`] read pinned objects. [`kernel`] checks what an agent requires of the kernel,
 //! and [`features`] tries out its features.

@@ -1,5 +1,5 @@
-//! The cost of one change does not grow with the number of services. Counted in bytes allocated from the event until the
-//! provider is done, which does not depend on the machine's speed.
+//! The cost of one change does not grow with the number of services. Counted in bytes allocated from the event until
+//! the provider is done, which does not depend on the machine's speed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::{IpAddr, Ipv4Addr};

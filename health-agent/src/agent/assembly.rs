@@ -1,5 +1,5 @@
-//! Builds an agent in stages: inputs, preflight, datapath, parts, and the tasks that follow changes. The API and the metrics see a starting
-//! agent until all parts have started, and then all of them at once.
+//! Builds an agent in stages: inputs, preflight, datapath, parts, and the tasks that follow changes. The API and the
+//! metrics see a starting agent until all parts have started, and then all of them at once.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, TcpListener};

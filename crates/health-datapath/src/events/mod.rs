@@ -1,5 +1,5 @@
-//! Relays the programs' events to monitors as they happen: each reader gets what it wants, and the programs write only what
-//! some reader wants.
+//! Relays the programs' events to monitors as they happen: each reader gets what it wants, and the programs write only
+//! what some reader wants.
 
 mod filter;
 mod kernel;

@@ -19,8 +19,8 @@ pub(super) fn publish_places(pins: &Path) -> Result<(), DatapathError> {
     publish_places_of(pins, |_| true)
 }
 
-/// Like [`publish_places`], for rings that are not in use yet. Programs that are already serving may use other rings with
-/// other sizes.
+/// Like [`publish_places`], for rings that are not in use yet. Programs that are already serving may use other rings
+/// with other sizes.
 pub(super) fn publish_first_places(pins: &Path) -> Result<(), DatapathError> {
     publish_places_of(pins, |hand| hand.places == 0)
 }

@@ -358,8 +358,8 @@ fn a_round_goes_on_where_it_was_when_backends_change() {
     assert_eq!(tables.maps.slots.get(&pool(&tables)).unwrap(), Some(41));
 }
 
-/// Three flows of the first backend, one of which the map has lost; a socket of the second, which is counted three too many;
-/// and flows of a backend that no longer exists.
+/// Three flows of the first backend, one of which the map has lost; a socket of the second, which is counted three too
+/// many; and flows of a backend that no longer exists.
 #[test]
 fn flows_are_counted_anew_where_their_count_decides() {
     if !is_root() {

@@ -21,8 +21,8 @@ enum Part {
     Failed(i32),
 }
 
-/// A socket whose other side answers each request with the next listing of a script, and repeats the last one at the end of
-/// the script.
+/// A socket whose other side answers each request with the next listing of a script, and repeats the last one at the
+/// end of the script.
 struct Kernel {
     /// Only used for its flags.
     socket: Socket,

@@ -1,7 +1,7 @@
 //! The prober: executes the runs that a [`Manager`] asks for, and reports their outcomes to it.
 //!
-//! One task waits for the manager's next time and starts whatever is due; each run is a task of its own while it lasts. A
-//! lock protects the manager. It is never held across an await, so pods are added and listed directly.
+//! One task waits for the manager's next time and starts whatever is due; each run is a task of its own while it lasts.
+//! A lock protects the manager. It is never held across an await, so pods are added and listed directly.
 
 mod attempt;
 mod news;
@@ -96,8 +96,8 @@ struct Shared {
 
 impl Prober {
     /// Starts probing on its own thread: slow API requests cannot delay a probe, and no step of a probe moves between
-    /// threads. Probes from the network namespace of the calling thread. The holder of the receiver acts on the news. Fails
-    /// if the thread cannot start.
+    /// threads. Probes from the network namespace of the calling thread. The holder of the receiver acts on the news.
+    /// Fails if the thread cannot start.
     pub(crate) fn start_on_thread(options: ProberOptions) -> io::Result<(Self, NewsReceiver)> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (prober, reported, ends) = {

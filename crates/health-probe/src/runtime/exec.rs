@@ -1,5 +1,5 @@
-//! `ExecSync`, whose answer is parsed as it arrives. Runtimes pass on up to 16 MiB of a command's output, and probes keep a
-//! few KiB of it: the rest never takes memory, however many commands write at once.
+//! `ExecSync`, whose answer is parsed as it arrives. Runtimes pass on up to 16 MiB of a command's output, and probes
+//! keep a few KiB of it: the rest never takes memory, however many commands write at once.
 
 use std::future::poll_fn;
 use std::pin::Pin;

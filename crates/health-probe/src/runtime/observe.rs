@@ -15,9 +15,9 @@ use super::{Observation, PATIENCE, Reason, Runtime, RuntimeContainer, RuntimeErr
 use crate::worker::ContainerState;
 
 impl Runtime {
-    /// Returns all pods and containers. Only asks for details if the state differs from `known`, so an unchanged node costs
-    /// two calls. Leaves out whatever vanishes meanwhile; if something cannot be determined, keeps the previous value and
-    /// adds a problem to the observation.
+    /// Returns all pods and containers. Only asks for details if the state differs from `known`, so an unchanged node
+    /// costs two calls. Leaves out whatever vanishes meanwhile; if something cannot be determined, keeps the previous
+    /// value and adds a problem to the observation.
     pub async fn observe(&self, known: &Observation) -> Result<Observation, RuntimeError> {
         let pods: PodSandboxList = self
             .call("ListPodSandbox", "", Nothing {}, PATIENCE)
@@ -130,7 +130,8 @@ impl Runtime {
 }
 
 impl Observation {
-    /// The reported value, or else the previous one. Fails if the runtime is away, which does not concern only this item.
+    /// The reported value, or else the previous one. Fails if the runtime is away, which does not concern only this
+    /// item.
     fn or_before<T: Clone>(
         &mut self,
         reported: Result<Option<T>, RuntimeError>,

@@ -48,9 +48,9 @@ impl Drop for Merged {
     }
 }
 
-/// Merges these sets; each pod appears once. If two sets have the same pod, the first one decides about its probes, and a
-/// kubelet about the state of its containers. A pod in two sets is a problem, unless one set only mirrors the other's pod,
-/// as a kubelet mirrors the pods of its own folder in the API.
+/// Merges these sets; each pod appears once. If two sets have the same pod, the first one decides about its probes, and
+/// a kubelet about the state of its containers. A pod in two sets is a problem, unless one set only mirrors the other's
+/// pod, as a kubelet mirrors the pods of its own folder in the API.
 pub fn merge(sets: &[Arc<PodSet>]) -> PodSet {
     let mut merged = PodSet {
         is_complete: sets.iter().all(|set| set.is_complete),

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use crate::runtime::{Observation, RuntimeContainer};
 use crate::worker::ContainerState;
 
-/// When containers exited, since the agent started. A runtime reports it on the wall clock, which may be set meanwhile, so
-/// the reported time is clamped to the interval between two looks.
+/// When containers exited, since the agent started. A runtime reports it on the wall clock, which may be set meanwhile,
+/// so the reported time is clamped to the interval between two looks.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     /// By container ID.

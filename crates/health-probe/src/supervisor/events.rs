@@ -148,7 +148,8 @@ impl EventLog {
         }
     }
 
-    /// The oldest event of the pod with the most events in the namespace with the most events; in a tie, the oldest of all.
+    /// The oldest event of the pod with the most events in the namespace with the most events; in a tie, the oldest of
+    /// all.
     fn first_of_largest(&self) -> Option<u64> {
         let first = |pod: &OfPod| pod.numbers.first().copied();
         let largest = self.namespaces.values().max_by_key(|one| {

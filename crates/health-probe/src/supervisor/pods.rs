@@ -147,8 +147,8 @@ impl Pods {
         shown
     }
 
-    /// Whether the pod at each address can serve. Leaves out pods of unknown state, the node's addresses, and addresses that
-    /// several pods share: one of them must not speak for the others.
+    /// Whether the pod at each address can serve. Leaves out pods of unknown state, the node's addresses, and addresses
+    /// that several pods share: one of them must not speak for the others.
     pub(super) fn readiness(&self, node_addresses: &[IpAddr]) -> HashMap<IpAddr, bool> {
         let mut owners: HashMap<IpAddr, Vec<&TrackedPod>> = HashMap::new();
         for pod in self.iter() {

@@ -32,8 +32,8 @@ pub type KnownService = Known<ServiceName, Service>;
 pub type KnownSlice = Known<SliceName, EndpointSlice>;
 
 impl<T: Readable> Known<T::Name, T> {
-    /// Reads an object of the API; `before` is what was last known for this name. A field with an error is left out, as in
-    /// kube-proxy: the rest of the object counts. If that leaves nothing to serve, the last good form stays.
+    /// Reads an object of the API; `before` is what was last known for this name. A field with an error is left out, as
+    /// in kube-proxy: the rest of the object counts. If that leaves nothing to serve, the last good form stays.
     pub fn of_api(object: Value, before: Option<&Self>, selection: &Selection) -> Self {
         let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
         let uid = uid.map(str::to_owned);
@@ -61,8 +61,8 @@ impl<T: Readable> Known<T::Name, T> {
         .log_new_problems(before)
     }
 
-    /// Reads the manifest of an object with this `NAMESPACE/NAME`; `before` is what was last known from there. List members
-    /// with an error are left out; with any other error, the last good form stays.
+    /// Reads the manifest of an object with this `NAMESPACE/NAME`; `before` is what was last known from there. List
+    /// members with an error are left out; with any other error, the last good form stays.
     pub(crate) fn of_manifest(
         name: &str,
         text: Result<&[u8], String>,
@@ -186,8 +186,8 @@ pub enum ServiceDocument {
 }
 
 impl ServiceDocument {
-    /// Reads the document at a key, or the reason why it could not be fetched; `source` names its location, and `before` is
-    /// what was last known from there.
+    /// Reads the document at a key, or the reason why it could not be fetched; `source` names its location, and
+    /// `before` is what was last known from there.
     pub fn read(
         key: &str,
         text: Result<&[u8], String>,

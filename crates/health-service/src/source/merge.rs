@@ -19,8 +19,8 @@ use crate::spec::{EndpointSlice, Extent, Kind, Service, ServiceName, SliceName, 
 pub struct Merger(Holders<usize>);
 
 impl Merger {
-    /// All objects of these sets, without duplicates: if two sets have an object, the first one's counts, and the other is a
-    /// problem. The sets must come from the same sources each time.
+    /// All objects of these sets, without duplicates: if two sets have an object, the first one's counts, and the other
+    /// is a problem. The sets must come from the same sources each time.
     pub fn merge(&mut self, sets: &[Arc<ServiceSet>]) -> ServiceSet {
         if let [only] = sets {
             return ServiceSet::clone(only);

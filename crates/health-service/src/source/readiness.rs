@@ -15,8 +15,8 @@ use crate::spec::{EndpointSlice, SliceName};
 /// Whether the owner of each address can serve, as far as known.
 pub type Readiness = HashMap<IpAddr, bool>;
 
-/// The objects of a manifest source: written by people, so nothing else says which of their endpoints are ready. Endpoints
-/// from the API are different: a controller of the cluster decides, based on what all kubelets report.
+/// The objects of a manifest source: written by people, so nothing else says which of their endpoints are ready.
+/// Endpoints from the API are different: a controller of the cluster decides, based on what all kubelets report.
 #[derive(Clone, Debug)]
 pub struct Manifests(watch::Receiver<Arc<ServiceSet>>);
 
@@ -102,8 +102,8 @@ impl Overlay {
         }
     }
 
-    /// The set combined with the probes. Only checks slices that differ from the last ones, and slices with addresses whose
-    /// readiness has changed.
+    /// The set combined with the probes. Only checks slices that differ from the last ones, and slices with addresses
+    /// whose readiness has changed.
     fn update(&mut self, set: &ServiceSet, readiness: Arc<Readiness>) -> ServiceSet {
         let mut touched = self.index(&set.slices);
         let former = std::mem::replace(&mut self.readiness, readiness);

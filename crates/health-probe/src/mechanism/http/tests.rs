@@ -245,8 +245,8 @@ async fn h9_redirects_to_other_hosts_are_warnings_and_loops_failures() {
     );
 }
 
-/// The kubelet's code has a second mode, which it does not use: it follows redirects to other hosts. Ours has no such mode:
-/// it never connects to those hosts.
+/// The kubelet's code has a second mode, which it does not use: it follows redirects to other hosts. Ours has no such
+/// mode: it never connects to those hosts.
 #[tokio::test]
 async fn h10_other_hosts_are_not_connected_to() {
     let (other, heads) = answering(|_| answer("200 OK", "")).await;

@@ -154,7 +154,8 @@ impl Worker {
         self.bring(device, &touched).await
     }
 
-    /// Reads the kernel state, after putting rules and sets in place if they must serve. Returns the previously known state.
+    /// Reads the kernel state, after putting rules and sets in place if they must serve. Returns the previously known
+    /// state.
     async fn read(&mut self, device: &Link, serves: bool) -> Result<Present, IpvsError> {
         let bound = device::bound(&self.handle, device).await?;
         let rules = serves.then(|| self.settings.rules.clone());
@@ -210,8 +211,8 @@ impl Worker {
         self.report(failed)
     }
 
-    /// Makes the kernel forget flows that are older than these UDP virtual servers. Otherwise their answers would not be
-    /// translated: neither rules nor IPVS change a known flow.
+    /// Makes the kernel forget flows that are older than these UDP virtual servers. Otherwise their answers would not
+    /// be translated: neither rules nor IPVS change a known flow.
     async fn forget_flows(&mut self, added: BTreeSet<ServerKey>) {
         let servers = added.into_iter().filter_map(|key| {
             let real = self.plan.server(&key)?.real.keys();

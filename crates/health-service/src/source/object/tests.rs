@@ -72,8 +72,8 @@ const SERVICE_LISTS: [(&str, &str); 4] = [
 ];
 const SLICE_LISTS: [(&str, &str); 2] = [("/ports", "ports"), ("/endpoints", "endpoints")];
 
-/// Breaks each member of each list in each way: the object must equal the one without that member, and the error must name
-/// the member.
+/// Breaks each member of each list in each way: the object must equal the one without that member, and the error must
+/// name the member.
 fn each_bad_member_is_left_out_alone<T: Readable + fmt::Debug>(
     object: &Value,
     lists: &[(&str, &str)],

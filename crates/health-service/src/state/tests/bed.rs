@@ -95,8 +95,8 @@ pub(crate) fn key(service: &str) -> PortKey {
     }
 }
 
-/// A node with these addresses, which serves NodePorts at all of them, allows services any external address except one in
-/// its pod CIDR, and whose agent has TCP port 81.
+/// A node with these addresses, which serves NodePorts at all of them, allows services any external address except one
+/// in its pod CIDR, and whose agent has TCP port 81.
 pub(crate) fn reserved(own: BTreeSet<IpAddr>) -> Reserved {
     let cidr = "192.0.2.2/32".parse().unwrap();
     Reserved {

@@ -240,8 +240,8 @@ fn surroundings(external_ips: ExternalIps) -> Arc<Reserved> {
     })
 }
 
-/// Who keeps an address, with port 80 or another one, from a service that has it as an address of this kind; `None` if it is
-/// served there.
+/// Who keeps an address, with port 80 or another one, from a service that has it as an address of this kind; `None` if
+/// it is served there.
 fn keeper(reserved: &Arc<Reserved>, kind: FrontendKind, address: &str) -> Option<String> {
     let address: SocketAddr = address.parse().unwrap();
     let mut bed = Bed::new();

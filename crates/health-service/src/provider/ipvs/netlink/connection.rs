@@ -132,8 +132,8 @@ impl Connection {
         result.map_err(NetlinkError::Refused)
     }
 
-    /// Lists objects. The kernel marks a listing if something changed while it was written; entries may then be missing, so
-    /// the request is repeated.
+    /// Lists objects. The kernel marks a listing if something changed while it was written; entries may then be
+    /// missing, so the request is repeated.
     pub(super) fn list<M: NetlinkSerializable + Clone, T>(
         &mut self,
         message: &M,
@@ -157,8 +157,8 @@ impl Connection {
         Err(io::Error::other(text).into())
     }
 
-    /// Sends messages as one transaction. The first and the last message only mark the batch (net/netfilter/nfnetlink.c,
-    /// `nfnetlink_rcv_batch`).
+    /// Sends messages as one transaction. The first and the last message only mark the batch
+    /// (net/netfilter/nfnetlink.c, `nfnetlink_rcv_batch`).
     pub(super) fn transact<M: NetlinkSerializable>(
         &mut self,
         messages: Vec<(M, u16)>,
@@ -242,8 +242,8 @@ impl Connection {
         self.parts(sequence, take).map(|(result, _)| result)
     }
 
-    /// Reads the parts of an answer to its end, and returns whether no change interrupted it. Skips leftovers of earlier
-    /// answers.
+    /// Reads the parts of an answer to its end, and returns whether no change interrupted it. Skips leftovers of
+    /// earlier answers.
     fn parts(
         &self,
         sequence: u32,
