@@ -30,7 +30,7 @@ const REPAIR_TIME: Duration = Duration::from_secs(2);
 pub enum Level {
     /// In order.
     Ok,
-    /// Not in order, but no reason to replace the agent.
+    /// Something is wrong, but it is no reason to replace the agent.
     Warning,
     /// The agent does not do its job.
     Failure,

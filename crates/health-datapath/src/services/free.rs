@@ -114,7 +114,7 @@ impl Arrays {
         self.ranges[store as usize].size()
     }
 
-    /// The error that `wanted` more slots do not fit.
+    /// The error for `wanted` further slots that do not fit.
     pub(super) fn full(&self, store: Store, wanted: u32) -> ServicesError {
         let ranges = &self.ranges[store as usize];
         ServicesError::Full {

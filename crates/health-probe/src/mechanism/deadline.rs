@@ -17,11 +17,11 @@ use tokio::time::{Instant, timeout_at};
 /// first and checks the clock last, so it may see the deadline before an answer that came earlier; and an answer of the
 /// container runtime passes through a few tasks.
 const LAST_LOOKS: u32 = 8;
-/// Less lost time than this is not made up for.
+/// Minimum lost time that is compensated.
 const LOST_MIN: Duration = Duration::from_millis(1);
-/// Maximum lost time that is made up for, in timeouts. A probe that lost more has seen nothing.
+/// Maximum lost time that is compensated, in timeouts. A probe that lost more has no result.
 const LOST_MAX: u32 = 3;
-/// How long one reading of the lost time serves all starting probes.
+/// How long a reading of the lost time is reused for probes that start.
 const READING_MAX: Duration = Duration::from_millis(1);
 
 /// The deadline of a probe.

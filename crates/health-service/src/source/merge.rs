@@ -262,7 +262,7 @@ mod tests {
         })
     });
 
-    /// The set of a source: of each service, no version or one of them, counted from one.
+    /// The set of a source: one version of each service, counted from one, or none (0).
     fn set_of(source: usize, versions: [usize; NAMES.len()]) -> ServiceSet {
         let mut set = service_set(&source.to_string(), &[]);
         for (name, version) in versions.into_iter().enumerate() {

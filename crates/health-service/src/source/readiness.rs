@@ -128,7 +128,7 @@ impl Overlay {
         }
     }
 
-    /// Takes over the slices as now written. Returns those that differ.
+    /// Adopts the current slices. Returns those that have changed.
     fn index(&mut self, now: &OrdMap<SliceName, Sourced<EndpointSlice>>) -> BTreeSet<SliceName> {
         let mut touched = BTreeSet::new();
         let before = std::mem::replace(&mut self.written, now.clone());

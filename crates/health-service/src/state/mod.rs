@@ -263,7 +263,7 @@ impl State {
     }
 
     /// What load balancers that check through this family see, for each service that has a health-check node port. A
-    /// service without this family reports its other one.
+    /// service without this family reports the health of its other family.
     pub fn health_checks(&self, family: Family) -> &HealthChecks {
         &self.health_checks[family as usize]
     }

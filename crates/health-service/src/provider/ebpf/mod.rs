@@ -76,7 +76,7 @@ pub enum EbpfError {
     Ports(PortErrors),
 }
 
-/// Why a port is not as it should be.
+/// Why a port is not in the desired state.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// It is unchanged.

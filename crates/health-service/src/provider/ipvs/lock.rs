@@ -33,7 +33,7 @@ impl Lock {
                 Err(IpvsError::InUse)
             }
             Err(error) => {
-                let attempt = format!("lock IPVS by the table {TABLE}");
+                let attempt = format!("lock IPVS with the table {TABLE}");
                 Err(IpvsError::netlink(attempt)(error))
             }
         }

@@ -110,7 +110,7 @@ pub(crate) fn reserved(own: BTreeSet<IpAddr>) -> Reserved {
     }
 }
 
-/// A service with a port `http` of 80, created at this second.
+/// A service with the port `http` (80), created at this Unix time in seconds.
 pub(crate) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)) -> Service {
     let last = name.bytes().last().unwrap_or_default();
     let mut common = Common {
