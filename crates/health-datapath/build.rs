@@ -1,11 +1,11 @@
 //! Compiles the eBPF programs of `health-ebpf` into `OUT_DIR`, from where the agent embeds them.
 //!
-//! Their inputs are the same for every profile and target of one architecture. So they are compiled once per change of the
-//! inputs and kept in the workspace's `target/ebpf`, from where they are copied.
+//! Their inputs are the same for every profile and target of one architecture. So they are compiled once per change of
+//! the inputs and kept in the workspace's `target/ebpf`, from where they are copied.
 //!
-//! The BPF target needs `core` built from source, which the pinned stable compiler does only under `RUSTC_BOOTSTRAP=1`. To
-//! hide that variable from the rest of the build, this script runs itself again with it set and leaves the work to that
-//! process.
+//! The BPF target needs `core` built from source, which the pinned stable compiler does only under `RUSTC_BOOTSTRAP=1`.
+//! To hide that variable from the rest of the build, this script runs itself again with it set and leaves the work to
+//! that process.
 
 use std::env;
 use std::ffi::OsString;
@@ -44,7 +44,8 @@ const KEPT: usize = 16;
 /// The default is the first instruction set, without 32-bit operations. All kernels from 5.12 on support the third.
 ///
 /// `bpf-linker` makes LLVM copy in order, which leaves no inline stores for memset and memmove: they become calls to
-/// byte-by-byte functions, which the verifier follows on every path that leads there. The limits equal those for copies.
+/// byte-by-byte functions, which the verifier follows on every path that leads there. The limits equal those for
+/// copies.
 const COMPILER_FLAGS: &str = "-Ctarget-cpu=v3 -Clink-arg=--llvm-args=-max-store-memset=128 \
                               -Clink-arg=--llvm-args=-max-store-memmove=128";
 
@@ -201,8 +202,8 @@ fn keep(made: &Path, folder: &Path) -> anyhow::Result<()> {
 
 /// Strips debug information from an object. The linker generates `.BTF` and `.BTF.ext` from it: those stay.
 ///
-/// Relocations stay only for instructions: in those two sections everything is already in place, so their relocations would
-/// only help a linker.
+/// Relocations stay only for instructions: in those two sections everything is already in place, so their relocations
+/// would only help a linker.
 fn strip(object: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut builder = Builder::read(object)?;
     let loaded: Vec<_> = builder
@@ -262,8 +263,8 @@ fn build() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks the programs again with the wrapper: Clippy's driver does not optimize, so the code that it compiles uses too much
-/// stack. Everything else matches aya-build, whose target folder then has all dependencies.
+/// Checks the programs again with the wrapper: Clippy's driver does not optimize, so the code that it compiles uses too
+/// much stack. Everything else matches aya-build, whose target folder then has all dependencies.
 fn lint() -> anyhow::Result<()> {
     let variable = |name| env::var(name).with_context(|| format!("{name} is not set"));
     let arch = variable("CARGO_CFG_TARGET_ARCH")?;

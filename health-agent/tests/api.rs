@@ -358,7 +358,7 @@ async fn the_client_sees_every_event_of_a_probe() {
 }
 
 #[test]
-fn history_is_told_of_all_nodes_of_one_and_of_none_that_is_unknown() {
+fn history_is_reported_for_all_nodes_of_one_and_of_none_that_is_unknown() {
     let agent = Agent::start(|fixture| fixture.registered = 2);
     let document = document(&agent);
     let operation = &document["paths"]["/v1/history"]["get"];
@@ -409,7 +409,7 @@ fn round_trip_times_are_rows_with_the_names_of_their_nodes() {
 }
 
 #[test]
-fn path_mtus_are_told_of_all_nodes_of_one_and_of_none_that_is_unknown() {
+fn path_mtus_are_reported_for_all_nodes_of_one_and_of_none_that_is_unknown() {
     let agent = Agent::start(|fixture| fixture.registered = 3);
     let document = document(&agent);
     for method in ["get", "put"] {
@@ -431,7 +431,7 @@ fn path_mtus_are_told_of_all_nodes_of_one_and_of_none_that_is_unknown() {
 }
 
 #[test]
-fn the_node_feed_tells_a_client_what_it_does_not_have_yet() {
+fn the_node_feed_sends_a_client_what_it_does_not_have_yet() {
     let agent = Agent::start(|fixture| fixture.registered = 2);
     let read = |query: &str| {
         let (code, body) = request(&agent, "get", &format!("/v1beta/cluster/nodes{query}"));

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fragment_is_told_by_its_offset_and_by_what_follows() {
+    fn a_fragment_is_identified_by_its_offset_and_by_what_follows() {
         assert_eq!(ipv4(0x4000), None, "don't fragment");
         assert_eq!(ipv4(0), None);
         assert_eq!(ipv4(0x2000), fragment(true, true));

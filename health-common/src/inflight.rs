@@ -151,7 +151,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_slot_tells_its_probe(session: u32, round: u16, sequence: u16, path in 1_u8..3, v6: bool) {
+        fn a_slot_identifies_its_probe(session: u32, round: u16, sequence: u16, path in 1_u8..3, v6: bool) {
             let peer = if v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
             let id = ProbeId { session, round, sequence };
             let slot = slot(&peer, sequence);

@@ -81,7 +81,7 @@ impl LinkMessage {
 /// Where a packet that the link needs is going.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkTarget {
-    /// To a group of the link.
+    /// To a multicast group on the link.
     Group,
     /// To one neighbour.
     Neighbour,
@@ -110,8 +110,8 @@ pub const fn is_link_source(source: &[u32; 4]) -> bool {
     v6_is_link_local(source) || Addr::v6(*source).is_unset()
 }
 
-/// Whether this is a message with which a host discovers its neighbours and routers, and where it is going; the
-/// message follows the IPv6 header.
+/// Where a message of neighbour or router discovery is going; `None` for any other message. The message follows the
+/// IPv6 header.
 #[inline(always)]
 pub fn discovery(ip: &Ipv6Header, message: &LinkMessage) -> Option<LinkTarget> {
     if ip.hop_limit != NEIGHBOURS_HOP_LIMIT || message.code != 0 {

@@ -216,7 +216,7 @@ impl ProbePayload {
 
     /// Whether [`Self::add_delays`] may be able to add to a reply.
     #[inline(always)]
-    pub const fn tells_arrival(&self, reply: &Reply) -> bool {
+    pub const fn reports_arrival(&self, reply: &Reply) -> bool {
         self.flags & ASK_ONE_WAY != 0 && self.arrived_be != 0 && reply.remote_ns != 0
     }
 

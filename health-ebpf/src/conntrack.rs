@@ -14,7 +14,7 @@ use health_common::tcp::{ACK, FIN, IP_PROTOCOL_TCP, RST, SYN};
 use health_common::tuple::Tuple;
 
 use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
-use crate::events::tell_flow;
+use crate::events::report_flow;
 use crate::ipcache::identity_of;
 use crate::table::{E2BIG, EEXIST, FlowMap, Table};
 
@@ -465,7 +465,7 @@ fn create<K: Tuple>(
     if made.is_err() {
         return Tracked::Full;
     }
-    tell_flow(EVENT_CT_CREATED, tuple, &entry);
+    report_flow(EVENT_CT_CREATED, tuple, &entry);
     Tracked::New
 }
 
@@ -508,7 +508,7 @@ pub(crate) unsafe fn advance<K: Tuple>(
         };
         if seen == last {
             // SAFETY: as above.
-            tell_turn(last, step as u32, tuple, unsafe { &*entry });
+            report_transition(last, step as u32, tuple, unsafe { &*entry });
             return true;
         }
     }
@@ -517,7 +517,7 @@ pub(crate) unsafe fn advance<K: Tuple>(
 
 /// Notifies monitors that a segment closed a connection, or reopened a closed one.
 #[inline(always)]
-fn tell_turn<K: Tuple>(before: u32, after: u32, tuple: &K, entry: &CtEntry) {
+fn report_transition<K: Tuple>(before: u32, after: u32, tuple: &K, entry: &CtEntry) {
     let was_closed = CtState::from_word(before).is_closed();
     let is_closed = CtState::from_word(after).is_closed();
     if is_closed != was_closed {
@@ -526,7 +526,7 @@ fn tell_turn<K: Tuple>(before: u32, after: u32, tuple: &K, entry: &CtEntry) {
         } else {
             EVENT_CT_REOPENED
         };
-        tell_flow(kind, tuple, entry);
+        report_flow(kind, tuple, entry);
     }
 }
 

@@ -149,8 +149,8 @@ fn arrange<T: Fragments>(skb: *mut __sk_buff, ip_at: u32) -> u64 {
     };
     let now = coarse_now_secs();
     let expires = now + config.timeouts.fragment;
-    // SAFETY: a value of that map. All fragments of a packet come in on one queue of a device; if they do not, one may be
-    // lost.
+    // SAFETY: a value of that map. All fragments of a packet come in on one queue of a device; if they do not, one may
+    // be lost.
     let known = HEALTH_EARLY
         .get_ptr_mut(&draft.key.packet)
         .map(|known| unsafe { &mut *known })

@@ -99,7 +99,7 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
 pub(crate) trait Packets: Steps + service::Steps + Source + Fragments {
     /// Whether the header's protocol is enough to tell that a packet is not an echo request, unless it is this
     /// version's ICMP. With IPv6, an extension header may precede an echo request.
-    const TELLS_PROTOCOL: bool;
+    const HEADER_NAMES_PROTOCOL: bool;
     /// Whether routers on a packet's way examine more than its header.
     fn has_options(ip: &Self::Header) -> bool;
     /// Judges a packet to the health endpoint, which has this hardware address, and cuts off options that must not be
@@ -110,7 +110,7 @@ pub(crate) trait Packets: Steps + service::Steps + Source + Fragments {
 }
 
 impl Packets for Tuple4 {
-    const TELLS_PROTOCOL: bool = true;
+    const HEADER_NAMES_PROTOCOL: bool = true;
 
     #[inline(always)]
     fn has_options(ip: &Ipv4Header) -> bool {
@@ -132,7 +132,7 @@ impl Packets for Tuple4 {
 }
 
 impl Packets for Tuple6 {
-    const TELLS_PROTOCOL: bool = false;
+    const HEADER_NAMES_PROTOCOL: bool = false;
 
     #[inline(always)]
     fn has_options(ip: &Ipv6Header) -> bool {
@@ -184,7 +184,7 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
             None => pass(frame, Reason::Forwarded, Direction::Egress),
         };
     };
-    let verdict = if T::TELLS_PROTOCOL && T::protocol_behind(ip) != T::ICMP {
+    let verdict = if T::HEADER_NAMES_PROTOCOL && T::protocol_behind(ip) != T::ICMP {
         EchoVerdict::Stack
     } else {
         T::judge(frame, config.health_mac)

@@ -191,9 +191,9 @@ impl Message {
     }
 }
 
-/// The result of [`enter_packet`]: [`Self::DONE`], [`Self::THROUGH_STACK`] or [`Self::PAST_STACK`] if nothing is left to do;
-/// a reason to drop the packet, with the highest bit set; else the word of a [`Message`]. Functions in the kernel can
-/// only return numbers.
+/// The result of [`enter_packet`]: [`Self::DONE`], [`Self::THROUGH_STACK`] or [`Self::PAST_STACK`] if nothing is left
+/// to do; a reason to drop the packet, with the highest bit set; else the word of a [`Message`]. Functions in the
+/// kernel can only return numbers.
 pub struct EnterResult(u32);
 
 /// How much is done for a packet.

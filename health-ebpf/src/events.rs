@@ -28,7 +28,7 @@ use crate::metrics::count_bytes;
 #[inline(always)]
 pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
     if is_wanted(WANT_DROP | WANT_NAT) {
-        tell_drop(
+        report_drop(
             frame.skb(),
             reason as u32,
             direction as u32,
@@ -39,7 +39,7 @@ pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
 
 /// Reports a change to a flow; `kind` as in [`Event::kind`].
 #[inline(always)]
-pub fn tell_flow<T: Tuple>(kind: u8, tuple: &T, entry: &CtEntry) {
+pub fn report_flow<T: Tuple>(kind: u8, tuple: &T, entry: &CtEntry) {
     if !is_wanted(WANT_CT) {
         return;
     }
@@ -47,9 +47,9 @@ pub fn tell_flow<T: Tuple>(kind: u8, tuple: &T, entry: &CtEntry) {
     let tuple = ptr::from_ref(tuple);
     // A generic type has no name in the kernel, which checks the arguments of separate functions.
     if T::IP_VERSION == Tuple4::IP_VERSION {
-        tell_flow4(tuple.cast(), kind.into(), ifindex, identity);
+        report_flow4(tuple.cast(), kind.into(), ifindex, identity);
     } else {
-        tell_flow6(tuple.cast(), kind.into(), ifindex, identity);
+        report_flow6(tuple.cast(), kind.into(), ifindex, identity);
     }
 }
 
@@ -62,7 +62,7 @@ fn is_wanted(kinds: u32) -> bool {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn tell_drop(skb: *mut __sk_buff, reason: u32, direction: u32, ifindex: u32) -> u32 {
+extern "C" fn report_drop(skb: *mut __sk_buff, reason: u32, direction: u32, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
     let frame = Frame::new(&ctx);
     let Some(event) = draft() else {
@@ -119,7 +119,7 @@ fn name<T: Tuple>(event: &mut Event, tuple: &T) {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn tell_flow4(
+extern "C" fn report_flow4(
     tuple: *const Tuple4,
     kind: u32,
     ifindex: u32,
@@ -129,10 +129,10 @@ extern "C" fn tell_flow4(
     write_flow(unsafe { tuple.as_ref() }, kind, ifindex, source_identity)
 }
 
-/// As [`tell_flow4`].
+/// As [`report_flow4`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn tell_flow6(
+extern "C" fn report_flow6(
     tuple: *const Tuple6,
     kind: u32,
     ifindex: u32,

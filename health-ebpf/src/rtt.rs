@@ -78,7 +78,7 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
     }
     let rtt_ns = now_ns.saturating_sub(probe.sent_ns);
     let mut reply = payload.reply(rtt_ns);
-    if payload.tells_arrival(&reply) {
+    if payload.reports_arrival(&reply) {
         payload.add_delays(&mut reply, utc_now_ns(config));
     }
     // SAFETY: as above. Whichever CPU makes the first of these two transitions owns the slot until the second.

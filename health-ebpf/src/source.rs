@@ -34,7 +34,7 @@ pub trait Source: Version {
     fn refused_end(ip: &Self::Header) -> Option<Reason>;
     /// Whether a packet from an address of this host shows that another host has the address too (RFC 4862 section
     /// 5.4.4).
-    fn tells_duplicate(frame: &Frame, ip: &Self::Header, ip_at: usize) -> bool;
+    fn marks_duplicate(frame: &Frame, ip: &Self::Header, ip_at: usize) -> bool;
     /// Whether an address is only valid on its link.
     fn is_of_link(address: &Self::Address) -> bool;
 }
@@ -51,7 +51,7 @@ impl Source for Tuple4 {
     }
 
     #[inline(always)]
-    fn tells_duplicate(_frame: &Frame, _ip: &Ipv4Header, _ip_at: usize) -> bool {
+    fn marks_duplicate(_frame: &Frame, _ip: &Ipv4Header, _ip_at: usize) -> bool {
         false
     }
 
@@ -79,7 +79,7 @@ impl Source for Tuple6 {
     }
 
     #[inline(always)]
-    fn tells_duplicate(frame: &Frame, ip: &Ipv6Header, ip_at: usize) -> bool {
+    fn marks_duplicate(frame: &Frame, ip: &Ipv6Header, ip_at: usize) -> bool {
         let mut start = [0_u8; 2];
         ip.next_header == PROTOCOL_ICMPV6
             && v6_is_group(&ip.daddr_be)
@@ -135,7 +135,7 @@ fn is_spoofed_of<T: Source>(frame: &Frame, ip_at: u32) -> bool {
         return true;
     }
     let (source, destination) = T::ends(ip);
-    if !is_own::<T>(source, frame.ifindex()) || T::tells_duplicate(frame, ip, ip_at) {
+    if !is_own::<T>(source, frame.ifindex()) || T::marks_duplicate(frame, ip, ip_at) {
         return false;
     }
     HEALTH_ENDPOINTS.get_ptr(source.to_addr()).is_some()

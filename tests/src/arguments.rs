@@ -1,4 +1,5 @@
-//! Arguments of the programs that `cargo xtask` runs. It compiles this file too, so that it checks them before it builds.
+//! Arguments of the programs that `cargo xtask` runs. It compiles this file too, so that it checks them before it
+//! builds.
 
 use clap::{Args, value_parser};
 
@@ -44,7 +45,8 @@ pub struct BenchOptions {
     /// Number of peers that `mesh` simulates (repeatable, in ascending order)
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1_000_000))]
     pub peers: Vec<u32>,
-    /// Kind of fault that `detection` causes, such as `link-down` (repeatable) [default: all, then a watch for false verdicts]
+    /// Kind of fault that `detection` causes, such as `link-down` (repeatable) [default: all, then a watch for false
+    /// verdicts]
     #[arg(long = "fault", value_name = "KIND")]
     pub kinds: Vec<String>,
     /// Number of faults of each kind that `detection` causes

@@ -39,7 +39,7 @@ pub fn get_as(
 
 /// What a node's agent returns for an API path. Takes a tenth of the time that a command-line process takes.
 pub fn of_agent<T: DeserializeOwned>(node: &Node, path: &str) -> anyhow::Result<T> {
-    let told = || -> anyhow::Result<T> {
+    let reported = || -> anyhow::Result<T> {
         let stream = UnixStream::connect(node.socket())?;
         stream.set_read_timeout(Some(AGENT_TIMEOUT))?;
         let response = exchange(stream, path, "*/*")?;
@@ -47,7 +47,7 @@ pub fn of_agent<T: DeserializeOwned>(node: &Node, path: &str) -> anyhow::Result<
         ensure!(code == 200, "{code}: {body}");
         Ok(serde_json::from_str(&body)?)
     };
-    told().with_context(|| format!("{path} of {}", node.name()))
+    reported().with_context(|| format!("{path} of {}", node.name()))
 }
 
 /// The response to `GET path`.

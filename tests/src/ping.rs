@@ -240,7 +240,7 @@ impl Echoes {
     }
 }
 
-/// None where the kernel reports that a request will not be answered.
+/// `None` if the kernel reports that a request will not be answered.
 fn unless_unreachable<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if WITHOUT_REPLY.contains(&error.kind()) => Ok(None),

@@ -155,14 +155,14 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
-            tell(format_args!("cannot kill process {}: {error}", self.0.id()));
+            print_line(format_args!("cannot kill process {}: {error}", self.0.id()));
         }
     }
 }
 
 /// Prints a line on standard error. Unlike `eprintln!` it does not panic if the reader is gone, which would end a bed
 /// before it is removed.
-pub fn tell(message: impl Display) {
+pub fn print_line(message: impl Display) {
     let _ = writeln!(io::stderr(), "{message}");
 }
 

@@ -21,7 +21,7 @@ use nix::unistd::gettid;
 use nix::{setsockopt_impl, sockopt_impl};
 use socket2::{Domain, Socket, Type};
 
-use crate::process::{run, tell};
+use crate::process::{print_line, run};
 
 /// Receive buffer of a socket, bytes.
 const RECEIVE_BUFFER: usize = 8 << 20;
@@ -136,12 +136,12 @@ impl Relay {
                 if !handling.busy
                     && let Err(error) = run_before_others()
                 {
-                    tell(format_args!("packets may be delayed longer: {error:#}"));
+                    print_line(format_args!("packets may be delayed longer: {error:#}"));
                 }
                 let mut wire = Wire::new(ends, handling, &shared);
                 while !stop.load(Ordering::Relaxed) {
                     if let Err(error) = wire.turn() {
-                        tell(format_args!("the relay stopped: {error:#}"));
+                        print_line(format_args!("the relay stopped: {error:#}"));
                         return;
                     }
                 }
@@ -171,7 +171,7 @@ impl Drop for Relay {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tell("the relay panicked");
+            print_line("the relay panicked");
         }
     }
 }

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_and_what_went_is_told() {
+    fn what_came_and_what_went_is_reported() {
         let before = snapshot(&["link lo", "route a"]);
         let after = snapshot(&["link lo", "route b"]);
         assert_eq!(after.since(&before), "- route a\n+ route b\n");

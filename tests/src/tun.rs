@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::Node;
-use crate::process::{run, tell};
+use crate::process::{print_line, run};
 
 /// Device file that creates tun devices.
 const TUN: &str = "/dev/net/tun";
@@ -51,7 +51,7 @@ impl TunLink {
             move || {
                 while !stop.load(Ordering::Relaxed) {
                     if let Err(error) = carry(&ends) {
-                        tell(format_args!("the tun relay stopped: {error:#}"));
+                        print_line(format_args!("the tun relay stopped: {error:#}"));
                         return;
                     }
                 }
@@ -70,7 +70,7 @@ impl Drop for TunLink {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tell("the thread between tun devices panicked");
+            print_line("the thread between tun devices panicked");
         }
     }
 }

@@ -291,8 +291,8 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     };
     registry.publish(own);
     cluster.wait_for_annotation("n001", "10.100.2.7")?;
-    let is_told = |set: &NodeSet| set.nodes[1].health_addresses.len() == 1;
-    until(&mut watch, "the published address", PATIENCE, is_told).await?;
+    let is_reported = |set: &NodeSet| set.nodes[1].health_addresses.len() == 1;
+    until(&mut watch, "the published address", PATIENCE, is_reported).await?;
     let remove = format!("{IPV4_HEALTH_ANNOTATION}-");
     cluster.kubectl(&["annotate", "node", "n001", &remove], "")?;
     cluster.wait_for_annotation("n001", "10.100.2.7")?;
@@ -310,8 +310,8 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     })
     .await?;
     cluster.create(vec![node("z", &["not-an-address"], &[])])?;
-    let is_told = |set: &NodeSet| set.sources[0].rejected.len() == 1;
-    let set = until(&mut watch, "the rejection", PATIENCE, is_told).await?;
+    let is_reported = |set: &NodeSet| set.sources[0].rejected.len() == 1;
+    let set = until(&mut watch, "the rejection", PATIENCE, is_reported).await?;
     assert_eq!(set.sources[0].rejected[0].key, "z");
     assert!(is_right(&set, NODES));
 
@@ -363,8 +363,8 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     cluster.kubectl(&["delete", "clusterrolebinding", "health-agent"], "")?;
     cluster.kill_apiserver();
     cluster.start_apiserver()?;
-    let is_told = |set: &NodeSet| reason(set).is_some_and(|reason| reason.contains("(403)"));
-    let set = until(&mut watch, "the refusal", PATIENCE, is_told).await?;
+    let is_reported = |set: &NodeSet| reason(set).is_some_and(|reason| reason.contains("(403)"));
+    let set = until(&mut watch, "the refusal", PATIENCE, is_reported).await?;
     assert_eq!(set.nodes.len(), NODES - 2);
     cluster.kubectl(&["apply", "-f", RBAC], "")?;
     until(&mut watch, "the access", PATIENCE, |set| {
@@ -440,7 +440,7 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     until_pods(&mut watch, "another one", |pods| is_right(pods, 3)).await?;
     // A pod with a grace period is being deleted until its kubelet reports that it is gone.
     cluster.kubectl(&["delete", "pod", "b", "--wait=false"], "")?;
-    until_pods(&mut watch, "its end to be told", |pods| {
+    until_pods(&mut watch, "its end to be reported", |pods| {
         let b = pods.objects.get("default/b").and_then(|b| b.pod());
         b.and_then(|b| b.status.as_ref())
             .is_some_and(|status| status.deleting)
@@ -460,11 +460,11 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     cluster.kubectl(&["delete", "clusterrolebinding", "health-agent"], "")?;
     cluster.kill_apiserver();
     cluster.start_apiserver()?;
-    let is_told = |pods: &Pods| {
+    let is_reported = |pods: &Pods| {
         let reason = pods.stale.as_ref().map(|stale| stale.reason.as_str());
         reason.is_some_and(|reason| reason.contains("(403)"))
     };
-    let refused = until_pods(&mut watch, "the refusal", is_told).await?;
+    let refused = until_pods(&mut watch, "the refusal", is_reported).await?;
     assert_eq!(refused.objects.len(), 3);
     Ok(())
 }
@@ -537,10 +537,10 @@ async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
     let is_well = |set: &ServiceSet| match has_slices {
         true => set.synced.is_complete() && set.problems.is_empty(),
         false => {
-            let told = set.problems.iter().map(|one| one.problem.as_str());
-            let told: Vec<_> = told.collect();
+            let reported = set.problems.iter().map(|one| one.problem.as_str());
+            let reported: Vec<_> = reported.collect();
             let without = "cannot list endpointslices: the API server answers 404: ";
-            set.synced.services && matches!(*told, [slices] if slices.contains(without))
+            set.synced.services && matches!(*reported, [slices] if slices.contains(without))
         }
     };
     let set = until_services(&mut watch, "the services", |set| {
@@ -568,8 +568,8 @@ async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
 
     cluster.kill_apiserver();
     let stale = until_services(&mut watch, "stale", |set| {
-        let mut told = set.problems.iter();
-        told.any(|one| one.problem.starts_with("using the services as of "))
+        let mut reported = set.problems.iter();
+        reported.any(|one| one.problem.starts_with("using the services as of "))
     })
     .await?;
     assert!(has(&stale, "web") && stale.slices.contains_key(&web_1) == has_slices);

@@ -73,7 +73,7 @@ fn a_guest_can_have_another_processor() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs qemu"]
-fn a_panic_of_the_kernel_is_told() -> anyhow::Result<()> {
+fn a_panic_of_the_kernel_is_reported() -> anyhow::Result<()> {
     let xtask = Xtask::new("panic")?;
     let crash = "echo c > /proc/sysrq-trigger";
     let ran = xtask.run(&[KERNEL, "--", "sh", "-c", crash])?;
@@ -92,7 +92,7 @@ fn a_guest_that_does_not_end_is_ended() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs qemu"]
-fn an_image_that_does_not_boot_is_told() -> anyhow::Result<()> {
+fn an_image_that_does_not_boot_is_reported() -> anyhow::Result<()> {
     let xtask = Xtask::new("dead")?;
     let folder = tempfile::tempdir()?;
     let image = folder.path().join("image");
@@ -118,7 +118,7 @@ fn an_image_that_does_not_boot_is_told() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs qemu"]
-fn what_is_no_kernel_is_told() -> anyhow::Result<()> {
+fn what_is_no_kernel_is_reported() -> anyhow::Result<()> {
     let xtask = Xtask::new("image")?;
     for (image, expected) in [
         ("Cargo.toml", "is not a kernel image for x86-64 (bzImage)"),
@@ -134,7 +134,7 @@ fn what_is_no_kernel_is_told() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs qemu"]
-fn a_missing_qemu_is_told() -> anyhow::Result<()> {
+fn a_missing_qemu_is_reported() -> anyhow::Result<()> {
     let xtask = Xtask::new("qemu")?;
     let programs = tempfile::tempdir()?;
     for entry in fs::read_dir("/usr/bin")? {
@@ -155,7 +155,7 @@ fn a_missing_qemu_is_told() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs qemu"]
-fn a_full_disk_for_the_cache_is_told() -> anyhow::Result<()> {
+fn a_full_disk_for_the_cache_is_reported() -> anyhow::Result<()> {
     let xtask = Xtask::new("disk")?;
     let cache = xtask.root.join("target/kernels");
     fs::create_dir_all(&cache)?;

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         return match Line::open().and_then(|line| runner::run(&line)) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                tell(&error);
+                print_error(&error);
                 ExitCode::FAILURE
             }
         };
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     if let Err(error) = first_process() {
-        tell(&error);
+        print_error(&error);
     }
     match reboot(RebootMode::RB_POWER_OFF) {
         Ok(never) => match never {},
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 }
 
 /// Reports an error on the line, and on the console, which is the only way if there is no line.
-fn tell(error: &anyhow::Error) {
+fn print_error(error: &anyhow::Error) {
     eprintln!("vm-init: {error:#}");
     if let Ok(line) = Line::open() {
         let _ = line.send(&Frame::Report(Report::Failed(format!("{error:#}"))));

@@ -13,7 +13,8 @@ const CRATES: &[&str] = &[
     "--package=vm-init",
 ];
 
-/// Compiles them without their tests, and links and runs nothing: Debian's compiler for that architecture builds C parts.
+/// Compiles them without their tests, and links and runs nothing: Debian's compiler for that architecture builds C
+/// parts.
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     setup::setup(workspace)?;
     let arch = Arch::Aarch64;

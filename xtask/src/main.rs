@@ -9,6 +9,7 @@ mod bench;
 mod crates;
 mod debian;
 #[cfg(test)]
+mod doc_checks;
 mod docs;
 mod features;
 mod fuzz;
@@ -17,7 +18,6 @@ mod passed;
 mod privilege;
 mod process;
 mod progress;
-mod readme;
 mod run;
 mod setup;
 mod test;
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::fuzz(&workspace, &args.words).map(success),
         Command::Bench(args) => bench::bench(&workspace, &args),
         Command::Vm(args) => vm::command(&workspace, &args),
-        Command::Docs => readme::write(&workspace).map(success),
+        Command::Docs => docs::write(&workspace).map(success),
         Command::CheckAarch64 => aarch64::check(&workspace).map(success),
         Command::CheckCrates => crates::check(&workspace).map(success),
     });

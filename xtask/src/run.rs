@@ -49,7 +49,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
 
 #[cfg(test)]
 mod tests {
-    /// The modules that the bed needs, in `tests/src/lib.rs`. These must do with the dependencies that are not optional.
+    /// The modules that the bed needs, in `tests/src/lib.rs`. These must do with the dependencies that are not
+    /// optional.
     const OF_THE_BED: [&str; 12] = [
         "arguments",
         "bed",

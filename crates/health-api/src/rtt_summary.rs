@@ -323,7 +323,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_difference_tells_what_came_and_nothing_of_before(
+        fn a_difference_reports_what_came_and_nothing_of_before(
             before in proptest::collection::vec(1_u64..100_000_000_000, 0..100),
             after in proptest::collection::vec(1_000_u64..60_000_000_000, 0..100),
             lost in (0_u64..9, 0_u64..9),

@@ -2,8 +2,8 @@
 
 use clap::{Args, Subcommand};
 use health_api::client::Client;
+use health_datapath::features::{Need, Report};
 use health_datapath::kernel::{UnmetRequirement, choose};
-use health_datapath::probe::{Need, Report};
 use health_model::settings::{AttachMode, Location};
 use health_settings::SettingList;
 use nix::unistd::Uid;

@@ -41,7 +41,8 @@ pub(super) struct CheckArgs {
 }
 
 impl CheckArgs {
-    /// Checks all files. Returns what was found to be valid, a line a file; prints each problem, and fails if there are any.
+    /// Checks all files. Returns what was found to be valid, a line a file; prints each problem, and fails if there are
+    /// any.
     pub(super) fn execute(&self, location: Location) -> Result<String, Failure> {
         let kinds: [(&[PathBuf], Check); 4] = [
             (&self.nodes, check_nodes),

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_is_told_once() {
+    fn every_cause_is_reported_once() {
         let silent = anyhow!("no such file").context("cannot read nodes.yaml");
         assert_eq!(
             Failure::from(silent).to_string(),

@@ -123,9 +123,9 @@ impl GlobalArgs {
 pub enum Command {
     /// Run the daemon until SIGINT or SIGTERM
     ///
-    /// Each setting is a flag, an environment variable (HEALTH_AGENT_PROBE_INTERVAL for --probe-interval) and a key of the
-    /// settings file. A flag takes precedence over a variable, and a variable over a file. `health-agent config` shows the
-    /// settings in force and where each comes from.
+    /// Each setting is a flag, an environment variable (HEALTH_AGENT_PROBE_INTERVAL for --probe-interval) and a key of
+    /// the settings file. A flag takes precedence over a variable, and a variable over a file. `health-agent config`
+    /// shows the settings in force and where each comes from.
     Run(Box<run::RunArgs>),
     /// Show the connectivity to all nodes
     Status(status::StatusArgs),

@@ -36,7 +36,7 @@ pub(super) async fn check(
         ))
         .with_code(Code::TryAgainLater));
     }
-    let told = previous
+    let reported = previous
         .interfaces
         .iter()
         .find(|interface| interface.name == *ifname && !interface.sandbox.is_empty())
@@ -46,10 +46,10 @@ pub(super) async fn check(
                 format!("prevResult has no interface {ifname} in a sandbox"),
             )
         })?;
-    if told.mac != endpoint.mac {
+    if reported.mac != endpoint.mac {
         return Err(differs(format!(
             "{ifname} had address {}, but endpoint {} has {}",
-            told.mac, endpoint.id, endpoint.mac
+            reported.mac, endpoint.id, endpoint.mac
         )));
     }
     let addresses: BTreeSet<IpAddr> = [endpoint.ipv4, endpoint.ipv6]
@@ -57,10 +57,10 @@ pub(super) async fn check(
         .flatten()
         .collect();
     // Later plugins of a chain may have added addresses, devices and routes, and check those themselves.
-    let told: BTreeSet<IpAddr> = previous.ips.iter().map(|ip| ip.address.addr()).collect();
-    if let Some(address) = addresses.difference(&told).next() {
+    let reported: BTreeSet<IpAddr> = previous.ips.iter().map(|ip| ip.address.addr()).collect();
+    if let Some(address) = addresses.difference(&reported).next() {
         return Err(differs(format!(
-            "prevResult has addresses {told:?}, but not {address} of endpoint {}",
+            "prevResult has addresses {reported:?}, but not {address} of endpoint {}",
             endpoint.id
         )));
     }

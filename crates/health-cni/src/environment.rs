@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_name_the_pod_and_unknown_ones_are_refused_unless_told() {
+    fn arguments_name_the_pod_and_unknown_ones_are_refused_unless_allowed() {
         let read = Arguments::read;
         let pod = read("IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;X=y").unwrap();
         assert_eq!(pod.pod_name().as_deref(), Some("a/b"));

@@ -15,14 +15,14 @@ use tracing::{info, warn};
 
 use crate::arrival_store::KernelArrivals;
 use crate::attach::{Attacher, Attachments, Clsact, Hook, HookFault, Hooks, SocketFault};
-use crate::collect::KernelTables;
+use crate::conntrack::KernelTables;
 use crate::error::DatapathError;
 use crate::events::{KernelRing, KernelSwitch};
 use crate::ipcache::Ipcache;
 use crate::kernel_rtt::KernelRtt;
 use crate::maps::{MapSizes, Maps, PendingResize, make_room};
+use crate::optional_parts::OptionalParts;
 use crate::own::OwnAddresses;
-use crate::parts::Parts;
 use crate::pin_folder::{PinFolder, remove_tree, set_aside};
 use crate::policy::PolicyTables;
 use crate::programs::{LoadedObject, LogError, ProgramLog, Programs};
@@ -71,7 +71,7 @@ impl Datapath {
     /// maps serve each workload until it is [set](Self::set_workload). If an upgrade does not get that far, the
     /// previous version finds its own maps there.
     pub fn load(location: &Location, settings: LoadSettings) -> Result<Self, DatapathError> {
-        let parts = Parts {
+        let parts = OptionalParts {
             services: settings.sizes.services.is_some(),
             masquerade: settings.masquerade,
         };

@@ -7,7 +7,7 @@ use nix::unistd::Uid;
 use tracing::info;
 
 use crate::attach::{Attachment, Attachments};
-use crate::probe::{self, BTF, Report};
+use crate::features::{self, BTF, Report};
 
 /// A requirement that is not met.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,15 +102,16 @@ pub fn choose(
     let (attachment, feature) = match mode {
         AttachMode::Auto => {
             // One of them is available; otherwise it would count as missing.
-            let [node, endpoints] = match (report.has(probe::TCX), report.has(probe::CLSACT)) {
+            let [node, endpoints] = match (report.has(features::TCX), report.has(features::CLSACT))
+            {
                 (true, true) => [Attachment::Tcx, Attachment::Clsact],
                 (true, false) => [Attachment::Tcx; 2],
                 (false, _) => [Attachment::Clsact; 2],
             };
             return Ok(Attachments { node, endpoints });
         }
-        AttachMode::Tcx => (Attachment::Tcx, probe::TCX),
-        AttachMode::Clsact => (Attachment::Clsact, probe::CLSACT),
+        AttachMode::Tcx => (Attachment::Tcx, features::TCX),
+        AttachMode::Clsact => (Attachment::Clsact, features::CLSACT),
     };
     if report.has(feature) {
         Ok(Attachments::all(attachment))
@@ -125,7 +126,7 @@ pub fn choose(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::probe::{Feature, Need};
+    use crate::features::{Feature, Need};
 
     /// What an agent does on a kernel that lacks these features.
     fn on(missing: &[&str], mode: AttachMode) -> Result<Attachments, String> {
@@ -140,8 +141,8 @@ mod tests {
             features: vec![
                 feature("bpffs", Need::Required),
                 feature("map-ringbuf", Need::Required),
-                feature(probe::TCX, Need::OneOfTwo),
-                feature(probe::CLSACT, Need::OneOfTwo),
+                feature(features::TCX, Need::OneOfTwo),
+                feature(features::CLSACT, Need::OneOfTwo),
             ],
         };
         choose(&report, Path::new("/sys/fs/bpf"), mode).map_err(|error| error.to_string())

@@ -7,34 +7,33 @@
 //!
 //! Some maps have modules of their own, for the crates that write them: [`services`], [`policy`], [`ipcache`] and
 //! [`own`]. [`kernel_rtt`] and [`arrival_store`] read and write round trips and arrivals; the mesh sees them through
-//! [`rtt_store`]. [`collect`] removes expired conntrack entries, and [`conntrack`] decides when. [`events`] relays what
-//! the programs report.
+//! [`rtt_store`]. [`conntrack`] schedules and carries out the removal of expired entries. [`events`] relays what the
+//! programs report.
 //!
 //! Without an agent, [`dump`] and [`btf`] read pinned objects. [`kernel`] checks what an agent requires of the kernel,
-//! and [`probe`] tries out its features.
+//! and [`features`] tries out its features.
 
 pub mod arrival_store;
 mod asm;
 mod attach;
 mod aya_io;
 pub mod btf;
-pub mod collect;
 pub mod conntrack;
 mod datapath;
 pub mod dump;
 mod error;
 pub mod events;
+pub mod features;
 pub mod ipcache;
 pub mod kernel;
 pub mod kernel_rtt;
 pub mod layout;
 mod link_pin;
 mod maps;
+mod optional_parts;
 pub mod own;
-mod parts;
 pub mod pin_folder;
 pub mod policy;
-pub mod probe;
 pub mod process;
 mod program;
 mod programs;

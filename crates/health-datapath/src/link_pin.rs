@@ -47,9 +47,9 @@ mod tests {
         ) {
             let name = name(program, &device);
             prop_assert!(!name.contains(['.', '/', ':']), "{name}");
-            let told = Some((program, device));
-            prop_assert_eq!(&parse(&name), &told);
-            prop_assert_eq!(&parse(&fresh(&name)), &told);
+            let reported = Some((program, device));
+            prop_assert_eq!(&parse(&name), &reported);
+            prop_assert_eq!(&parse(&fresh(&name)), &reported);
         }
     }
 }

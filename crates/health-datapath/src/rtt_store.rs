@@ -56,15 +56,15 @@ pub trait RttStore: Send + Sync + 'static {
     /// Reads a consistent snapshot of a row.
     fn row(&self, key: RttKey) -> io::Result<Option<RttRow>>;
 
-    /// Records the answer to an echo probe, with the round trip that the agent measured. That is counted unless the kernel
-    /// counted its own. `NotFound` if the row does not exist.
+    /// Records the answer to an echo probe, with the round trip that the agent measured. That is counted unless the
+    /// kernel counted its own. `NotFound` if the row does not exist.
     fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measurement>;
 
     /// Gives up an echo probe.
     fn lost(&self, key: RttKey, probe: ProbeId) -> io::Result<LossOutcome>;
 
-    /// Counts a round trip, in nanoseconds, of a probe that the kernel does not track (HTTP). `NotFound` if the row does not
-    /// exist.
+    /// Counts a round trip, in nanoseconds, of a probe that the kernel does not track (HTTP). `NotFound` if the row
+    /// does not exist.
     fn sample(&self, key: RttKey, rtt_ns: u64) -> io::Result<()>;
 
     /// Counts the loss of a probe that the kernel does not track.
@@ -74,8 +74,8 @@ pub trait RttStore: Send + Sync + 'static {
     /// longer match. Returns their number. Must be called before the first probe.
     fn give_up_leftovers(&self) -> io::Result<u64>;
 
-    /// Counts a probe that was answered over `connection`: the round trip of its handshake as timed on the uplink, or else
-    /// the one that the agent measured, nanoseconds. `NotFound` if the row does not exist.
+    /// Counts a probe that was answered over `connection`: the round trip of its handshake as timed on the uplink, or
+    /// else the one that the agent measured, nanoseconds. `NotFound` if the row does not exist.
     fn connected(
         &self,
         key: RttKey,
@@ -83,8 +83,8 @@ pub trait RttStore: Send + Sync + 'static {
         at_socket_ns: u64,
     ) -> io::Result<Measurement>;
 
-    /// Registers an address as a peer's: packets to it keep their source, and with passive round trips on, the round trips
-    /// of all connections to it are counted, in a row that is created with the first.
+    /// Registers an address as a peer's: packets to it keep their source, and with passive round trips on, the round
+    /// trips of all connections to it are counted, in a row that is created with the first.
     fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()>;
 
     /// Unregisters the address. The row stays.

@@ -1,11 +1,11 @@
 //! Reads a map of any layout from its first entry to its last, in batches if its kind supports them.
 //!
-//! Hash maps are read bucket by bucket, each under its lock, and the kernel never resizes them or moves an entry to another
-//! bucket (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`). An entry that exists throughout the walk is
-//! therefore read exactly once, and no key is read twice. Arrays are read by index. LPM tries, and kinds without batches,
-//! are read key by key: if the key just read is deleted, the kernel restarts from the beginning, and entries may be read
-//! more than once, but none is missed. A walk that meets many times as many keys as the map's capacity ends with an error:
-//! keys are deleted faster than it reads.
+//! Hash maps are read bucket by bucket, each under its lock, and the kernel never resizes them or moves an entry to
+//! another bucket (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`). An entry that exists throughout the
+//! walk is therefore read exactly once, and no key is read twice. Arrays are read by index. LPM tries, and kinds
+//! without batches, are read key by key: if the key just read is deleted, the kernel restarts from the beginning, and
+//! entries may be read more than once, but none is missed. A walk that meets many times as many keys as the map's
+//! capacity ends with an error: keys are deleted faster than it reads.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -72,8 +72,8 @@ impl Batch {
         })
     }
 
-    /// Reads the same entries of the map again, into `again`: each is at the same index unless entries before it were added
-    /// or removed.
+    /// Reads the same entries of the map again, into `again`: each is at the same index unless entries before it were
+    /// added or removed.
     pub(super) fn read_again(&self, map: BorrowedFd<'_>, again: &mut Self) -> io::Result<()> {
         let Some(size) = self.size else {
             again.count = 0;

@@ -54,7 +54,7 @@ pub(super) struct Exchange {
     /// This side's counts at that time.
     pub(super) before: OwnCounts,
     /// When its answer arrived.
-    pub(super) told: Duration,
+    pub(super) answered: Duration,
     /// This side's counts at that time.
     pub(super) after: OwnCounts,
     /// When the peer's counts started, by the peer's clock.
@@ -105,7 +105,7 @@ struct Track {
 #[derive(Clone, Copy, Debug)]
 struct Point {
     asked: Duration,
-    told: Duration,
+    answered: Duration,
     since_ns: u64,
     counts: WayCounts,
     sent: (u32, u32),
@@ -169,7 +169,7 @@ impl Track {
     fn passage(&self, from: Duration) -> Option<Passage> {
         let first = self.points.iter().find(|p| p.asked >= from)?;
         let later = self.points.back()?;
-        let is_settled = |p: &&Point| p.told + SETTLING <= later.asked;
+        let is_settled = |p: &&Point| p.answered + SETTLING <= later.asked;
         let last = self.points.iter().rev().find(is_settled)?;
         first.passage(last, later)
     }
@@ -178,13 +178,13 @@ impl Track {
         let Exchange {
             asked,
             before,
-            told,
+            answered,
             after,
             ..
         } = *exchange;
         let point = Point {
             asked,
-            told,
+            answered,
             since_ns: exchange.since_ns,
             counts: exchange.counts,
             sent: (
@@ -203,7 +203,7 @@ impl Track {
         };
         if let Some(last) = self.points.back() {
             // For two concurrent exchanges it is unknown whose counts are older.
-            if asked < last.told {
+            if asked < last.answered {
                 return;
             }
             // One of the two sides restarted its counts.
@@ -212,7 +212,7 @@ impl Track {
             }
         }
         self.points.push_back(point);
-        self.thin_out(told);
+        self.thin_out(answered);
     }
 
     /// Drops exchanges that are outside all windows or too close together for their age.
@@ -251,7 +251,7 @@ impl Point {
     /// What happened to the probes between this exchange and `last`; `None` if the counts contradict each other. All
     /// replies in flight at `last` have arrived by the time `later` starts.
     fn passage(&self, last: &Self, later: &Self) -> Option<Passage> {
-        if last.asked < self.told || !self.precedes(last) {
+        if last.asked < self.answered || !self.precedes(last) {
             return None;
         }
         let arrived = increase(self.counts.arrived, last.counts.arrived)?;
@@ -273,7 +273,7 @@ impl Point {
             return None;
         }
         Some(Passage {
-            time: last.told.saturating_sub(self.asked),
+            time: last.answered.saturating_sub(self.asked),
             sent: sent_least.max(arrived),
             arrived,
             replied,

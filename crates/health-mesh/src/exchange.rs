@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rubbish_is_told_from_values() {
+    fn rubbish_is_distinguished_from_values() {
         for rubbish in [
             "",
             "1a2b3c4d",

@@ -340,8 +340,11 @@ mod tests {
         let hello = ask_signed(HelloKeys::default(), HelloKeys::default(), good(), "")
             .await
             .unwrap();
-        let told = ["10.1.0.7", "fd00::7"].map(|ip| ip.parse().unwrap());
-        assert_eq!(hello.headers.health_endpoint.as_deref(), Some(&told[..]));
+        let reported = ["10.1.0.7", "fd00::7"].map(|ip| ip.parse().unwrap());
+        assert_eq!(
+            hello.headers.health_endpoint.as_deref(),
+            Some(&reported[..])
+        );
         assert!(hello.connect > Duration::ZERO && hello.total > hello.connect);
         assert_eq!(hello.key, KeyAge::Current);
         assert_eq!(
@@ -385,7 +388,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wrong_key_is_told() {
+    async fn a_wrong_key_is_reported() {
         assert_eq!(
             ask(b"HTTP/1.1 401 Unauthorized\r\n\r\n", PATIENCE).await,
             Err(Failure::KeyRefused)
@@ -425,7 +428,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_recorded_answer_is_told() {
+    async fn a_recorded_answer_is_reported() {
         let peer = ([127, 0, 0, 1], 4240).into();
         let earlier = request(&asker(secret()), ASKED, peer, 1);
         let recorded = signed(&secret(), &earlier, &good(), "");
@@ -435,7 +438,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_clock_a_day_off_is_told() {
+    async fn a_clock_a_day_off_is_reported() {
         const DAY: u64 = 86_400;
         for (time, expected) in [
             (proof::now() + DAY, DAY as i64),
@@ -469,7 +472,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peer_with_an_older_current_key_is_told() {
+    async fn a_peer_with_an_older_current_key_is_reported() {
         let new = HelloKeys::new(&[2; 16], Some((KeyAge::Previous, &[1; 16])));
         let old = HelloKeys::new(&[1; 16], Some((KeyAge::Next, &[2; 16])));
         let hello = ask_signed(new.clone(), old.clone(), good(), "")

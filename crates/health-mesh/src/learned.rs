@@ -58,27 +58,27 @@ impl LearnedAddresses {
 
     /// Records what a node reports about itself. Returns whether it is news; addresses outside its pod CIDRs are
     /// rejected.
-    pub(super) fn learn(&mut self, node: &Node, told: &[IpAddr]) -> bool {
+    pub(super) fn learn(&mut self, node: &Node, reported: &[IpAddr]) -> bool {
         let name = node.full_name();
         if self
             .known
             .borrow()
             .get(&name)
-            .is_some_and(|of_node| of_node == told)
+            .is_some_and(|of_node| of_node == reported)
         {
             return false;
         }
-        if !fits(node, told) {
+        if !fits(node, reported) {
             tracing::debug!(
                 node = name,
-                ?told,
+                ?reported,
                 "health addresses outside the pod CIDRs ignored"
             );
             return false;
         }
-        tracing::info!(node = name, addresses = ?told, "health endpoint learned");
+        tracing::info!(node = name, addresses = ?reported, "health endpoint learned");
         self.known.send_modify(|known| {
-            Arc::make_mut(known).insert(name, told.to_vec());
+            Arc::make_mut(known).insert(name, reported.to_vec());
         });
         true
     }
@@ -168,20 +168,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state_dir = dir.path().join("state");
         let node = node(&["10.244.1.0/24", "fd00:10:244:1::/64"]);
-        let told = ips(&["10.244.1.7", "fd00:10:244:1::7"]);
+        let reported = ips(&["10.244.1.7", "fd00:10:244:1::7"]);
         let mut learned = LearnedAddresses::load(&state_dir);
-        assert!(learned.learn(&node, &told));
-        assert!(!learned.learn(&node, &told));
+        assert!(learned.learn(&node, &reported));
+        assert!(!learned.learn(&node, &reported));
         learned.close().await;
 
         let learned = LearnedAddresses::load(&state_dir);
-        assert_eq!(learned.get(&node), Some(told.clone()));
+        assert_eq!(learned.get(&node), Some(reported.clone()));
         learned.close().await;
 
         std::fs::write(state_dir.join(FILE), "{").unwrap();
         let mut learned = LearnedAddresses::load(&state_dir);
         assert_eq!(learned.get(&node), None);
-        assert!(learned.learn(&node, &told));
+        assert!(learned.learn(&node, &reported));
         learned.retain(|_| false);
         learned.close().await;
         assert_eq!(
@@ -216,14 +216,14 @@ mod tests {
         let begun = cpu_time();
         let known: Addresses = nodes
             .iter()
-            .map(|(node, told)| (node.full_name(), told.clone()))
+            .map(|(node, reported)| (node.full_name(), reported.clone()))
             .collect();
         let reference = cpu_time() - begun;
 
         let mut learned = LearnedAddresses::load(dir.path());
         let begun = cpu_time();
-        for (node, told) in &nodes {
-            assert!(learned.learn(node, told));
+        for (node, reported) in &nodes {
+            assert!(learned.learn(node, reported));
         }
         let took = cpu_time() - begun;
         assert!(

@@ -150,7 +150,7 @@ mod tests {
     const NOT_LATE: Duration = Duration::ZERO;
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn told(sending: &Sending) -> Option<(Severity, String)> {
+    fn reported(sending: &Sending) -> Option<(Severity, String)> {
         let problem = sending.problem()?;
         Some((problem.severity, problem.reason))
     }
@@ -163,11 +163,11 @@ mod tests {
             sending.unsent(Protocol::Icmp, &Failure::Os(Errno::ENOBUFS));
             sending.tried(Protocol::Http, SECOND, NOT_LATE);
         }
-        let (severity, reason) = told(&sending).unwrap();
+        let (severity, reason) = reported(&sending).unwrap();
         assert_eq!(severity, Severity::Failure);
         assert!(reason.starts_with("none of 3 ICMP probes could be sent: No buffer space"));
         sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
-        assert_eq!(told(&sending).unwrap().0, Severity::Warning);
+        assert_eq!(reported(&sending).unwrap().0, Severity::Warning);
     }
 
     #[test]
@@ -178,16 +178,16 @@ mod tests {
             sending.unsent(Protocol::Http, &Failure::Os(failure));
         }
         sending.tried(Protocol::Http, SECOND, NOT_LATE);
-        let (severity, reason) = told(&sending).unwrap();
+        let (severity, reason) = reported(&sending).unwrap();
         assert_eq!(severity, Severity::Warning);
         let said =
             "1 of 3 HTTP probes could not be sent for lack of resources: Too many open files";
         assert!(reason.starts_with(said), "{reason}");
         for at in [11, 22] {
-            assert!(told(&sending).is_some());
+            assert!(reported(&sending).is_some());
             sending.tried(Protocol::Http, SECOND * at, NOT_LATE);
         }
-        assert_eq!(told(&sending), None);
+        assert_eq!(reported(&sending), None);
     }
 
     #[test]
@@ -197,12 +197,12 @@ mod tests {
             sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
             sending.unsent(Protocol::Icmp, &Failure::Os(failure));
         }
-        let (severity, reason) = told(&sending).unwrap();
+        let (severity, reason) = reported(&sending).unwrap();
         assert_eq!(severity, Severity::Warning);
         assert!(reason.starts_with("none of 3 ICMP probes could be sent: Network is unreachable"));
         // Then the problem is the path's own, except for the lack of resources.
         sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
-        let (_, reason) = told(&sending).unwrap();
+        let (_, reason) = reported(&sending).unwrap();
         assert!(reason.starts_with("1 of 4 ICMP probes could not be sent for lack of resources"));
     }
 
@@ -210,11 +210,11 @@ mod tests {
     fn probes_that_are_late_are_a_warning_for_a_while() {
         let mut sending = Sending::default();
         sending.tried(Protocol::Icmp, SECOND, LATE - Duration::from_millis(1));
-        assert_eq!(told(&sending), None);
+        assert_eq!(reported(&sending), None);
         sending.tried(Protocol::Icmp, SECOND, Duration::from_millis(6_200));
         let late = "probes were sent up to 6.2s late".to_owned();
-        assert_eq!(told(&sending), Some((Severity::Warning, late)));
+        assert_eq!(reported(&sending), Some((Severity::Warning, late)));
         sending.tried(Protocol::Icmp, SECOND * 40, NOT_LATE);
-        assert_eq!(told(&sending), None);
+        assert_eq!(reported(&sending), None);
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct Sweep {
     awaited: SecondaryMap<TargetId, usize>,
     total: usize,
     /// Number of targets with a result at the last progress event.
-    told: usize,
+    reported: usize,
     nodes: usize,
     /// Number of awaited targets per node.
     by_node: Vec<usize>,
@@ -56,7 +56,7 @@ impl Sweep {
             deadline: now + spread + timeout + MARGIN,
             awaited: SecondaryMap::new(),
             total: 0,
-            told: 0,
+            reported: 0,
             nodes,
             by_node: vec![0; nodes],
             waiters: Vec::new(),
@@ -119,11 +119,11 @@ impl Sweep {
     }
 
     /// Sends the progress to waiting clients if it changed. Returns whether any client is still waiting.
-    pub(super) fn tell_progress(&mut self) -> bool {
+    pub(super) fn report_progress(&mut self) -> bool {
         let done = self.total - self.awaited.len();
         self.waiters.retain(|waiter| !waiter.is_closed());
-        if done != self.told {
-            self.told = done;
+        if done != self.reported {
+            self.reported = done;
             let total = self.total;
             for waiter in &self.waiters {
                 // The client may be gone.

@@ -371,11 +371,11 @@ fn a_prober_that_cannot_send_says_so() {
         // No device has a route there.
         let bed = Bed::start(vec![node("a", &["172.30.0.1"])]);
         bed.until("the results", is_complete).await;
-        let told = bed.mesh.prober();
-        let problem = told.problem.as_ref().expect("a problem");
+        let reported = bed.mesh.prober();
+        let problem = reported.problem.as_ref().expect("a problem");
         assert_eq!(problem.severity, Severity::Warning);
         let words = "ICMP probes could be sent: Network is unreachable";
-        assert!(problem.reason.contains(words), "{told:?}");
+        assert!(problem.reason.contains(words), "{reported:?}");
     });
 }
 
@@ -422,8 +422,8 @@ fn a_node_that_is_cut_off_blames_itself_and_names_the_device() {
         let report = bed
             .until("isolated for want of a carrier", |report| {
                 // On a busy machine, HTTP may time out before the echoes do.
-                let told = report.local.diagnosis.as_ref();
-                told.is_some_and(|told| told.message.contains("no carrier on eth0"))
+                let reported = report.local.diagnosis.as_ref();
+                reported.is_some_and(|reported| reported.message.contains("no carrier on eth0"))
             })
             .await;
         assert_eq!(report.local.diagnosis.unwrap().cause, "this-node-isolated");
@@ -500,7 +500,7 @@ fn rows_of_peers_that_went_meanwhile_are_removed_at_the_start() {
 }
 
 #[test]
-fn a_peer_tells_its_health_endpoint_and_that_is_remembered() {
+fn a_peer_reports_its_health_endpoint_and_that_is_remembered() {
     let Some((here, there)) = two_namespaces() else {
         return;
     };
@@ -556,7 +556,7 @@ fn host_statuses(node: &NodeStatus) -> [&ConnectivityStatus; 2] {
 }
 
 #[test]
-fn probing_on_request_ends_and_tells_the_dead_from_the_living() {
+fn probing_on_request_ends_and_distinguishes_the_dead_from_the_living() {
     let Some((here, there)) = two_namespaces() else {
         return;
     };
@@ -764,9 +764,9 @@ fn outages_are_confirmed_and_recoveries_seen() {
     let interval = Duration::from_millis(100);
     let responder = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
     here.block_on(async || {
-        let told = watch::channel(Vec::new()).1;
+        let reported = watch::channel(Vec::new()).1;
         let responder =
-            Responder::start(identity("b"), responder, told, Arc::new(NoArrivals)).unwrap();
+            Responder::start(identity("b"), responder, reported, Arc::new(NoArrivals)).unwrap();
         let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
         let faults: [(&str, &str); 3] = [
             ("link set eth0 down", "link set eth0 up"),
@@ -880,9 +880,9 @@ fn a_peer_that_starts_later_is_found_and_heard_early() {
         bed.until("complete", is_complete).await;
         // It answers before it knows its health endpoint, which answers last.
         let listeners = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
-        let (endpoint, told) = watch::channel(Vec::new());
+        let (endpoint, reported) = watch::channel(Vec::new());
         let _hello =
-            Responder::start(identity("b"), listeners, told, Arc::new(NoArrivals)).unwrap();
+            Responder::start(identity("b"), listeners, reported, Arc::new(NoArrivals)).unwrap();
         bed.until("answered", |report| {
             all_hosts_are(report, Reachability::Reachable)
         })
@@ -918,8 +918,8 @@ fn a_peer_without_a_health_endpoint_is_probed_at_its_host_alone() {
             hosts_only: true,
             ..identity("c")
         };
-        let untold = watch::channel(Vec::new()).1;
-        let _c = Responder::start(of_c, listeners, untold, Arc::new(NoArrivals)).unwrap();
+        let unreported = watch::channel(Vec::new()).1;
+        let _c = Responder::start(of_c, listeners, unreported, Arc::new(NoArrivals)).unwrap();
         bed.until("reachable", |report| {
             let mut nodes = report.nodes.iter();
             nodes.all(|node| node.hosts_only && node.reachability() == Reachability::Reachable)

@@ -78,7 +78,8 @@ impl ServiceMetrics {
     }
 }
 
-/// Bounds in seconds, as in kube-proxy: 0.25, 0.5, each second of the first minute, then wider steps up to five minutes.
+/// Bounds in seconds, as in kube-proxy: 0.25, 0.5, each second of the first minute, then wider steps up to five
+/// minutes.
 fn programming_buckets() -> impl Iterator<Item = f64> {
     let steps = |first: u16, last, by| (first..=last).step_by(by).map(f64::from);
     [0.25, 0.5]

@@ -178,7 +178,7 @@ impl Totals {
     }
 
     /// Adds what was counted in the rows since the last read, and passes the rows to `summary`. Leaves out rows whose
-    /// address is not there because their peer has just gone.
+    /// address is missing because their peer has just been removed.
     pub(super) fn read(
         &mut self,
         maps: &impl Maps,

@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Reads the text of a regular file of at most `longest` bytes. Does not block, as it otherwise would on a named pipe, and
-/// does not read without end, as it would from some devices.
+/// Reads the text of a regular file of at most `longest` bytes. Does not block, as it otherwise would on a named pipe,
+/// and does not read without end, as it would from some devices.
 pub fn read_regular(path: &Path, longest: u64) -> io::Result<String> {
     let file = File::options()
         .read(true)

@@ -209,7 +209,7 @@ impl<C: Contents> Files<C> {
                 seen.read = None;
                 seen.take(&path);
                 seen.keeps_changing(&path, KEEPS_BEING_REPLACED);
-            } else if is_restless && !seen.is_told(KEEPS_BEING_WRITTEN) {
+            } else if is_restless && !seen.is_reported(KEEPS_BEING_WRITTEN) {
                 seen.read = None;
                 seen.keeps_changing(&path, KEEPS_BEING_WRITTEN);
             } else {
@@ -276,8 +276,8 @@ impl<C: Contents> Seen<C> {
         self.problems.push(problem.to_owned());
     }
 
-    fn is_told(&self, problem: &str) -> bool {
-        self.problems.iter().any(|told| told == problem)
+    fn is_reported(&self, problem: &str) -> bool {
+        self.problems.iter().any(|reported| reported == problem)
     }
 
     fn take_text(&mut self, path: &Path, text: &str) {

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// Inode of the root cgroup's folder (kernfs assigns it to the first folder that it creates). The root of a cgroup namespace
-/// has another inode.
+/// Inode of the root cgroup's folder (kernfs assigns it to the first folder that it creates). The root of a cgroup
+/// namespace has another inode.
 const ROOT_INODE: u64 = 1;
 
 /// Where the root cgroup is mounted, in this process's mount namespace; `None` if it is not mounted.

@@ -10,8 +10,8 @@ use tokio::io::unix::AsyncFd;
 
 use super::{KernelError, rawsock};
 
-/// Devices, and the addresses and routes of both families (`RTMGRP_*` of rtnetlink(7)). Neighbour entries are left out: they
-/// change all the time.
+/// Devices, and the addresses and routes of both families (`RTMGRP_*` of rtnetlink(7)). Neighbour entries are left out:
+/// they change all the time.
 const GROUPS: libc::c_int = libc::RTMGRP_LINK
     | libc::RTMGRP_IPV4_IFADDR
     | libc::RTMGRP_IPV6_IFADDR

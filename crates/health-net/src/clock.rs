@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_the_state_of_its_clock() {
+    fn the_kernel_reports_the_state_of_its_clock() {
         let state = state().unwrap();
         // Leap seconds: either none, or all since 1972.
         assert!(

@@ -1,5 +1,5 @@
-//! Devices' drivers, and what devices do in place of the host's stack, read and set as by `ethtool` (linux/ethtool.h). Works
-//! in the network namespace of the calling thread.
+//! Devices' drivers, and what devices do in place of the host's stack, read and set as by `ethtool` (linux/ethtool.h).
+//! Works in the network namespace of the calling thread.
 
 use std::ffi::CStr;
 use std::io;
@@ -79,8 +79,8 @@ unsafe fn ask<T>(device: &str, request: &mut T) -> io::Result<()> {
     }
     message.ifr_ifru.ifru_data = (&raw mut *request).cast();
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    // SAFETY: an open socket, a name that ends, and a structure of which the caller says that the command is for it; all
-    // live until the call returns.
+    // SAFETY: an open socket, a name that ends, and a structure of which the caller says that the command is for it;
+    // all live until the call returns.
     let result =
         unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut message) };
     if result < 0 {

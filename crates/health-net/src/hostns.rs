@@ -39,18 +39,18 @@ pub enum HostNsError {
     },
 }
 
-/// Moves the process into the network namespace of a file such as `/run/netns/NAME`. Must be called while the process has
-/// one thread, because other threads would stay behind.
+/// Moves the process into the network namespace of a file such as `/run/netns/NAME`. Must be called while the process
+/// has one thread, because other threads would stay behind.
 pub fn enter(path: &Path) -> Result<(), HostNsError> {
     move_to(path, "network", CloneFlags::CLONE_NEWNET)
 }
 
-/// Moves the process into another mount namespace if `bpf_root` is a bpffs there but not here: that of process 1, or of the
-/// nearest ancestor with such a bpffs. Returns whether it moved. Must be called while the process has one thread, and only
-/// absolute paths may be used from then on: the working folder becomes the root.
+/// Moves the process into another mount namespace if `bpf_root` is a bpffs there but not here: that of process 1, or of
+/// the nearest ancestor with such a bpffs. Returns whether it moved. Must be called while the process has one thread,
+/// and only absolute paths may be used from then on: the working folder becomes the root.
 ///
-/// `ip netns exec` gives its command a separate mount namespace, with a fresh `/sys` that hides the host's bpffs; mounts
-/// made there disappear with the process.
+/// `ip netns exec` gives its command a separate mount namespace, with a fresh `/sys` that hides the host's bpffs;
+/// mounts made there disappear with the process.
 pub fn leave_hidden_mounts(bpf_root: &Path) -> Result<bool, HostNsError> {
     if is_bpffs(bpf_root) {
         return Ok(false);
@@ -96,8 +96,8 @@ pub fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Whether two paths refer to the same file. A file that cannot be read counts as the same, so that no namespace is entered
-/// that cannot be inspected.
+/// Whether two paths refer to the same file. A file that cannot be read counts as the same, so that no namespace is
+/// entered that cannot be inspected.
 fn same_file(a: &Path, b: &Path) -> bool {
     match (fs::metadata(a), fs::metadata(b)) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),

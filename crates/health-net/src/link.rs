@@ -36,8 +36,8 @@ pub struct Link {
     pub mtu: u32,
     /// Whether it is administratively up.
     pub up: bool,
-    /// Whether packets pass: it is up, and so is what it connects to. For a veth, the kernel establishes the latter a moment
-    /// after both ends come up, and drops packets until then.
+    /// Whether packets pass: it is up, and so is what it connects to. For a veth, the kernel establishes the latter a
+    /// moment after both ends come up, and drops packets until then.
     pub running: bool,
     /// Whether it is a loopback.
     pub loopback: bool,
@@ -66,8 +66,8 @@ impl LinkHeader {
             LinkLayerType::Ether | LinkLayerType::Loopback => Self::Ethernet,
             // Packets that arrive through IPsec keep the header of the device that they arrived on first.
             _ if matches!(kind, Some("xfrm" | "vti" | "vti6")) => Self::Other,
-            // Follows `dev_is_mac_header_xmit` (include/linux/if_arp.h), except for GRE, where it depends on the tunnel's
-            // settings.
+            // Follows `dev_is_mac_header_xmit` (include/linux/if_arp.h), except for GRE, where it depends on the
+            // tunnel's settings.
             LinkLayerType::None
             | LinkLayerType::Rawip
             | LinkLayerType::Ppp
@@ -90,8 +90,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Whether its namespace exists: the kernel assigns no id to a namespace that is being removed, and soon removes the
-    /// pair (net/core/net_namespace.c, `peernet2id_alloc`).
+    /// Whether its namespace exists: the kernel assigns no id to a namespace that is being removed, and soon removes
+    /// the pair (net/core/net_namespace.c, `peernet2id_alloc`).
     pub fn is_alive(&self) -> bool {
         self.netnsid.is_none_or(|number| number >= 0)
     }
@@ -349,8 +349,8 @@ pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Resul
     add(handle, link, address, |_| ()).await
 }
 
-/// Like [`add_address`], for an address that must only be a destination, never a source: the kernel does not select it as
-/// the source of this host's packets, or of packets that it masquerades, while another address is available.
+/// Like [`add_address`], for an address that must only be a destination, never a source: the kernel does not select it
+/// as the source of this host's packets, or of packets that it masquerades, while another address is available.
 pub async fn add_destination_address(
     handle: &Handle,
     link: &Link,

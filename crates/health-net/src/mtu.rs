@@ -19,8 +19,8 @@ pub struct WayOut {
     pub device: String,
     /// The device's MTU: the largest IP packet that it accepts, bytes.
     pub device_mtu: u32,
-    /// The largest packet that this host sends, bytes. It is less than the device's MTU if the route sets a lower limit, or,
-    /// for IPv6, the device's settings or a router advertisement (RFC 4861 section 4.6.4).
+    /// The largest packet that this host sends, bytes. It is less than the device's MTU if the route sets a lower
+    /// limit, or, for IPv6, the device's settings or a router advertisement (RFC 4861 section 4.6.4).
     pub mtu: u32,
 }
 
@@ -55,20 +55,20 @@ pub struct DeviceMtu {
     pub mtu: u32,
 }
 
-/// Opens a connection for [`way_out`] in the calling thread's network namespace, and subscribes to device events: each event
-/// yields the device's current MTU. Must be called inside a tokio runtime.
+/// Opens a connection for [`way_out`] in the calling thread's network namespace, and subscribes to device events: each
+/// event yields the device's current MTU. Must be called inside a tokio runtime.
 pub fn open() -> io::Result<(Handle, impl Stream<Item = DeviceMtu> + Unpin)> {
     let (mut connection, requests, messages) =
         rtnetlink::new_multicast_connection(&[MulticastGroup::Link])?;
     let handle = Handle::of(&mut connection, requests);
     tokio::spawn(connection);
-    let told = messages.filter_map(|(message, _)| {
+    let reported = messages.filter_map(|(message, _)| {
         std::future::ready(match message.payload {
             NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => device_mtu(&link),
             _ => None,
         })
     });
-    Ok((handle, told))
+    Ok((handle, reported))
 }
 
 fn device_mtu(message: &LinkMessage) -> Option<DeviceMtu> {

@@ -1,5 +1,5 @@
-//! Connections to the kernel's routing netlink. A connection is bound for life to the network namespace of the thread that
-//! opened it.
+//! Connections to the kernel's routing netlink. A connection is bound for life to the network namespace of the thread
+//! that opened it.
 
 #[cfg(test)]
 mod interrupted;

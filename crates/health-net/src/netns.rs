@@ -218,8 +218,8 @@ impl NetNs {
     }
 }
 
-/// The path of a namespace's file without symbolic links, as far as it has one. Another mount namespace may lack the links,
-/// such as the one from `/var/run` to `/run`.
+/// The path of a namespace's file without symbolic links, as far as it has one. Another mount namespace may lack the
+/// links, such as the one from `/var/run` to `/run`.
 pub fn resolved(path: &Path) -> PathBuf {
     let folder = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
     // The target of a process's link has no path, and a file that is gone still has a folder.
@@ -272,7 +272,8 @@ pub fn is_alive(name: &str) -> bool {
     path_of(name).is_ok_and(|path| statfs(&path).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC))
 }
 
-/// Removes a namespace's name, and with it the namespace unless something else holds it. Returns whether the name existed.
+/// Removes a namespace's name, and with it the namespace unless something else holds it. Returns whether the name
+/// existed.
 pub fn remove(name: &str) -> Result<bool, NetNsError> {
     let path = path_of(name)?;
     match umount2(&path, MntFlags::MNT_DETACH) {
@@ -311,8 +312,8 @@ fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
     }
 }
 
-/// Locks a folder, but waits at most [`LOCK_PATIENCE`]: any process may open and lock this folder, and that must not keep an
-/// agent from starting.
+/// Locks a folder, but waits at most [`LOCK_PATIENCE`]: any process may open and lock this folder, and that must not
+/// keep an agent from starting.
 fn lock_folder(dir: &Path) -> Result<Option<Flock<File>>, NetNsError> {
     let mut folder = File::open(dir).map_err(|e| NetNsError::new("open folder", dir, e))?;
     let deadline = Instant::now() + LOCK_PATIENCE;

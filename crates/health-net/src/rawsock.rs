@@ -15,9 +15,9 @@ pub fn watch_readable(socket: Socket) -> io::Result<AsyncFd<Socket>> {
     unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.map_err(io::Error::from)
 }
 
-/// Makes packets leave whole or not at all: IPv4 with the don't-fragment bit, IPv6 not fragmented by this host. Only the
-/// device's MTU limits them (`EMSGSIZE`), not the path MTU that the kernel knows: `IP_PMTUDISC_PROBE` of ip(7), and its
-/// counterpart in ipv6(7).
+/// Makes packets leave whole or not at all: IPv4 with the don't-fragment bit, IPv6 not fragmented by this host. Only
+/// the device's MTU limits them (`EMSGSIZE`), not the path MTU that the kernel knows: `IP_PMTUDISC_PROBE` of ip(7), and
+/// its counterpart in ipv6(7).
 pub fn probe_mtu(socket: &Socket, is_ipv6: bool) -> io::Result<()> {
     let (level, option, value) = match is_ipv6 {
         false => (

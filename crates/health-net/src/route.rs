@@ -17,8 +17,8 @@ use super::KernelError;
 use super::link;
 use super::netlink::{Handle, os_error};
 
-/// The protocol number that marks a route as created by this program. It is in none of `/etc/iproute2/rt_protos`, so `ip
-/// route` shows it as `proto 72`.
+/// The protocol number that marks a route as created by this program. It is in none of `/etc/iproute2/rt_protos`, so
+/// `ip route` shows it as `proto 72`.
 pub(crate) const ROUTE_PROTOCOL: u8 = 72;
 
 /// The metric of [`RouteKind::Unreachable`]: every other route to the same destination takes precedence.
@@ -227,8 +227,8 @@ async fn list(
     Ok(routes)
 }
 
-/// The route that packets to an address take, whatever its creator or table, including routes to the host's own addresses;
-/// `None` if no route delivers them.
+/// The route that packets to an address take, whatever its creator or table, including routes to the host's own
+/// addresses; `None` if no route delivers them.
 pub async fn matching(handle: &Handle, address: IpAddr) -> Result<Option<Route>, KernelError> {
     look_up(handle, address, RouteFlags::FibMatch).await
 }
@@ -239,8 +239,8 @@ pub async fn is_in_use(handle: &Handle, address: IpAddr) -> Result<bool, KernelE
     Ok(route.is_some_and(|route| route.destination == IpNet::from(address)))
 }
 
-/// The number of the device through which packets to an address leave; if the route has several next hops, the one chosen
-/// for this address.
+/// The number of the device through which packets to an address leave; if the route has several next hops, the one
+/// chosen for this address.
 pub(crate) async fn device_towards(
     handle: &Handle,
     address: IpAddr,

@@ -1,7 +1,7 @@
 //! Standard output as the program received it.
 //!
-//! If standard output is closed when the program starts, the standard library opens `/dev/null` in its place; if it is not
-//! open for writing, the library treats writes to it as done. Either way, callers that print would see success.
+//! If standard output is closed when the program starts, the standard library opens `/dev/null` in its place; if it is
+//! not open for writing, the library treats writes to it as done. Either way, callers that print would see success.
 
 use std::io::{self, Stdout};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -154,7 +154,8 @@ impl Socket {
         Ok(filters)
     }
 
-    /// Attaches a program that itself decides what happens to a packet (`direct-action`), in a position without a filter.
+    /// Attaches a program that itself decides what happens to a packet (`direct-action`), in a position without a
+    /// filter.
     pub fn add_filter(
         &mut self,
         device: u32,
@@ -190,8 +191,8 @@ impl Socket {
         self.request(request, 0, &mut |_, _| ())
     }
 
-    /// Sends a request, and calls `each` with every object in the answer. Foreign objects may contain attributes that our
-    /// libraries cannot parse, so only the needed ones are parsed.
+    /// Sends a request, and calls `each` with every object in the answer. Foreign objects may contain attributes that
+    /// our libraries cannot parse, so only the needed ones are parsed.
     fn request(
         &mut self,
         request: RouteNetlinkMessage,

@@ -92,8 +92,9 @@ fn each(attributes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(attributes).map_while(Result::ok)
 }
 
-/// Whether a device currently sends packets that programs in other devices' drivers redirect to it; `None` if the kernel
-/// does not say. A veth does if its other end has a program or GRO; otherwise it also loses what its own program sends back.
+/// Whether a device currently sends packets that programs in other devices' drivers redirect to it; `None` if the
+/// kernel does not say. A veth does if its other end has a program or GRO; otherwise it also loses what its own program
+/// sends back.
 pub fn sends(index: u32) -> io::Result<Option<bool>> {
     let mut socket = KernelSocket::open(NETLINK_GENERIC)?;
     let mut family = None;
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_programs_of_a_device_are_told_by_what_runs_them() {
+    fn the_programs_of_a_device_are_identified_by_what_runs_them() {
         let attached = attribute(2, &[4]);
         let [native, generic] =
             [(5, 77_u32), (6, 78)].map(|(kind, id)| attribute(kind, &id.to_ne_bytes()));

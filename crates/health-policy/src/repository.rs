@@ -253,7 +253,7 @@ spec: {podSelector: {}}
     }
 
     #[test]
-    fn an_error_in_a_bare_list_tells_the_place_in_the_list() {
+    fn an_error_in_a_bare_list_reports_the_place_in_the_list() {
         let bad = BARE.replace(r#""tier=1", {"key""#, r#""tier=1", {"kee""#);
         let error = Repository::default().import(&bad).unwrap_err();
         assert_eq!(error.to_string(), "[2].labels[1].kee: unknown field");

@@ -248,7 +248,7 @@ Final verdict: dropped"
     }
 
     #[test]
-    fn a_trace_is_told_in_json_by_the_names_of_rules() {
+    fn a_trace_is_reported_in_json_by_the_names_of_rules() {
         let trace = serde_json::to_value(trace("80/TCP", None, PolicyMode::Default)).unwrap();
         assert_eq!(trace["passes"], true);
         assert_eq!(trace["l4"]["protocol"], "TCP");

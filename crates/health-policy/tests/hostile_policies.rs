@@ -101,8 +101,8 @@ fn hostile_documents_cost_what_honest_ones_of_their_size_do() {
     let honest = rules(RULES_MAX);
     assert_eq!(read(&honest, honest.len()), Ok(1));
     let exploded = read(&bomb(), usize::MAX).unwrap_err();
-    let is_told = exploded.contains("the document has more than 500000 values");
-    assert!(is_told && exploded.len() < 400, "{exploded}");
+    let is_reported = exploded.contains("the document has more than 500000 values");
+    assert!(is_reported && exploded.len() < 400, "{exploded}");
     let many_items = format!("[{}]", vec!["[]"; 3_000_000].join(","));
     let many_labels: serde_json::Map<_, _> =
         (0..10_000).map(|i| (format!("k{i}"), json!("v"))).collect();

@@ -20,6 +20,7 @@ pub struct Outcome {
     pub result: RawResult,
     /// A message for events and `probe get`. Never taken from the body of an answer.
     pub message: String,
-    /// Whether the attempt itself went wrong. It is then repeated, and if the last attempt errs too, no conclusion is drawn.
+    /// Whether the attempt itself went wrong. It is then repeated, and if the last attempt errs too, no conclusion is
+    /// drawn.
     pub errored: bool,
 }

@@ -1,10 +1,10 @@
 //! What the agent learns from files, etcd and Kubernetes: the nodes of the mesh ([`nodes`]), and the identities of
 //! label sets ([`identity`]), which files and etcd hold. `etcd` and `kubernetes` also deliver the documents of services
-//! and pods; other crates interpret these. [`asked`] lists all servers that the agent queries.
+//! and pods; other crates interpret these. [`queried_servers`] lists all servers that the agent queries.
 
 #![forbid(unsafe_code)]
 
-pub mod asked;
+mod backoff;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod identity;
@@ -12,3 +12,4 @@ pub mod identity;
 pub mod kubernetes;
 pub mod nodes;
 mod prefix;
+pub mod queried_servers;

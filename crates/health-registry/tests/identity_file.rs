@@ -130,10 +130,10 @@ async fn a_damaged_file_is_named_left_alone_and_taken_up_again_when_it_is_mended
     );
     assert_eq!(has(&stale, &app(1)), Some(first));
     let activities = agent.activities();
-    let told = activities.store.last();
-    let problem = told.problem.as_ref().expect("a problem");
+    let reported = activities.store.last();
+    let problem = reported.problem.as_ref().expect("a problem");
     assert_eq!(problem, &Problem::warning(reason));
-    assert!(told.succeeded.is_some(), "it could be used before");
+    assert!(reported.succeeded.is_some(), "it could be used before");
     // What is held stays held; a new request is refused or waits.
     assert_eq!(agent.acquire(&app(1), OnOutage::Fail).await, Ok(first));
     let refused = agent.acquire(&app(2), OnOutage::Fail).await;

@@ -126,8 +126,12 @@ impl ClientView {
         let now: BTreeMap<_, _> = endpoints.iter().map(|one| (one.id, one.clone())).collect();
         let gone = self.0.keys().filter(|id| !now.contains_key(id));
         let gone = gone.map(|id| EndpointEvent::Deleted { id: *id });
-        let is_told = |one: &Endpoint| self.0.get(&one.id).is_some_and(|told| **told == *one);
-        let changed = now.values().filter(|one| !is_told(one));
+        let is_reported = |one: &Endpoint| {
+            self.0
+                .get(&one.id)
+                .is_some_and(|reported| **reported == *one)
+        };
+        let changed = now.values().filter(|one| !is_reported(one));
         let changed = changed.map(|one| EndpointEvent::Updated {
             endpoint: Box::new(Endpoint::clone(one)),
         });

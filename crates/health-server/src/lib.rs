@@ -6,8 +6,8 @@
 mod answer;
 mod endpoints;
 pub mod liveness;
-pub mod monitor;
 mod node_feed;
+pub mod page_server;
 mod places;
 mod policies;
 mod probes;

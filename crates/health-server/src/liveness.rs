@@ -16,7 +16,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::monitor::Answer;
+use super::page_server::Answer;
 
 /// After this time without news, a check becomes a warning.
 const WARN_AFTER: Duration = Duration::from_secs(15);
@@ -30,7 +30,7 @@ const REPAIR_TIME: Duration = Duration::from_secs(2);
 pub enum Level {
     /// In order.
     Ok,
-    /// Not in order, but no reason to replace the agent.
+    /// Something is wrong, but it is no reason to replace the agent.
     Warning,
     /// The agent does not do its job.
     Failure,
@@ -86,7 +86,7 @@ impl Observation {
     }
 
     /// A part's own report on its turns.
-    pub fn told(check: &'static str, last: LastTurn) -> Self {
+    pub fn reported(check: &'static str, last: LastTurn) -> Self {
         let severity = last.problem.as_ref().map(|problem| problem.severity);
         Self {
             check,
@@ -342,38 +342,41 @@ mod tests {
 
     #[test]
     fn what_a_part_says_of_its_turns_is_its_check() {
-        let told = |problem, overdue| {
+        let reported = |problem, overdue| {
             let last = LastTurn {
                 age: SECOND * 100,
                 overdue,
                 succeeded: Some(SECOND * 200),
                 problem,
             };
-            judged(vec![Observation::told("routes", last)]).0
+            judged(vec![Observation::reported("routes", last)]).0
         };
-        let fine = told(None, Duration::ZERO);
+        let fine = reported(None, Duration::ZERO);
         assert_eq!((fine.state, fine.problems()), (Level::Ok, Vec::new()));
         assert_eq!(fine.checks[0].last_updated.as_second(), 900);
         let succeeded = fine.checks[0].last_success.unwrap();
         assert_eq!(succeeded.as_second(), 800);
         // A part without a problem may still be overdue.
-        assert_eq!(told(None, SECOND * 15).state, Level::Warning);
-        assert_eq!(told(None, SECOND * 60).state, Level::Failure);
+        assert_eq!(reported(None, SECOND * 15).state, Level::Warning);
+        assert_eq!(reported(None, SECOND * 60).state, Level::Failure);
         for (problem, level) in [
             (Problem::warning("why"), Level::Warning),
             (Problem::failure("why"), Level::Failure),
         ] {
-            let hanging = told(Some(problem.clone()), SECOND * 60);
+            let hanging = reported(Some(problem.clone()), SECOND * 60);
             assert_eq!(hanging.state, Level::Failure);
             assert_eq!(hanging.msg, "routes: why; no news for 1m40s");
-            let told = told(Some(problem), Duration::ZERO);
-            assert_eq!((told.state, told.msg.as_str()), (level, "routes: why"));
+            let reported = reported(Some(problem), Duration::ZERO);
+            assert_eq!(
+                (reported.state, reported.msg.as_str()),
+                (level, "routes: why")
+            );
             let problem = AgentProblem {
                 check: "routes".to_owned(),
                 is_failure: level == Level::Failure,
                 message: "why".to_owned(),
             };
-            assert_eq!(told.problems(), [problem]);
+            assert_eq!(reported.problems(), [problem]);
         }
     }
 

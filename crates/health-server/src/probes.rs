@@ -199,10 +199,10 @@ impl ClientView {
         let wanted = events
             .into_iter()
             .filter(|event| self.selection.has_container(&event.pod, &event.container));
-        let told = wanted.map(|event| ContainerProbeEvent::Happened {
+        let reported = wanted.map(|event| ContainerProbeEvent::Happened {
             happened: Box::new(event),
         });
-        told.collect()
+        reported.collect()
     }
 
     fn update(&mut self, probes: Vec<ContainerProbe>) -> Vec<ContainerProbeEvent> {
@@ -217,12 +217,14 @@ impl ClientView {
             container: probe.container.clone(),
             kind: probe.kind.clone(),
         });
-        let is_told = |key: &ContainerProbeKey, probe: &ContainerProbe| {
-            let told = self.probes.get(key);
-            told.is_some_and(|told| told.is_like(probe))
+        let is_reported = |key: &ContainerProbeKey, probe: &ContainerProbe| {
+            let reported = self.probes.get(key);
+            reported.is_some_and(|reported| reported.is_like(probe))
         };
         // In listing order.
-        let changed = probes.iter().filter(|probe| !is_told(&probe.key(), probe));
+        let changed = probes
+            .iter()
+            .filter(|probe| !is_reported(&probe.key(), probe));
         let changed = changed.map(|probe| ContainerProbeEvent::Updated {
             probe: Box::new(probe.clone()),
         });
@@ -236,8 +238,8 @@ impl ClientView {
 }
 
 /// Reads something from the supervisor; the default if there is no supervisor.
-fn of<S: Source, T: Default>(source: &S, tell: impl FnOnce(&Supervisor) -> T) -> T {
-    source.containers().map(tell).unwrap_or_default()
+fn of<S: Source, T: Default>(source: &S, read: impl FnOnce(&Supervisor) -> T) -> T {
+    source.containers().map(read).unwrap_or_default()
 }
 
 pub(super) async fn summary<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
@@ -301,10 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_tells_what_came_changed_and_went_but_not_each_run() {
+    fn a_watch_reports_what_came_changed_and_went_but_not_each_run() {
         let mut view = ClientView::default();
-        let told = view.update(vec![probe("b"), probe("a")]);
-        assert_eq!(names(&told), ["+b", "+a"], "in the order of the listing");
+        let reported = view.update(vec![probe("b"), probe("a")]);
+        assert_eq!(
+            names(&reported),
+            ["+b", "+a"],
+            "in the order of the listing"
+        );
         let again = ContainerProbe {
             run: 2,
             next: Some(Timestamp::UNIX_EPOCH),
@@ -320,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_once_and_only_of_what_is_watched() {
+    fn events_are_reported_once_and_only_of_what_is_watched() {
         let event = |number, pod: &str| ContainerEvent {
             number,
             first: Timestamp::UNIX_EPOCH,
@@ -336,8 +342,8 @@ mod tests {
             pod: Some("web".into()),
             ..Selection::default()
         });
-        let told = view.happened(vec![event(3, "shop/web"), event(4, "shop/db")]);
-        assert_eq!(names(&told), ["3 shop/web"]);
+        let reported = view.happened(vec![event(3, "shop/web"), event(4, "shop/db")]);
+        assert_eq!(names(&reported), ["3 shop/web"]);
         assert_eq!(view.last_event, 4);
         assert_eq!(names(&view.happened(Vec::new())), [""; 0]);
         assert_eq!(view.last_event, 4);

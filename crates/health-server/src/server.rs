@@ -376,18 +376,18 @@ async fn monitor<S: Source>(
     )))
 }
 
-/// `told` for a known node or for all nodes; a refusal if the node does not exist.
+/// `reported` for a known node or for all nodes; a refusal if the node does not exist.
 fn of_known_node<T>(
     source: &impl Source,
     node: Option<String>,
-    told: Vec<T>,
+    reported: Vec<T>,
 ) -> Result<Vec<T>, Refusal> {
     match node {
-        Some(node) if told.is_empty() && !is_known(&source.nodes(), &node) => Err(Refusal(
+        Some(node) if reported.is_empty() && !is_known(&source.nodes(), &node) => Err(Refusal(
             StatusCode::NOT_FOUND,
             format!("no node '{node}'; `health-agent node list` lists the existing ones"),
         )),
-        _ => Ok(told),
+        _ => Ok(reported),
     }
 }
 

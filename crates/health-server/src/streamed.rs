@@ -114,13 +114,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_short_body_tells_its_length() {
+    async fn a_short_body_reports_its_length() {
         let short = body(|out| out.write_all(&[1; 1000])).await.unwrap();
         assert_eq!(short.size_hint().exact(), Some(1000));
     }
 
     #[tokio::test]
-    async fn an_error_before_the_first_piece_is_told() {
+    async fn an_error_before_the_first_piece_is_reported() {
         let error = body(|out| {
             out.write_all(b"not yet a piece")?;
             Err(io::Error::other("no maps"))

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_went_or_changed_is_told_and_nothing_else() {
+    fn what_came_went_or_changed_is_reported_and_nothing_else() {
         let before = OrdMap::from_iter([(1, "stays"), (2, "goes"), (3, "old")]);
         let now = OrdMap::from_iter([(0, "comes"), (1, "stays"), (3, "new")]);
         let found: Vec<_> = differences(&before, &now).collect();

@@ -1,5 +1,5 @@
-//! The cost of one change does not grow with the number of services. Counted in bytes allocated from the event until the
-//! provider is done, which does not depend on the machine's speed.
+//! The cost of one change does not grow with the number of services. Counted in bytes allocated from the event until
+//! the provider is done, which does not depend on the machine's speed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::{IpAddr, Ipv4Addr};
@@ -43,15 +43,15 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Reports how many ports it was asked to write into the kernel, and how many bytes were allocated by then.
-struct Told(mpsc::UnboundedSender<(usize, u64)>);
+struct ReportingProvider(mpsc::UnboundedSender<(usize, u64)>);
 
-impl Provider for Told {
+impl Provider for ReportingProvider {
     type Error = &'static str;
 
     async fn sync(&mut self, work: Work<'_>) -> Result<(), &'static str> {
         let allocated = ALLOCATED.load(Ordering::Relaxed);
-        let told = self.0.send((work.changes.ports.len(), allocated));
-        told.map_err(|_| "nobody listens")
+        let reported = self.0.send((work.changes.ports.len(), allocated));
+        reported.map_err(|_| "nobody listens")
     }
 }
 
@@ -151,7 +151,7 @@ async fn costs(services: u32) -> [u64; 3] {
         ..ServiceSet::default()
     };
     let (_other, other) = watch::channel(Arc::new(other));
-    let (told, mut done) = mpsc::unbounded_channel();
+    let (reported, mut done) = mpsc::unbounded_channel();
     let settings = SyncSettings {
         intervals: Intervals {
             min: Duration::ZERO,
@@ -167,8 +167,8 @@ async fn costs(services: u32) -> [u64; 3] {
         zone: None,
     });
     let sources = vec![probed.services(), other];
-    let served =
-        Services::start(settings, topology.1, sources, Told(told)).expect("intervals that fit");
+    let served = Services::start(settings, topology.1, sources, ReportingProvider(reported))
+        .expect("intervals that fit");
     let ports = 2 * services as usize;
     while done.recv().await.expect("a sync").0 != ports {}
     let mut view = served.handle().view();

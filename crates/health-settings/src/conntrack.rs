@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_programs_are_told_what_was_set() {
+    fn the_programs_learn_what_was_set() {
         assert_eq!(
             Timeouts::from(ConntrackTimeouts::default()),
             Timeouts::default()

@@ -1,5 +1,5 @@
-//! Builds an agent in stages, from what it is built on to what follows changes. The API and the metrics see a starting
-//! agent until all parts have started, and then all of them at once.
+//! Builds an agent in stages: inputs, preflight, datapath, parts, and the tasks that follow changes. The API and the
+//! metrics see a starting agent until all parts have started, and then all of them at once.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, TcpListener};
@@ -26,23 +26,23 @@ use super::containers::{self, ContainerProbes, Sources};
 use super::deletions;
 use super::endpoints::{self, WorkloadEndpoints};
 use super::event_relay::EventRelay;
-use super::foundation::Foundation;
-use super::groundwork::{Groundwork, Opened};
 use super::node::NodeDatapath;
 use super::own_addresses;
 use super::own_node;
+use super::preflight::{OpenedResources, Preflight};
 use super::probing::{Probing, ProbingInputs};
 use super::registration;
 use super::routes;
 use super::services::reserved::ReservedSources;
 use super::services::{self, ServedServices, kept_checks};
 use super::source::AgentSource;
+use super::start_context::StartContext;
 use super::started_parts::{ReportingPart, Responders, StartedParts};
 use super::supervise::Agent;
 
-/// What is known before the start.
-pub(super) struct Prerequisites {
-    /// What must hold the programs.
+/// Inputs that are known before the start.
+pub(super) struct StartInputs {
+    /// How programs are attached.
     pub(super) attachments: Attachments,
     pub(super) keys: MeshKeys,
     pub(super) registry: Box<dyn Registry>,
@@ -53,26 +53,26 @@ pub(super) struct Prerequisites {
 /// Starts an agent. After a failure, nothing exists that did not exist before.
 pub(super) async fn start(
     config: &Settings,
-    prerequisites: Prerequisites,
+    inputs: StartInputs,
     source: Arc<AgentSource>,
 ) -> anyhow::Result<Agent> {
-    let Prerequisites {
+    let StartInputs {
         attachments,
         keys,
         registry,
         own,
-    } = prerequisites;
-    let foundation = lay_foundation(config, own, &*registry, &source).await?;
-    let Groundwork {
+    } = inputs;
+    let context = start_context(config, own, &*registry, &source).await?;
+    let Preflight {
         uplinks,
         survey,
-        monitors,
+        page_servers,
         opened,
-    } = Groundwork::lay(&foundation, &source).await?;
+    } = Preflight::run(&context, &source).await?;
     let node =
-        NodeDatapath::establish(&foundation, attachments, keys, uplinks, &survey.living).await?;
+        NodeDatapath::establish(&context, attachments, keys, uplinks, &survey.living).await?;
     let assembly = Assembly {
-        foundation: &foundation,
+        context: &context,
         node: &node,
         registry: &*registry,
         source: &source,
@@ -85,7 +85,7 @@ pub(super) async fn start(
         }
     };
     let tasks = assembly.complete(&core, &extras);
-    let Foundation { own, netlink, .. } = foundation;
+    let StartContext { own, netlink, .. } = context;
     Ok(Agent {
         health_addresses: node.health_addresses(),
         node,
@@ -101,7 +101,7 @@ pub(super) async fn start(
         mesh: core.probing.mesh,
         host_responder: core.probing.host_responder,
         events: core.events,
-        monitors,
+        page_servers,
         tasks,
         _collector: core.collector,
         _identities: core.identities,
@@ -110,18 +110,18 @@ pub(super) async fn start(
 }
 
 /// Waits for this node's entry, unless it is known already.
-async fn lay_foundation<'a>(
+async fn start_context<'a>(
     config: &'a Settings,
     own: Option<Node>,
     registry: &dyn Registry,
     source: &AgentSource,
-) -> anyhow::Result<Foundation<'a>> {
+) -> anyhow::Result<StartContext<'a>> {
     let netlink = netlink::open()?;
     let own = match own {
         Some(own) => own,
         None => own_node::wait(registry, config, &netlink, source).await?,
     };
-    Ok(Foundation {
+    Ok(StartContext {
         config,
         own,
         netlink,
@@ -130,7 +130,7 @@ async fn lay_foundation<'a>(
 
 /// Starts parts on this node's datapath.
 struct Assembly<'a> {
-    foundation: &'a Foundation<'a>,
+    context: &'a StartContext<'a>,
     node: &'a NodeDatapath,
     registry: &'a dyn Registry,
     source: &'a Arc<AgentSource>,
@@ -156,8 +156,12 @@ struct Extras {
 }
 
 impl Assembly<'_> {
-    async fn start_parts(&self, opened: Opened, survey: Survey) -> anyhow::Result<(Core, Extras)> {
-        let Opened {
+    async fn start_parts(
+        &self,
+        opened: OpenedResources,
+        survey: Survey,
+    ) -> anyhow::Result<(Core, Extras)> {
+        let OpenedResources {
             listeners,
             exporter,
             pods,
@@ -166,7 +170,7 @@ impl Assembly<'_> {
         let core = self.start_core(&exporter, listeners, survey).await?;
         self.node.remove_former_endpoint().await;
         // Before any client can request endpoints.
-        deletions::carry_out(&self.foundation.config.location, &core.endpoints.manager).await;
+        deletions::carry_out(&self.context.config.location, &core.endpoints.manager).await;
         let extras = self.start_extras(&core, pods, services).await?;
         Ok((core, extras))
     }
@@ -177,12 +181,10 @@ impl Assembly<'_> {
         listeners: Vec<TcpListener>,
         survey: Survey,
     ) -> anyhow::Result<Core> {
-        let Self {
-            foundation, node, ..
-        } = *self;
-        let Foundation {
+        let Self { context, node, .. } = *self;
+        let StartContext {
             config, netlink, ..
-        } = foundation;
+        } = context;
         let own_addresses = node.datapath().own_addresses()?;
         let own_addresses = own_addresses::follow(netlink.clone(), own_addresses).await?;
         exporter.maps_are_there()?;
@@ -195,12 +197,12 @@ impl Assembly<'_> {
             policy_lag,
             problems: self.source.problems(),
         };
-        let probing = Probing::start(foundation, node, inputs)?;
+        let probing = Probing::start(context, node, inputs)?;
         registration::remember(config)?;
         let events = EventRelay::start(node)?;
         let identities = Arc::new(open_identities(config)?);
         Ok(Core {
-            endpoints: endpoints::start(foundation, node, survey, identities.clone(), lag)?,
+            endpoints: endpoints::start(context, node, survey, identities.clone(), lag)?,
             own_addresses,
             collector,
             probing,
@@ -213,21 +215,21 @@ impl Assembly<'_> {
         &self,
         core: &Core,
         pods: Option<Sources>,
-        parts: Option<services::Parts>,
+        parts: Option<services::ProxyParts>,
     ) -> anyhow::Result<Extras> {
         let endpoints = &core.endpoints.manager;
         let containers = pods
-            .map(|pods| containers::start(self.foundation, endpoints.clone(), pods))
+            .map(|pods| containers::start(self.context, endpoints.clone(), pods))
             .transpose()?;
-        let (told, service_addresses) = channel(Arc::default());
+        let (reported, service_addresses) = channel(Arc::default());
         let services = match parts {
             Some(parts) => {
-                let links = self.service_links(core, told)?;
+                let links = self.service_links(core, reported)?;
                 let probes = containers.as_ref().map(|probes| &probes.supervisor);
-                Some(services::start(self.foundation, parts, probes, links).await?)
+                Some(services::start(self.context, parts, probes, links).await?)
             }
             None => {
-                kept_checks::remove(&self.foundation.config.location.state_dir)
+                kept_checks::remove(&self.context.config.location.state_dir)
                     .context("cannot remove the saved health-check answers of services")?;
                 None
             }
@@ -253,7 +255,7 @@ impl Assembly<'_> {
             sockets,
             standing: self.registry.standing(),
             addresses,
-            forwarding: services::forwarding(self.foundation.config, &node.keys),
+            forwarding: services::forwarding(self.context.config, &node.keys),
             reserved: ReservedSources {
                 gateways: node.gateways().collect(),
                 endpoints: core.endpoints.manager.clone(),
@@ -264,11 +266,11 @@ impl Assembly<'_> {
 
     /// Shows a started agent, registers this node, and starts the tasks that follow changes.
     fn complete(&self, core: &Core, extras: &Extras) -> [AbortOnDrop; 4] {
-        let Foundation {
+        let StartContext {
             config,
             own,
             netlink,
-        } = self.foundation;
+        } = self.context;
         let (route_reporter, routes) = activity::channel();
         let (policy_reporter, policy) = activity::channel();
         let started = started_parts(self.node, core, extras, [routes, policy]);
@@ -278,7 +280,7 @@ impl Assembly<'_> {
             &self.node.health_addresses().borrow(),
         ));
         let surroundings = endpoints::surroundings(
-            self.foundation,
+            self.context,
             self.node,
             self.registry,
             extras.service_addresses.clone(),
@@ -286,7 +288,7 @@ impl Assembly<'_> {
         info!(node = own.full_name(), uplinks = ?self.node.uplinks(), "agent is up");
         let WorkloadEndpoints { manager, enforcer } = &core.endpoints;
         [
-            AbortOnDrop::spawn(self.source.clone().tell_problems()),
+            AbortOnDrop::spawn(self.source.clone().report_problems()),
             AbortOnDrop::spawn(routes::keep(
                 netlink.clone(),
                 own.clone(),

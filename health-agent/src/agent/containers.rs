@@ -15,9 +15,9 @@ use health_probe::worker::Limits;
 use health_settings::Settings;
 use tokio::sync::watch;
 
-use super::foundation::Foundation;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes_pods::KubernetesPods;
+use super::start_context::StartContext;
 
 /// File in the state folder with the known state of probes.
 pub(super) const STATE_FILE: &str = "probes.json";
@@ -76,7 +76,7 @@ impl Sources {
 
 /// Starts to probe containers.
 pub(super) fn start(
-    Foundation { config, own, .. }: &Foundation<'_>,
+    StartContext { config, own, .. }: &StartContext<'_>,
     manager: Manager,
     sources: Sources,
 ) -> anyhow::Result<ContainerProbes> {

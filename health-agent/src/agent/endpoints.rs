@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use health_datapath::pin_folder;
-use health_endpoint::enforcement::{self, Enforcer, Surroundings};
+use health_endpoint::enforcement::{Enforcer, EnforcerParts, Surroundings};
 use health_endpoint::identities::AllocatedIdentities;
-use health_endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
+use health_endpoint::manager::{self, Manager, ManagerOptions, ManagerParts, Survey};
 use health_endpoint::workload::{HostDevices, StateDir};
 use health_model::api::PolicyLag;
 use health_model::ipam::NodeIpam;
@@ -21,9 +21,9 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::deletions;
-use super::foundation::Foundation;
 use super::node::NodeDatapath;
 use super::outcome::EndpointOutcome;
+use super::start_context::StartContext;
 
 /// Maximum number of concurrent regenerations.
 const PARALLEL: usize = 4;
@@ -35,11 +35,11 @@ pub(super) struct WorkloadEndpoints {
 }
 
 /// Surveys the endpoints of former agents. Nothing remains of those that are dead.
-pub(super) async fn survey(foundation: &Foundation<'_>) -> anyhow::Result<Survey> {
-    let location = &foundation.config.location;
+pub(super) async fn survey(context: &StartContext<'_>) -> anyhow::Result<Survey> {
+    let location = &context.config.location;
     // Another agent's endpoints must not be touched.
     pin_folder::require_unused(location)?;
-    let devices = HostDevices::new(foundation.netlink.clone(), &location.instance);
+    let devices = HostDevices::new(context.netlink.clone(), &location.instance);
     let states = states(&location.state_dir);
     if let Err(error) = deletions::announce(location, &states) {
         warn!(%error, "cannot read the queued endpoint deletions");
@@ -51,17 +51,17 @@ pub(super) async fn survey(foundation: &Foundation<'_>) -> anyhow::Result<Survey
 
 /// Starts to manage endpoints, beginning with those of the survey.
 pub(super) fn start(
-    foundation: &Foundation<'_>,
+    context: &StartContext<'_>,
     node: &NodeDatapath,
     survey: Survey,
     identities: Arc<IdentityAllocator>,
     lag: watch::Sender<Option<PolicyLag>>,
 ) -> anyhow::Result<WorkloadEndpoints> {
-    let Foundation {
+    let StartContext {
         config,
         own,
         netlink,
-    } = foundation;
+    } = context;
     let location = &config.location;
     let ipam = NodeIpam::new(
         &own.pod_cidrs,
@@ -79,7 +79,7 @@ pub(super) fn start(
     };
     let enforcer = Enforcer::open(
         &location.state_dir,
-        enforcement::Parts {
+        EnforcerParts {
             settings: PolicySettings {
                 mode: config.policy.policy_mode,
                 allow_localhost: config.policy.policy_allow_localhost,
@@ -91,7 +91,7 @@ pub(super) fn start(
             lag,
         },
     )?;
-    let parts = Parts {
+    let parts = ManagerParts {
         devices: Arc::new(HostDevices::new(netlink.clone(), &location.instance)),
         identities: Arc::new(AllocatedIdentities::by(identities)),
         regenerator: Arc::new(enforcer.clone()),
@@ -109,12 +109,12 @@ fn states(state_dir: &Path) -> StateDir {
 
 /// The endpoints' environment.
 pub(super) fn surroundings(
-    foundation: &Foundation<'_>,
+    context: &StartContext<'_>,
     node: &NodeDatapath,
     registry: &dyn Registry,
     services: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
 ) -> Surroundings {
-    let Foundation { own, netlink, .. } = foundation;
+    let StartContext { own, netlink, .. } = context;
     let host = own.addresses.iter().chain(&own.secondary_addresses);
     Surroundings {
         own: own.full_name(),

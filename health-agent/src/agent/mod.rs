@@ -5,22 +5,21 @@
 //! `source`.
 
 mod assembly;
+mod check_schedule;
 mod cleanup;
 mod containers;
 mod deletions;
 mod endpoints;
 mod event_relay;
 mod folders;
-mod foundation;
-mod groundwork;
 #[cfg(feature = "kubernetes")]
 mod kubernetes_pods;
 mod node;
 mod outcome;
 mod own_addresses;
 mod own_node;
-mod pace;
 mod pages;
+mod preflight;
 mod probing;
 mod registration;
 mod reload;
@@ -30,6 +29,7 @@ mod run;
 pub mod services;
 mod settings_in_force;
 mod source;
+mod start_context;
 mod started_parts;
 mod stop;
 mod supervise;

@@ -11,7 +11,7 @@ use health_net::route;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::pace::CHANGES_PERIOD;
+use super::check_schedule::CHANGES_PERIOD;
 
 /// Time from a failure to the next attempt.
 const RETRY: Duration = Duration::from_secs(1);

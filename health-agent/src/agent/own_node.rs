@@ -92,8 +92,8 @@ async fn exits(netlink: &Handle) -> anyhow::Result<Vec<u32>> {
 
 /// This node's entry. Returns `None` if it may still arrive; fails if it will not arrive without intervention.
 pub(super) fn known(registry: &dyn Registry, config: &Settings) -> anyhow::Result<Option<Node>> {
-    let is_told = !matches!(config.node.registry, RegistrySpec::Kubernetes(_));
-    let own = find(&registry.watch().borrow(), config).filter(|_| is_told);
+    let is_reported = !matches!(config.node.registry, RegistrySpec::Kubernetes(_));
+    let own = find(&registry.watch().borrow(), config).filter(|_| is_reported);
     if own.is_none() && matches!(config.node.registry, RegistrySpec::File(_)) {
         anyhow::bail!(
             "{} has no node {}/{}: add it, or give this node's name with --node-name and --cluster-name",
@@ -117,7 +117,7 @@ pub(super) async fn wait(
     let mut nodes = registry.watch();
     let begun = Instant::now();
     let mut unfit_since = None;
-    let mut told = None;
+    let mut reported = None;
     loop {
         let set = nodes.borrow_and_update().clone();
         let kept_as_of = kept_as_of(&set);
@@ -149,10 +149,10 @@ pub(super) async fn wait(
                 waiting = format!("{waiting}; the {whose} does not match this host: {misfit}");
             }
         }
-        if told.as_ref() != Some(&waiting) {
+        if reported.as_ref() != Some(&waiting) {
             warn!(node = %config.node.node_name, "{waiting}");
             source.set_waiting(Some(waiting.clone()));
-            told = Some(waiting);
+            reported = Some(waiting);
         }
         tokio::select! {
             changed = nodes.changed() => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use health_metrics::{Exporter, Format};
 use health_model::settings::Location;
-use health_server::monitor::{Answer, Page};
+use health_server::page_server::{Answer, Page};
 use hyper::{HeaderMap, StatusCode};
 
 use super::source::AgentSource;

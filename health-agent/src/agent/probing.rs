@@ -11,9 +11,9 @@ use health_registry::nodes::NodeSet;
 use health_settings::MeshSettings;
 use tokio::sync::watch::Receiver;
 
-use super::foundation::Foundation;
 use super::node::NodeDatapath;
 use super::own_node;
+use super::start_context::StartContext;
 
 /// The running prober and responder.
 pub(super) struct Probing {
@@ -37,7 +37,7 @@ pub(super) struct ProbingInputs {
 
 impl Probing {
     pub(super) fn start(
-        Foundation { config, own, .. }: &Foundation<'_>,
+        StartContext { config, own, .. }: &StartContext<'_>,
         node: &NodeDatapath,
         inputs: ProbingInputs,
     ) -> anyhow::Result<Self> {

@@ -139,11 +139,11 @@ impl Keeper {
 /// cause them, so they are not a failure. For a node behind a router, the routers have the routes.
 fn problem_of(failed: &[PeerRouteError]) -> Option<Problem> {
     let is_refused = |error: &&PeerRouteError| matches!(error, PeerRouteError::Kernel(_));
-    let told = |error: &&PeerRouteError| !matches!(error, PeerRouteError::NotOnLink { .. });
-    let told: Vec<&PeerRouteError> = failed.iter().filter(told).collect();
-    let refused = told.iter().copied().find(is_refused);
-    let shown = refused.or(told.first().copied())?;
-    let reason = match told.len() {
+    let reported = |error: &&PeerRouteError| !matches!(error, PeerRouteError::NotOnLink { .. });
+    let reported: Vec<&PeerRouteError> = failed.iter().filter(reported).collect();
+    let refused = reported.iter().copied().find(is_refused);
+    let shown = refused.or(reported.first().copied())?;
+    let reason = match reported.len() {
         1 => shown.to_string(),
         count => format!("{shown}; {count} pod CIDRs in total cannot be reached"),
     };
@@ -169,13 +169,14 @@ mod tests {
         };
         assert_eq!(problem_of(&[]), None);
         assert_eq!(problem_of(&[behind()]), None);
-        let told = problem_of(&[behind(), conflict()]).unwrap();
-        assert_eq!(told, Problem::warning(conflict()));
-        let told = problem_of(&[conflict(), refused()]).unwrap();
-        assert_eq!(told.severity, Severity::Warning);
-        assert!(told.reason.contains("no/such/setting"), "{told:?}");
+        let reported = problem_of(&[behind(), conflict()]).unwrap();
+        assert_eq!(reported, Problem::warning(conflict()));
+        let reported = problem_of(&[conflict(), refused()]).unwrap();
+        assert_eq!(reported.severity, Severity::Warning);
+        assert!(reported.reason.contains("no/such/setting"), "{reported:?}");
         assert!(
-            told.reason
+            reported
+                .reason
                 .ends_with("2 pod CIDRs in total cannot be reached")
         );
     }

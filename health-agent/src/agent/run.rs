@@ -15,7 +15,7 @@ use nix::unistd::Gid;
 use tokio::sync::watch::{Receiver, channel};
 use tracing::{info, warn};
 
-use super::assembly::{self, Prerequisites};
+use super::assembly::{self, StartInputs};
 use super::folders::NewFolders;
 use super::own_node;
 use super::reload::{Reloadable, Reread};
@@ -45,7 +45,7 @@ pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
         .check_forwarding_key(keys.hello.is_public())?;
     let settings = own_node::from_settings(config).await?;
     let registry = nodes::open(config, settings)?;
-    let prerequisites = Prerequisites {
+    let inputs = StartInputs {
         attachments: kernel.attachments,
         keys,
         own: own_node::known(&*registry, config)?,
@@ -57,7 +57,7 @@ pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
         (reloadable, stop),
         kernel,
         socket_group,
-        prerequisites,
+        inputs,
         &mut folders,
     );
     let result = result.await;
@@ -71,7 +71,7 @@ async fn run_in_folders(
     (reloadable, mut stop): (Reloadable, StopRequests),
     kernel: SuitableKernel,
     socket_group: Option<Gid>,
-    prerequisites: Prerequisites,
+    inputs: StartInputs,
     new_folders: &mut NewFolders,
 ) -> anyhow::Result<()> {
     raise_open_files_limit();
@@ -85,12 +85,12 @@ async fn run_in_folders(
     new_folders.make(&config.location.state_dir)?;
     new_folders.close(&config.location, socket_group)?;
     let socket = socket::bind(&config.location.socket(), socket_group)?;
-    let source = Arc::new(AgentSource::new(config.clone(), &prerequisites.keys.hello));
+    let source = Arc::new(AgentSource::new(config.clone(), &inputs.keys.hello));
     let (end, ended) = channel(false);
     let api = tokio::spawn(server::serve(socket, source.clone(), until(ended)));
 
     let started = tokio::select! {
-        started = assembly::start(config, prerequisites, source.clone()) => Some(started),
+        started = assembly::start(config, inputs, source.clone()) => Some(started),
         // Nothing has been made yet.
         () = stopped_while_waiting(&mut stop, &source) => None,
     };

@@ -46,8 +46,8 @@ impl SettingsInForce {
         self.set_problem(Some(problem));
     }
 
-    /// Checks that new settings can replace those in force: the live ones also together with others that stay as they are
-    /// until a restart.
+    /// Checks that new settings can replace those in force: the live ones also together with others that stay as they
+    /// are until a restart.
     pub(super) fn check(&self, new: &Settings) -> Result<(), String> {
         let in_force = self.now();
         if let Some(path) = new.files.emptied_since(&in_force.files) {

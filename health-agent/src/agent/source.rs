@@ -31,8 +31,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::warn;
 
+use super::check_schedule::PERIOD;
 use super::outcome::Outcome;
-use super::pace::PERIOD;
 use super::settings_in_force::SettingsInForce;
 use super::started_parts::StartedParts;
 
@@ -107,8 +107,8 @@ impl AgentSource {
             return Liveness::judge(observations, now);
         };
         observations.extend([
-            Observation::told("prober", started.mesh.prober()),
-            Observation::told("datapath", self.repair_activity.last()),
+            Observation::reported("prober", started.mesh.prober()),
+            Observation::reported("datapath", self.repair_activity.last()),
             self.observed_maps(),
             started.responders.observation(),
         ]);
@@ -137,7 +137,7 @@ impl AgentSource {
     }
 
     /// Publishes the problems periodically, until it is dropped.
-    pub(super) async fn tell_problems(self: Arc<Self>) {
+    pub(super) async fn report_problems(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

@@ -63,10 +63,10 @@ impl ReportingPart {
     }
 
     fn observation(&self) -> Observation {
-        let told = Observation::told(self.check, self.activity.last());
+        let reported = Observation::reported(self.check, self.activity.last());
         match self.is_optional {
-            true => told.warning(),
-            false => told,
+            true => reported.warning(),
+            false => reported,
         }
     }
 }

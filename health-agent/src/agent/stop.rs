@@ -5,8 +5,8 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Requests to stop. Taken over before the start: the kernel drops a signal to the first process of a PID namespace that
-/// does not wait for it.
+/// Requests to stop. Taken over before the start: the kernel drops a signal to the first process of a PID namespace
+/// that does not wait for it.
 pub(super) struct StopRequests {
     terminate: Signal,
     interrupt: Signal,

@@ -14,17 +14,17 @@ use health_net::changes::Changes;
 use health_net::netlink::Handle;
 use health_registry::identity::IdentityAllocator;
 use health_registry::nodes::{Node, NodeSet, Registry};
-use health_server::monitor::Monitor;
+use health_server::page_server::PageServer;
 use health_server::source::Source as _;
 use tokio::sync::watch::Receiver;
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
+use super::check_schedule::{Backoff, ChangeTrigger, PERIOD};
 use super::containers::ContainerProbes;
 use super::event_relay::EventRelay;
 use super::node::NodeDatapath;
 use super::own_node::{self, OwnChange};
-use super::pace::{Backoff, News, PERIOD};
 use super::probing::tuning;
 use super::registration;
 use super::reload::{ReloadRequests, Reread};
@@ -61,7 +61,7 @@ pub(super) struct Agent {
     pub(super) mesh: MeshHandle,
     pub(super) host_responder: Responder,
     pub(super) events: EventRelay,
-    pub(super) monitors: [Monitor; 2],
+    pub(super) page_servers: [PageServer; 2],
     /// Publishes problems, keeps routes, carries out deletions, enforces policy.
     pub(super) tasks: [AbortOnDrop; 4],
     /// Stops when dropped.
@@ -86,14 +86,14 @@ enum End {
 pub(super) struct Unbound {
     address: IpAddr,
     /// Whether the reason was logged.
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl From<IpAddr> for Unbound {
     fn from(address: IpAddr) -> Self {
         Self {
             address,
-            is_told: false,
+            is_logged: false,
         }
     }
 }
@@ -130,7 +130,7 @@ impl Agent {
         }
         self.mesh.shutdown().await;
         let services = self.services;
-        let [healthz, scrapes] = self.monitors;
+        let [healthz, scrapes] = self.page_servers;
         let responders = async {
             tokio::join!(
                 self.host_responder.shutdown(),
@@ -163,7 +163,7 @@ impl Agent {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut backoff = Backoff::default();
-        let mut news = News::new(Changes::listen());
+        let mut trigger = ChangeTrigger::new(Changes::listen());
         let mut nodes = self.registry.watch();
         // The node set may have changed while this agent was starting.
         nodes.mark_changed();
@@ -207,11 +207,11 @@ impl Agent {
                     }
                     let is_due = backoff.is_due();
                     let has_repaired = self.look(is_due, &mut backoff).await;
-                    news.pace(has_repaired);
+                    trigger.note_outcome(has_repaired);
                 }
-                () = news.next() => {
+                () = trigger.next() => {
                     let has_repaired = self.look(false, &mut backoff).await;
-                    news.pace(has_repaired);
+                    trigger.note_outcome(has_repaired);
                 }
             }
         }
@@ -266,7 +266,7 @@ impl Agent {
     fn listen_on_unbound(&mut self) {
         let port = self.source.settings.at_start().mesh.health_port;
         let responder = &self.host_responder;
-        self.unbound.retain_mut(|Unbound { address, is_told }| {
+        self.unbound.retain_mut(|Unbound { address, is_logged }| {
             let address = *address;
             let bound = hello::bind(&[address], port).map_err(anyhow::Error::from);
             match bound.and_then(|listeners| Ok(responder.add(listeners)?)) {
@@ -275,7 +275,7 @@ impl Agent {
                     false
                 }
                 Err(error) => {
-                    if !std::mem::replace(is_told, true) {
+                    if !std::mem::replace(is_logged, true) {
                         warn!(%address, "{error:#}; it will be retried");
                     }
                     true

@@ -10,7 +10,7 @@ use super::common::Agent;
 use super::{assert_conforms, assert_documented, document, request, troubled};
 
 #[test]
-fn container_probes_are_told_as_they_are_asked_for() {
+fn container_probes_are_reported_as_they_are_asked_for() {
     let agent = Agent::start(troubled);
     let document = document(&agent);
     let operation = &document["paths"]["/v1/probes"]["get"];
@@ -44,7 +44,7 @@ fn container_probes_are_told_as_they_are_asked_for() {
 }
 
 #[test]
-fn a_watch_of_container_probes_tells_all_and_then_what_changes() {
+fn a_watch_of_container_probes_reports_all_and_then_what_changes() {
     let agent = Agent::start(|fixture| fixture.probes_containers = true);
     let components = json!({ "components": document(&agent)["components"] });
     let schema = json!({ "$ref": "#/components/schemas/ContainerProbeEvent" });

@@ -6,7 +6,7 @@ use super::common::Agent;
 use super::{assert_documented, document, request, troubled};
 
 #[test]
-fn services_are_told_as_they_are_asked_for() {
+fn services_are_reported_as_they_are_asked_for() {
     let agent = Agent::start(troubled);
     let document = document(&agent);
     let operation = &document["paths"]["/v1/services"]["get"];
@@ -32,15 +32,16 @@ fn services_are_told_as_they_are_asked_for() {
     let frontends: Vec<_> = frontends.iter().map(|one| &one["listen"]).collect();
     assert_eq!(frontends, ["10.96.0.1:80", "node port 30080"]);
     let backends = web["ports"][0]["backends"].as_array().unwrap();
-    let told = |field: &str| -> Vec<_> { backends.iter().map(|one| one[field].clone()).collect() };
-    assert_eq!(told("probed"), [json!(true), json!(false), json!(null)]);
-    assert_eq!(told("ready"), [true, false, false]);
-    assert_eq!(told("in-cluster-list"), [true, false, false]);
-    assert_eq!(told("lingering"), [false, false, true]);
+    let reported =
+        |field: &str| -> Vec<_> { backends.iter().map(|one| one[field].clone()).collect() };
+    assert_eq!(reported("probed"), [json!(true), json!(false), json!(null)]);
+    assert_eq!(reported("ready"), [true, false, false]);
+    assert_eq!(reported("in-cluster-list"), [true, false, false]);
+    assert_eq!(reported("lingering"), [false, false, true]);
 }
 
 #[test]
-fn a_summary_tells_what_is_wrong_with_services() {
+fn a_summary_reports_what_is_wrong_with_services() {
     let agent = Agent::start(troubled);
     let (_, summary) = request(&agent, "get", "/v1/services/summary");
     assert_eq!(

@@ -79,7 +79,7 @@ fn everything_about_a_pods_probes_is_in_one_place() {
 }
 
 #[test]
-fn events_of_containers_and_a_summary_are_told() {
+fn events_of_containers_and_a_summary_are_reported() {
     let agent = probing();
     let events = printed(&agent, "probe events --pod shop/web");
     assert!(events.contains("   Liveness probe failed: "), "{events}");
@@ -157,9 +157,9 @@ fn output_that_cannot_be_written_is_a_failure() {
         (">/dev/full", "No space left on device (os error 28)"),
     ] {
         for (arguments, output) in redirected(&agent, redirection) {
-            let told = stderr(&output).lines().last().unwrap_or_default();
+            let reported = stderr(&output).lines().last().unwrap_or_default();
             let error = format!("error: cannot write to standard output: {why}");
-            assert_eq!(told, error, "{arguments} {redirection}: {output:?}");
+            assert_eq!(reported, error, "{arguments} {redirection}: {output:?}");
             assert_eq!(output.status.code(), Some(1), "{arguments}: {output:?}");
         }
     }

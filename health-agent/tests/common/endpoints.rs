@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use health_endpoint::identities::{Hold, IdentitySource, IdentityUnavailable};
-use health_endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
+use health_endpoint::manager::{Manager, ManagerOptions, ManagerParts, Survey};
 use health_endpoint::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
 use health_endpoint::workload::{
     Blueprint, DeviceFault, Devices, FoundDevice, SavedEndpoint, StateDir, Task, WorkloadError,
@@ -139,7 +139,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         mtu: 1500,
         parallel: 1,
     };
-    let parts = Parts {
+    let parts = ManagerParts {
         devices: Arc::new(NoDevices),
         identities: Arc::new(NoStore),
         regenerator: Arc::new(NoPrograms),

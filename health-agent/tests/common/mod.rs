@@ -392,7 +392,7 @@ impl Source for Fixture {
     }
 }
 
-/// No programs that could be told what to write.
+/// No programs whose events could be switched.
 struct NoPrograms;
 
 impl Switch for NoPrograms {

@@ -19,7 +19,7 @@ pub use ports::{PortSearch, Ports, TRIES};
 /// Flag: the flow is the host's own; its port or identifier is reserved and nothing is rewritten.
 pub const NAT_HOST_LOCAL: u32 = 1;
 
-/// Flag: the flow does not come from an endpoint, so the uplinks' programs enter its packets into conntrack.
+/// Flag: the flow does not come from an endpoint, so the uplinks' programs track it in conntrack.
 pub const NAT_NEEDS_CT: u32 = 2;
 
 /// Translation of an IPv4 tuple.

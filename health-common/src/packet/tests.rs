@@ -80,7 +80,7 @@ fn icmp(kind: u8) -> TransportStart {
 }
 
 #[test]
-fn protocols_with_ports_are_told_by_them_and_others_by_their_number() {
+fn protocols_with_ports_are_identified_by_them_and_others_by_their_number() {
     for (protocol, sport, dport, flags) in [
         (6, 1000, 80, 0x12),
         (17, 1000, 80, 0),
@@ -130,7 +130,7 @@ fn icmp_of_the_other_ip_version_belongs_to_no_flow() {
 }
 
 #[test]
-fn only_errors_about_packets_tell_of_a_flow() {
+fn only_errors_about_packets_identify_a_flow() {
     let of = |v6: bool, kind| {
         let message = icmp(kind);
         if v6 {
@@ -270,7 +270,7 @@ fn an_error_finds_the_flow_as_a_reply_to_the_packet_in_it_would() {
 }
 
 #[test]
-fn an_error_about_an_error_or_about_too_little_tells_nothing() {
+fn an_error_about_an_error_or_about_too_little_reports_nothing() {
     assert_eq!(inner4(&ip4(1, 8), 28, &icmp(3), TUPLE_IN), None);
     assert_eq!(inner6(&ip6(), &upper(58, 8), &icmp(1), TUPLE_IN), None);
     assert_eq!(inner6(&ip6(), &upper(58, 8), &icmp(135), TUPLE_IN), None);

@@ -157,7 +157,7 @@ fn only_a_bare_acknowledgement_of_the_timed_data_answers() {
 }
 
 #[test]
-fn timestamps_tell_answers_to_later_segments_apart() {
+fn timestamps_distinguish_answers_to_later_segments() {
     for now in [100, u32::MAX, 0] {
         let flow = timed(1000, clock(now, 9));
         assert!(flow.agrees(clock(50, now)));

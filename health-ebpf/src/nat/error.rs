@@ -14,7 +14,7 @@ use crate::ip_version::Version;
 use crate::packet::Inner;
 use crate::rewrite::{self, Ends};
 
-/// Handles a leaving ICMP error about a packet that came in for a host whose flow is translated.
+/// Handles an outgoing ICMP error about an incoming packet of a translated flow.
 #[inline(always)]
 pub(super) fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
     let (Some(ip_at), Some(settings)) = (passage.ip_at(), settings::<T>()) else {

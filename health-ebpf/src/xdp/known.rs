@@ -92,7 +92,7 @@ fn send_on_as_before<T: Plain, L: Transport>(
 /// Reports to conntrack the packets that passed under a key, in this direction of its flow. They count for the flow
 /// that the way belonged to: packets under this key may belong to another flow by now.
 #[inline(always)]
-pub(super) fn tell<T: Plain>(key: &T, direction: u8) {
+pub(super) fn report<T: Plain>(key: &T, direction: u8) {
     let (Some(entry), Some(config)) = (T::known().get_ptr_mut(key), HEALTH_CONFIG.get(0)) else {
         return;
     };
@@ -111,7 +111,7 @@ pub(super) fn tell<T: Plain>(key: &T, direction: u8) {
 /// passed to conntrack.
 #[inline(always)]
 pub(super) fn remove<T: Plain>(key: &T, direction: u8) {
-    tell(key, direction);
+    report(key, direction);
     let _ = T::known().remove(key);
 }
 

@@ -262,7 +262,7 @@ fn enter<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<XdpVerdict>
     // Keys must be on the stack.
     let (key, mut flow) = (draft.received, draft.flow);
     let length = frame.length();
-    known::tell(&key, flow.direction());
+    known::report(&key, flow.direction());
     let lasts_secs = enter_under_way(
         T::flows(),
         &mut flow,

@@ -252,7 +252,7 @@ impl Etcd {
 impl Drop for Etcd {
     fn drop(&mut self) {
         if let Err(error) = self.kill() {
-            crate::process::tell(format_args!("bed: {error:#}"));
+            crate::process::print_line(format_args!("bed: {error:#}"));
         }
     }
 }

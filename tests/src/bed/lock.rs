@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::process::tell;
+use crate::process::print_line;
 
 const PATH: &str = "/run/health-agent-bed.lock";
 
@@ -24,7 +24,7 @@ impl BedLock {
     /// Waits until no other process or thread has a bed.
     pub fn acquire() -> anyhow::Result<Self> {
         let path = Path::new(PATH);
-        let mut told = false;
+        let mut reported = false;
         loop {
             let file = OpenOptions::new()
                 .create(true)
@@ -35,9 +35,9 @@ impl BedLock {
             let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(file) => file,
                 Err((file, Errno::EWOULDBLOCK)) => {
-                    if !told {
-                        tell("waiting for another bed on this machine to end");
-                        told = true;
+                    if !reported {
+                        print_line("waiting for another bed on this machine to end");
+                        reported = true;
                     }
                     Flock::lock(file, FlockArg::LockExclusive)
                         .map_err(|(_, errno)| errno)
@@ -67,7 +67,7 @@ impl Drop for BedLock {
     fn drop(&mut self) {
         // Still locked here, so nothing else can have recreated it.
         if let Err(error) = fs::remove_file(PATH) {
-            tell(format_args!("bed: cannot remove {PATH}: {error}"));
+            print_line(format_args!("bed: cannot remove {PATH}: {error}"));
         }
     }
 }

@@ -29,7 +29,7 @@ use nix::sys::signal::Signal;
 use self::agent::{AgentSpec, log_tail};
 use self::reachability::ExpectedNode;
 use crate::http;
-use crate::process::tell;
+use crate::process::print_line;
 use crate::relay::{Handling, Relay};
 use crate::wait::{pause_since, slowness};
 
@@ -358,7 +358,7 @@ pub enum WaitOutcome {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        let report = |error: anyhow::Error| tell(format_args!("bed: {error:#}"));
+        let report = |error: anyhow::Error| print_line(format_args!("bed: {error:#}"));
         self.stop_agents().unwrap_or_else(report);
         for node in self.nodes.iter().filter(|node| node.pins().exists()) {
             node.cli("cleanup")

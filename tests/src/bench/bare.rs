@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
 
 use super::requests::get;
-use crate::process::tell;
+use crate::process::print_line;
 
 /// Maximum number of bytes of a request per read.
 const REQUEST_LEN: usize = 1024;
@@ -77,7 +77,7 @@ impl Drop for Bare {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tell("bench: the bare server panicked");
+            print_line("bench: the bare server panicked");
         }
     }
 }

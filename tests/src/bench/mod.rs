@@ -4,6 +4,7 @@ mod agent;
 mod bare;
 mod cluster;
 mod ct;
+mod damage;
 mod detection;
 mod echo;
 mod endpoint;
@@ -22,7 +23,6 @@ mod rtt;
 mod sent;
 mod service;
 mod tap;
-mod told;
 mod usage;
 pub mod verifier;
 
@@ -63,6 +63,11 @@ pub const ALL: &[Benchmark] = &[
         run: ct::run,
     },
     Benchmark {
+        name: "damage",
+        about: "Time until damage to the health endpoint is reported in each place",
+        run: |_| damage::run(),
+    },
+    Benchmark {
         name: "detection",
         about: "Time until faults and recoveries of peers are reported, and false reports",
         run: detection::run,
@@ -96,11 +101,6 @@ pub const ALL: &[Benchmark] = &[
         name: "service",
         about: "Services compared with kube-proxy's nftables rules, and their cost per packet",
         run: service::run,
-    },
-    Benchmark {
-        name: "told",
-        about: "Time until damage to the health endpoint is reported in each place",
-        run: |_| told::run(),
     },
     Benchmark {
         name: "verifier",

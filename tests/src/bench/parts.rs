@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 
 use super::{Figure, Options, Report};
-use crate::process::tell;
+use crate::process::print_line;
 
 /// One part of a benchmark, by its name on the command line.
 pub(super) struct Part {
@@ -16,9 +16,9 @@ pub(super) struct Part {
 pub(super) fn run(parts: &[Part], options: &Options) -> anyhow::Result<Report> {
     let mut figures = Vec::new();
     for part in chosen(parts, &options.parts)? {
-        tell(format_args!("{}: {}", part.name, part.about));
+        print_line(format_args!("{}: {}", part.name, part.about));
         let found = (part.measure)(options).with_context(|| format!("part {}", part.name))?;
-        found.iter().for_each(Figure::tell);
+        found.iter().for_each(Figure::print);
         figures.extend(found);
     }
     Report::new(figures, 1)

@@ -5,7 +5,7 @@ use std::{fmt, fs, thread};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
-use crate::process::tell;
+use crate::process::print_line;
 
 /// What a figure is compared with: another figure measured next to it, so that a machine cannot miss a target by
 /// being slow. Only sizes, which do not depend on a machine's speed, have absolute limits.
@@ -61,11 +61,11 @@ impl Figure {
 
 impl Figure {
     /// Prints it on standard error: a run may take minutes, and this shows results on the way.
-    pub(super) fn tell(&self) {
+    pub(super) fn print(&self) {
         let other = self.other.map_or(String::new(), |other| {
             format!(", other {other:.2} {}", self.unit)
         });
-        tell(format_args!(
+        print_line(format_args!(
             "  {}: {:.2} {}{other}",
             self.name, self.ours, self.unit
         ));
@@ -122,7 +122,7 @@ pub(super) struct Findings {
 impl Findings {
     /// Prints a figure and keeps it.
     pub(super) fn add(&mut self, figure: Figure) {
-        figure.tell();
+        figure.print();
         self.figures.push(figure);
     }
 
@@ -135,7 +135,7 @@ impl Findings {
                     name: name.to_owned(),
                     why: format!("{error:#}"),
                 };
-                tell(format_args!("  {unmeasured}"));
+                print_line(format_args!("  {unmeasured}"));
                 self.unmeasured.push(unmeasured);
                 None
             }

@@ -60,10 +60,10 @@ impl Asker {
         mut look: impl FnMut(&str, Instant) -> anyhow::Result<()> + Send + 'static,
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let reported = stop.clone();
         let thread = thread::spawn(move || {
             let mut latencies = Vec::new();
-            while !told.load(Ordering::Relaxed) {
+            while !reported.load(Ordering::Relaxed) {
                 let asked = Instant::now();
                 let body = get(&socket, path)?;
                 let answered = Instant::now();

@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::Node;
 use crate::hello;
-use crate::process::tell;
+use crate::process::print_line;
 
 const BACKLOG: i32 = 4096;
 /// Longest request that is read. Probes' requests have about 330 bytes.
@@ -78,7 +78,7 @@ impl Drop for Responder {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tell("bench: the responder panicked");
+            print_line("bench: the responder panicked");
         }
     }
 }
@@ -101,7 +101,7 @@ fn serve(listener: &TcpListener, cpu_ns: &AtomicU64, stop: &AtomicBool) {
             Ok((stream, _)) => drop(answer(stream, &keys)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => {
-                tell(format_args!("bench: the responder stopped: {error}"));
+                print_line(format_args!("bench: the responder stopped: {error}"));
                 return;
             }
         }

@@ -14,7 +14,7 @@ use signal_hook::iterator::Signals;
 use tests::arguments::BedArgs;
 use tests::bed::{Bed, BedLock, Node, WaitOutcome};
 use tests::probed::ProbedContainers;
-use tests::process::{Running, shown, tell};
+use tests::process::{Running, print_line, shown};
 use tests::served::show::{Folders, Report, Show};
 use tests::{PATIENCE, wait_for};
 
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     match run(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(format_args!("error: {error:#}"));
+            print_line(format_args!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -59,7 +59,7 @@ fn run(Cli { args, patience }: &Cli) -> anyhow::Result<()> {
     let waited = bed.wait_reachable_or(patience, || signals.pending().next().is_some())?;
     let result = match waited {
         WaitOutcome::AllReachable => {
-            tell(format_args!(
+            print_line(format_args!(
                 "{} nodes, all reachable after {:.1} s",
                 args.nodes,
                 start.elapsed().as_secs_f64()
@@ -69,7 +69,7 @@ fn run(Cli { args, patience }: &Cli) -> anyhow::Result<()> {
         WaitOutcome::Stopped => bail!("interrupted before every probe had an answer"),
         WaitOutcome::DeadlinePassed(unanswered) => {
             for pair in &unanswered {
-                tell(pair);
+                print_line(pair);
             }
             Err(anyhow::anyhow!(
                 "{} probes did not succeed within {} s; the log of each node is {}",
@@ -83,7 +83,7 @@ fn run(Cli { args, patience }: &Cli) -> anyhow::Result<()> {
     print_status(bed.node(1), args.json)?;
     let _containerd = match &containers {
         Some(containers) => {
-            tell("starting containers");
+            print_line("starting containers");
             let containerd = containers.start(bed.node(1))?;
             wait_until_probed(bed.node(1), || signals.pending().next().is_some())?;
             Some(containerd)
@@ -93,7 +93,7 @@ fn run(Cli { args, patience }: &Cli) -> anyhow::Result<()> {
     let mut result = result;
     let show = match folders {
         Some(folders) => {
-            tell("starting a service");
+            print_line("starting a service");
             let show = Show::start(folders, &bed)?;
             let report = show.run(|| signals.pending().next().is_some())?;
             print_report(&report, args.json)?;
@@ -108,18 +108,18 @@ fn run(Cli { args, patience }: &Cli) -> anyhow::Result<()> {
         return result;
     }
     if let Err(error) = result {
-        tell(format_args!("warning: {error:#}"));
+        print_line(format_args!("warning: {error:#}"));
     }
     print_guide(&bed);
     if let Some(show) = &show {
-        tell(show.guide(bed.node(1)));
+        print_line(show.guide(bed.node(1)));
     }
     let watch = match &containers {
         Some(_) => Some(watch_probes(bed.node(1))?),
         None => None,
     };
     signals.forever().next();
-    tell("removing the cluster");
+    print_line("removing the cluster");
     drop(watch);
     if containers.is_some() {
         // It would restart containers that are being removed.
@@ -169,7 +169,7 @@ fn wait_until_probed(node: &Node, mut is_stopped: impl FnMut() -> bool) -> anyho
 
 /// Prints changes of the probes from now on.
 fn watch_probes(node: &Node) -> anyhow::Result<Running> {
-    tell("");
+    print_line("");
     let mut watch = node.cli_command();
     Running::start_printing(watch.args(["probe", "list", "--watch"]))
 }
@@ -177,7 +177,7 @@ fn watch_probes(node: &Node) -> anyhow::Result<Running> {
 fn print_guide(bed: &Bed) {
     let node = bed.node(1);
     let last = bed.nodes().last().unwrap_or(node);
-    tell(format_args!(
+    print_line(format_args!(
         "\nThe cluster runs until Ctrl-C. Its nodes are the network namespaces {first} to {last}; \
          for {first}:\n  \
          run a command on it   nsenter --net={netns} COMMAND\n  \

@@ -8,7 +8,7 @@ use tests::arguments::FuzzArgs;
 use tests::fuzz::fuzz;
 
 /// Time between two progress lines.
-const TELL_EVERY: Duration = Duration::from_secs(5);
+const PROGRESS_PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Parser)]
 #[command(
@@ -32,10 +32,10 @@ fn main() -> ExitCode {
 
 fn run(runs: FuzzArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
-    let mut told = start;
+    let mut reported = start;
     let result = fuzz(runs, |done| {
-        if told.elapsed() > TELL_EVERY {
-            told = Instant::now();
+        if reported.elapsed() > PROGRESS_PERIOD {
+            reported = Instant::now();
             println!("{:4} s: {done}", start.elapsed().as_secs());
         }
     })?;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use tests::process::tell;
+use tests::process::print_line;
 use tests::readme::{map_figures, program_figure, samples, with_figures, with_samples};
 
 #[derive(Parser)]
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     match write(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(format_args!("error: {error:#}"));
+            print_line(format_args!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -12,7 +12,7 @@ use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::programs::{SchedClassifier, TestRun as _};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, TUPLE_OUT, Timeouts, Tuple4};
-use health_datapath::collect::KernelTables;
+use health_datapath::conntrack::KernelTables;
 use health_datapath::conntrack::{Family, Tables as _};
 use health_datapath::{MapSizes, layout};
 use health_net::clock::now_ns;

@@ -14,7 +14,7 @@ use aya::programs::{SchedClassifier, TestRun as _};
 use health_common::config::DatapathConfig;
 use health_common::ct::{Tuple4, Tuple6};
 use health_datapath::MapSizes;
-use health_datapath::collect::KernelTables;
+use health_datapath::conntrack::KernelTables;
 use health_datapath::conntrack::{Family, Tables as _};
 use health_datapath::layout::{self, MapLayout};
 use health_settings::MasqueradeSettings;

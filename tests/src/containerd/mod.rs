@@ -26,7 +26,7 @@ use self::messages::{
     PROCESSES_OF_CONTAINER, PodConfig, PodMetadata, PodSecurity, RunPodRequest, StatusAnswer,
     StatusRequest, StopRequest, UserId,
 };
-use crate::process::{Running, run, tell};
+use crate::process::{Running, print_line, run};
 use crate::{Node, PATIENCE, wait_for};
 
 /// The only image, which pods' sandboxes use too.
@@ -323,7 +323,7 @@ impl Containerd {
 impl Drop for Containerd {
     fn drop(&mut self) {
         if let Err(error) = kill(self.server.pid(), Signal::SIGCONT) {
-            tell(format_args!("cannot resume containerd: {error}"));
+            print_line(format_args!("cannot resume containerd: {error}"));
         }
         for container in std::mem::take(&mut self.pods) {
             for method in ["StopPodSandbox", "RemovePodSandbox"] {
@@ -331,7 +331,7 @@ impl Drop for Containerd {
                     id: container.pod.clone(),
                 };
                 if let Err(error) = self.call::<_, Nothing>(method, pod) {
-                    tell(format_args!("cannot remove a pod: {error:#}"));
+                    print_line(format_args!("cannot remove a pod: {error:#}"));
                 }
             }
         }

@@ -8,7 +8,7 @@ use crate::packet::{IPV4, IPV6, ethernet, tagged};
 /// VLAN tags of both standards (802.1Q, 802.1ad), and older ones.
 const TAGS: [u16; 4] = [0x8100, 0x88a8, 0x9100, 0x9200];
 /// Byte values that matter in headers: lengths, protocols, types, offsets.
-const TELLING_BYTES: [u8; 20] = [
+const INTERESTING_BYTES: [u8; 20] = [
     0, 1, 2, 3, 4, 5, 6, 8, 11, 17, 43, 44, 58, 60, 0x45, 0x60, 127, 128, 135, 255,
 ];
 /// Multicast and other addresses that no network card has (IEEE 802.1D, RFC 1112, RFC 2464).
@@ -131,7 +131,7 @@ impl<'a> Maker<'a> {
                 3 => bytes.resize(1514 + self.rng.usize(0..600), 0xaa),
                 4 => bytes[at] ^= 1 << self.rng.u8(0..8),
                 5 => bytes[at] = self.rng.u8(..),
-                _ => bytes[at] = TELLING_BYTES[self.rng.usize(0..TELLING_BYTES.len())],
+                _ => bytes[at] = INTERESTING_BYTES[self.rng.usize(0..INTERESTING_BYTES.len())],
             }
         }
     }

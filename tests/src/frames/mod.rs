@@ -123,17 +123,17 @@ mod tests {
     }
 
     #[test]
-    fn a_number_stands_for_one_frame_and_most_frames_tell_it() {
+    fn a_number_stands_for_one_frame_and_most_frames_identify_it() {
         let scene = scene();
-        let mut told = 0;
+        let mut reported = 0;
         for number in 0..5000 {
             let made = frame(&scene, 7, number);
             assert_eq!(made.bytes, frame(&scene, 7, number).bytes);
             assert!(made.bytes.len() >= 14);
             let found = marked_number(7, &made.bytes).map(u64::from);
-            told += u32::from(found == Some(number));
+            reported += u32::from(found == Some(number));
         }
-        assert!(told > 4000, "{told}");
+        assert!(reported > 4000, "{reported}");
     }
 
     #[test]

@@ -15,10 +15,10 @@ const LONGEST: usize = 2000;
 /// Maximum number of changes to one packet.
 const CHANGES_MAX: usize = 6;
 /// Byte values that matter in headers: lengths, protocols, types, offsets.
-const TELLING_BYTES: [u8; 20] = [
+const INTERESTING_BYTES: [u8; 20] = [
     0, 1, 2, 3, 4, 6, 8, 11, 17, 43, 44, 45, 58, 59, 60, 127, 128, 129, 132, 255,
 ];
-const TELLING_WORDS: [u16; 12] = [
+const INTERESTING_WORDS: [u16; 12] = [
     0, 1, 7, 20, 40, 1500, 0x1fff, 0x2000, 0x4000, 0x7fff, 0x8000, 0xffff,
 ];
 
@@ -84,11 +84,11 @@ fn change(rng: &mut Rng, frame: &mut Vec<u8>, corpus: &[Seed]) {
         }
         2 => {
             let at = place(rng, frame);
-            frame[at] = *pick(rng, &TELLING_BYTES);
+            frame[at] = *pick(rng, &INTERESTING_BYTES);
         }
         3 => {
             let at = place(rng, frame) & !1;
-            set_word(frame, at, *pick(rng, &TELLING_WORDS));
+            set_word(frame, at, *pick(rng, &INTERESTING_WORDS));
         }
         4 => frame.truncate(rng.usize(SHORTEST..=frame.len())),
         5 => {
@@ -183,7 +183,7 @@ fn set_ports(frame: &mut [u8], port: u16) {
 fn set_protocol(rng: &mut Rng, frame: &mut [u8]) {
     if let Some(ip) = packet(rng, frame) {
         let at = if ip.is_v4 { 9 } else { 6 };
-        frame[ip.at + at] = *pick(rng, &TELLING_BYTES);
+        frame[ip.at + at] = *pick(rng, &INTERESTING_BYTES);
     }
 }
 

@@ -305,8 +305,8 @@ mod tests {
         for at in (0..14).chain(14 + 12..reply.len()) {
             let mut other = reply.clone();
             other[at] ^= 1;
-            let told = format!("byte {at} changed");
-            answer(&other).expect_err(&told);
+            let reported = format!("byte {at} changed");
+            answer(&other).expect_err(&reported);
         }
     }
 }

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 
 pub use self::behaviour::Behaviour;
 pub use self::tcp::listen;
-use crate::process::tell;
+use crate::process::print_line;
 
 /// A process with all misbehaving servers, on the loopback address. It stops when this value is dropped, or with this
 /// process.
@@ -36,8 +36,8 @@ impl Hostile {
             process,
             ports: HashMap::new(),
         };
-        let told = hostile.process.stdout.take().context("no output")?;
-        for line in BufReader::new(told).lines().take(Behaviour::ALL.len()) {
+        let reported = hostile.process.stdout.take().context("no output")?;
+        for line in BufReader::new(reported).lines().take(Behaviour::ALL.len()) {
             let line = line.context("cannot read ports")?;
             let (name, port) = line.split_once(' ').context("no port")?;
             let behaviour = Behaviour::from_name(name).context("no such behaviour")?;
@@ -64,7 +64,7 @@ impl Drop for Hostile {
             .kill()
             .and_then(|()| self.process.wait().map(drop))
         {
-            tell(format_args!("cannot end the hostile servers: {error}"));
+            print_line(format_args!("cannot end the hostile servers: {error}"));
         }
     }
 }

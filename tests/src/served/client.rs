@@ -82,8 +82,8 @@ impl fmt::Display for Answers {
     }
 }
 
-/// Sends this many requests with curl from a named namespace, each on its own connection, and counts the answers. Stops at
-/// the first request that fails.
+/// Sends this many requests with curl from a named namespace, each on its own connection, and counts the answers. Stops
+/// at the first request that fails.
 pub fn curl(namespace: &str, target: SocketAddr, requests: usize) -> anyhow::Result<Answers> {
     curl_within(namespace, target, requests, PATIENCE)
 }

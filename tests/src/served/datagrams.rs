@@ -15,7 +15,7 @@ use super::backend::PORT;
 use super::bind::bind;
 use super::client::Answer;
 use crate::conntrack::packets::{self, IP_PROTOCOL_UDP};
-use crate::process::tell;
+use crate::process::print_line;
 
 /// Longest time between two checks whether to stop.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -39,7 +39,7 @@ impl DatagramServer {
             let (stop, name) = (stop.clone(), name.to_owned());
             move || {
                 if let Err(error) = serve(&socket, &name, &stop) {
-                    tell(format_args!(
+                    print_line(format_args!(
                         "{name} has stopped answering datagrams: {error}"
                     ));
                 }
@@ -58,7 +58,7 @@ impl Drop for DatagramServer {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tell("a server of datagrams panicked");
+            print_line("a server of datagrams panicked");
         }
     }
 }

@@ -280,8 +280,8 @@ fn a_device_with_an_ingress_qdisc_is_refused_in_one_line() -> anyhow::Result<()>
     // The agent serves its API before it attaches anything.
     let _ = node.start_agent();
     wait_for("the refusal", PATIENCE, || {
-        let told = node.logged(&["error: ", "eth0: the device has an ingress qdisc"])?;
-        Ok((told.len() == 1).then_some(()))
+        let reported = node.logged(&["error: ", "eth0: the device has an ingress qdisc"])?;
+        Ok((reported.len() == 1).then_some(()))
     })?;
     assert!(node.exec("tc qdisc show dev eth0")?.contains("ingress"));
     Ok(())
@@ -293,8 +293,8 @@ fn probing_the_kernel_names_every_feature_and_leaves_nothing() -> anyhow::Result
     let bed = Bed::builder().nodes(1).without_agents().start()?;
     let node = bed.node(1);
     let before = Snapshot::node(node)?;
-    let told = node.cli("config --probe-kernel -o json")?.success()?;
-    let report: serde_json::Value = serde_json::from_str(&told)?;
+    let reported = node.cli("config --probe-kernel -o json")?.success()?;
+    let report: serde_json::Value = serde_json::from_str(&reported)?;
     let features = report["features"].as_array().context("not a list")?;
     for name in [
         "bpffs",
@@ -304,7 +304,7 @@ fn probing_the_kernel_names_every_feature_and_leaves_nothing() -> anyhow::Result
         "helper-ktime-get-tai-ns",
     ] {
         let feature = features.iter().find(|feature| feature["name"] == name);
-        let feature = feature.with_context(|| format!("no {name} in {told}"))?;
+        let feature = feature.with_context(|| format!("no {name} in {reported}"))?;
         assert!(feature["available"].is_boolean(), "{feature}");
         assert_ne!(feature["without"], "", "{feature}");
     }

@@ -169,7 +169,7 @@ fn wait_readable(
 
 #[test]
 #[ignore = "needs root"]
-fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
+fn bad_http_is_reported_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(3).probing(500, 500).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let (observer, peer) = (bed.node(1), bed.node(2));
@@ -223,7 +223,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
         let impostors = [peer.name().to_owned(), format!("health-{}", peer.name())]
             .map(|namespace| Impostor::start(&namespace, HEALTH_PORT, answer));
         let impostors = impostors.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-        let told = || {
+        let reported = || {
             // The status may still be that of the previous answer.
             ensure!(impostors.iter().all(|i| i.asked() >= 3), "not asked yet");
             let report = observer.status()?;
@@ -239,7 +239,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
             ensure!(right, "{https:?}, {diagnosis:?}");
             Ok(Some(report))
         };
-        let report = wait_for(&format!("{status} after {answer:?}"), PATIENCE, told)?;
+        let report = wait_for(&format!("{status} after {answer:?}"), PATIENCE, reported)?;
         for other in [observer, bed.node(3)] {
             let node = node(&report, &other.full_name())?;
             let all_well = results(node)
@@ -429,13 +429,13 @@ fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow:
     observer.cli("status --probe")?.success()?;
     let request = wait_for("a probe", PATIENCE, || Ok(wire.request(to)))?;
 
-    let told = || {
+    let reported = || {
         let mut status = observer.status()?;
         // Parts of the agent may lag on a busy machine.
         status.local.problems.clear();
         anyhow::Ok((status, round_trips(observer)?))
     };
-    let before = told()?;
+    let before = reported()?;
     let mut counts = REASONS.map(|reason| ignored(observer, reason));
     let counted = |expected: [u64; 4]| {
         wait_for(&format!("{expected:?} to be counted"), PATIENCE, || {
@@ -465,7 +465,7 @@ fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow:
     wire.send(to, &request.reply(|_| {}))?;
     expected[0] += 1;
     counted(expected)?;
-    assert_eq!(told()?, before);
+    assert_eq!(reported()?, before);
     Ok(())
 }
 

@@ -119,7 +119,7 @@ fn identities(node: &Node) -> anyhow::Result<BTreeMap<u64, Value>> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_node_whose_clock_jumps_is_told_and_enforces_policy_all_the_while() -> anyhow::Result<()> {
+fn a_node_whose_clock_jumps_is_reported_and_enforces_policy_all_the_while() -> anyhow::Result<()> {
     let bed = bed(&format!("etcd:http://{STORE}:2379"))?;
     let _store = Etcd::start(&bed, STORE, "")?;
     let scene = Scene::new(&bed)?;

@@ -51,9 +51,10 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
 
     west.kill()?;
     for node in bed.nodes() {
-        wait_for("the outage to be told", PATIENCE, || {
-            let told = node.cli("node list")?.stderr;
-            let stale = told.contains(&WEST.to_string()) && !told.contains(&EAST.to_string());
+        wait_for("the outage to be reported", PATIENCE, || {
+            let reported = node.cli("node list")?.stderr;
+            let stale =
+                reported.contains(&WEST.to_string()) && !reported.contains(&EAST.to_string());
             Ok(stale.then_some(()))
         })?;
         assert_eq!(node.listed_nodes()?, ALL);
@@ -90,9 +91,9 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
         since.elapsed()
     );
     wait_for("the refusals", PATIENCE, || {
-        let told = node.cli("node list")?.stderr;
-        let by_address = told.contains("address 172.30.0.1 is listed twice");
-        let by_cluster = told.contains("it belongs to cluster \"north\"");
+        let reported = node.cli("node list")?.stderr;
+        let by_address = reported.contains("address 172.30.0.1 is listed twice");
+        let by_cluster = reported.contains("it belongs to cluster \"north\"");
         Ok((by_address && by_cluster).then_some(()))
     })?;
     for name in ALL {

@@ -280,7 +280,7 @@ fn errors_have_the_codes_of_the_specification() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn without_an_agent_runtimes_are_told_to_try_again() -> anyhow::Result<()> {
+fn without_an_agent_runtimes_are_asked_to_try_again() -> anyhow::Result<()> {
     let stand = Stand::new()?;
     let node = stand.bed.node(1);
     assert!(stand.call("STATUS")?.is_success);
@@ -343,8 +343,8 @@ fn a_second_device_of_a_container_takes_no_routes_of_the_first() -> anyhow::Resu
     assert_eq!(routes()?, before);
     reaches_out(&stand)?;
     assert!(stand.check_after(&first)?.is_success);
-    let told = stand.plugin.with("prevResult", second.json.clone());
-    let checked = told.call_for("CHECK", "c1", "net1", &netns)?;
+    let reported = stand.plugin.with("prevResult", second.json.clone());
+    let checked = reported.call_for("CHECK", "c1", "net1", &netns)?;
     assert!(checked.is_success, "{}", checked.json);
     let deleted = stand.plugin.call_for("DEL", "c1", "net1", &netns)?;
     assert!(deleted.is_success, "{}", deleted.json);
@@ -523,8 +523,8 @@ fn while_the_agent_starts_nothing_is_said_of_endpoints() -> anyhow::Result<()> {
     }
     anyhow::ensure!(early > 0, "each start was over before anybody asked");
     let known = json!([{"containerID": "c1", "ifname": "eth0"}]);
-    let told = stand.plugin.with("cni.dev/valid-attachments", known);
-    assert!(told.call_with(&[("CNI_COMMAND", "GC")])?.is_success);
+    let reported = stand.plugin.with("cni.dev/valid-attachments", known);
+    assert!(reported.call_with(&[("CNI_COMMAND", "GC")])?.is_success);
     assert_eq!(endpoints(node)?, 2);
     Ok(())
 }
@@ -547,8 +547,8 @@ fn links_on_the_way_to_the_namespace_are_followed_where_the_runtime_is() -> anyh
         found.context("no endpoint")?["netns"],
         stand.namespace.path()
     );
-    let told = stand.plugin.with("prevResult", added.json.clone());
-    let checked = told.call("CHECK", "c1", &path)?;
+    let reported = stand.plugin.with("prevResult", added.json.clone());
+    let checked = reported.call("CHECK", "c1", &path)?;
     assert!(checked.is_success, "{}", checked.json);
     Ok(())
 }
@@ -564,11 +564,11 @@ fn gc_removes_what_the_runtime_does_not_know_of_its_own_network() -> anyhow::Res
     assert!(stand.plugin.call("ADD", "c2", &second.path())?.is_success);
     let other = stand.plugin.with("name", json!("other"));
     assert!(other.call("ADD", "c3", &third.path())?.is_success);
-    let untold = stand.plugin.call_with(&[("CNI_COMMAND", "GC")])?;
-    assert_eq!(untold.code(), 7, "{}", untold.json);
+    let unreported = stand.plugin.call_with(&[("CNI_COMMAND", "GC")])?;
+    assert_eq!(unreported.code(), 7, "{}", unreported.json);
     let known = json!([{"containerID": "c1", "ifname": "eth0"}]);
-    let told = stand.plugin.with("cni.dev/valid-attachments", known);
-    let collected = told.call_with(&[("CNI_COMMAND", "GC")])?;
+    let reported = stand.plugin.with("cni.dev/valid-attachments", known);
+    let collected = reported.call_with(&[("CNI_COMMAND", "GC")])?;
     assert!(collected.is_success, "{}", collected.json);
     let listed = living(node)?;
     let containers: Vec<&str> = listed

@@ -270,8 +270,8 @@ fn an_uplink_that_programs_cannot_read_is_named_and_left_alone() -> anyhow::Resu
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     wait_timed_by(RttSource::Socket, &bed, node)?;
-    let told = node.logged(&["WARN", "ib0", "ignoring this uplink"])?;
-    ensure!(told.len() == 1, "{told:?}");
+    let reported = node.logged(&["WARN", "ib0", "ignoring this uplink"])?;
+    ensure!(reported.len() == 1, "{reported:?}");
     assert_eq!(attached::programs(node, "ib0")?, [vec![], vec![]]);
     Ok(())
 }

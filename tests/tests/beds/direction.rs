@@ -46,7 +46,8 @@ fn diagnosed(bed: &Bed, index: usize, cause: &str, part: &str) -> anyhow::Result
         let status = bed.node(1).status()?;
         let peer = status.nodes.into_iter().find(|node| node.name == name);
         last = peer.and_then(|peer| peer.diagnosis);
-        let wanted = |told: &Diagnosis| told.cause == cause && told.message.contains(part);
+        let wanted =
+            |reported: &Diagnosis| reported.cause == cause && reported.message.contains(part);
         Ok(last.clone().filter(wanted))
     });
     let found = found.with_context(|| format!("{name}: {last:#?}"))?;
@@ -56,7 +57,7 @@ fn diagnosed(bed: &Bed, index: usize, cause: &str, part: &str) -> anyhow::Result
 
 #[test]
 #[ignore = "needs root"]
-fn loss_is_told_with_the_part_of_the_way() -> anyhow::Result<()> {
+fn loss_is_reported_with_the_part_of_the_way() -> anyhow::Result<()> {
     let bed = bed(5)?;
     let address = |index| bed.node(index).ipv4();
     lose_from(
@@ -81,16 +82,16 @@ fn loss_is_told_with_the_part_of_the_way() -> anyhow::Result<()> {
         (4, ", all in the peer's host: "),
         (5, ", all in this host: "),
     ] {
-        let told = diagnosed(&bed, index, "loss", part)?;
+        let reported = diagnosed(&bed, index, "loss", part)?;
         let counts = "arrived there";
-        assert!(told.evidence[0].contains(counts), "{told:#?}");
+        assert!(reported.evidence[0].contains(counts), "{reported:#?}");
     }
     Ok(())
 }
 
 #[test]
 #[ignore = "needs root"]
-fn silence_is_told_with_what_arrives() -> anyhow::Result<()> {
+fn silence_is_reported_with_what_arrives() -> anyhow::Result<()> {
     let bed = bed(4)?;
     lose_from(bed.node(2), "icmp type echo-reply")?;
     let requests = format!("ip daddr {} icmp type echo-request", bed.node(3).ipv4());

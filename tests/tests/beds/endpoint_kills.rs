@@ -116,36 +116,36 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         node.kill_agent(Signal::SIGKILL)?;
         let (was_made, was_deleted) = (making.wait()?.success(), deleting.wait()?.success());
         node.take_over(None)?;
-        let told = wait_for("all to be whole", PATIENCE, || {
-            let told = EndpointReport::by(node)?;
-            told.is_all_there_is(node, |one| [is_protected(one), false])?;
-            Ok(Some(told))
+        let reported = wait_for("all to be whole", PATIENCE, || {
+            let reported = EndpointReport::by(node)?;
+            reported.is_all_there_is(node, |one| [is_protected(one), false])?;
+            Ok(Some(reported))
         })
         .with_context(|| format!("kill {kill} after {moment:?}"))?;
         ensure!(
-            !was_made || told.at(&next).is_some(),
+            !was_made || reported.at(&next).is_some(),
             "what was made is gone"
         );
         ensure!(
-            !was_deleted || told.at(&gone).is_none(),
+            !was_deleted || reported.at(&gone).is_none(),
             "what was deleted is there"
         );
         for resident in &residents {
             ensure!(
-                told.endpoints.contains(resident),
+                reported.endpoints.contains(resident),
                 "{resident:?} has changed"
             );
         }
         for place in live.iter().chain([&next, &gone]) {
-            is_whole(place, told.at(place))?;
+            is_whole(place, reported.at(place))?;
         }
-        for address in told.addresses() {
+        for address in reported.addresses() {
             ensure!(node.pings(address)?, "{address} does not answer");
         }
-        made += usize::from(told.at(&next).is_some());
-        deleted += usize::from(told.at(&gone).is_none());
+        made += usize::from(reported.at(&next).is_some());
+        deleted += usize::from(reported.at(&gone).is_none());
         // One endpoint must remain to be deleted next.
-        match (told.at(&next).is_some(), told.at(&gone).is_some()) {
+        match (reported.at(&next).is_some(), reported.at(&gone).is_some()) {
             (true, true) => {
                 node.cli(&format!("endpoint delete --netns {}", gone.path))?
                     .success()?;

@@ -20,7 +20,7 @@ fn wait_well(node: &Node, member: &Member) -> anyhow::Result<()> {
 }
 
 /// How often a failure was logged in these words.
-fn told(node: &Node, member: &Member, words: &str) -> anyhow::Result<usize> {
+fn reported(node: &Node, member: &Member, words: &str) -> anyhow::Result<usize> {
     let log = node.listing(&format!("endpoint log {}", member.endpoint.id))?;
     let log: Vec<LogEntry> = serde_json::from_value(log)?;
     let failures = log.iter().filter(|line| line.status == Status::Failure);
@@ -53,10 +53,10 @@ fn the_devices_of_an_endpoint_are_put_right() -> anyhow::Result<()> {
             format!("ip neighbour delete {ipv4} dev {device}"),
         ),
     ] {
-        let before = told(node, &member, &words)?;
+        let before = reported(node, &member, &words)?;
         node.exec(&harm)?;
         wait_for(&format!("the repair of: {words}"), PATIENCE, || {
-            Ok((told(node, &member, &words)? > before).then_some(()))
+            Ok((reported(node, &member, &words)? > before).then_some(()))
         })?;
         wait_well(node, &member)?;
     }

@@ -191,17 +191,17 @@ impl EndpointReport {
             else {
                 continue;
             };
-            let told = [endpoint.policy_ingress, endpoint.policy_egress];
-            let told = told.map(|direction| direction == Enforcement::Enabled);
+            let reported = [endpoint.policy_ingress, endpoint.policy_egress];
+            let reported = reported.map(|direction| direction == Enforcement::Enabled);
             ensure!(
                 entry["id"] == endpoint.id
                     && entry["ifindex"] == endpoint.ifindex
                     && entry["identity"] == endpoint.identity
-                    && entry["enforces-ingress"] == told[0]
-                    && entry["enforces-egress"] == told[1],
+                    && entry["enforces-ingress"] == reported[0]
+                    && entry["enforces-egress"] == reported[1],
                 "{entry} is of {endpoint:?}"
             );
-            ensure!(told == enforced(endpoint), "{endpoint:?}");
+            ensure!(reported == enforced(endpoint), "{endpoint:?}");
         }
         same("HEALTH_ENDPOINTS", known, &self.with_health())?;
         same("link-local addresses", linked, &with_ipv6)?;

@@ -379,8 +379,8 @@ fn policy_holds_while_the_layout_of_its_maps_changes() -> anyhow::Result<()> {
                 node.kill_agent(Signal::SIGKILL)?;
             }
         }
-        let told = node.logged(&["pinned maps have a different layout", "HEALTH_POLICY"])?;
-        ensure!(told.len() == 1, "{told:?}");
+        let reported = node.logged(&["pinned maps have a different layout", "HEALTH_POLICY"])?;
+        ensure!(reported.len() == 1, "{reported:?}");
 
         drop(lock);
         wait_ready(node)?;
@@ -484,8 +484,9 @@ fn restored_endpoints_wait_for_the_store_out_of_the_way_of_new_ones() -> anyhow:
     wait_for("status to name it", PATIENCE, || {
         let problems = node.status()?.local.problems;
         let id = new.endpoint.id.to_string();
-        let is_told = |one: &AgentProblem| one.check == "endpoints" && one.message.contains(&id);
-        ensure!(problems.iter().any(is_told), "{problems:?}");
+        let is_reported =
+            |one: &AgentProblem| one.check == "endpoints" && one.message.contains(&id);
+        ensure!(problems.iter().any(is_reported), "{problems:?}");
         Ok(Some(()))
     })?;
     let restored: Vec<u16> = [&stand.client, &stand.stranger]
@@ -565,11 +566,11 @@ fn endpoints_that_lost_their_devices_together_are_kept_until_they_are_deleted() 
     }
     wait_for("status to name them", PATIENCE, || {
         let problems = node.status()?.local.problems;
-        let is_told = |one: &AgentProblem| {
+        let is_reported = |one: &AgentProblem| {
             let names = |id: &u16| one.message.contains(&id.to_string());
             one.check == "endpoints" && ids[..2].iter().all(names)
         };
-        ensure!(problems.iter().any(is_told), "{problems:?}");
+        ensure!(problems.iter().any(is_reported), "{problems:?}");
         Ok(Some(()))
     })?;
     for id in &ids[..2] {

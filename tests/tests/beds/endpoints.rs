@@ -214,15 +214,15 @@ fn endpoints_reach_each_other_on_and_across_nodes_and_leave_nothing() -> anyhow:
 
 #[test]
 #[ignore = "needs root"]
-fn an_endpoint_whose_programs_cannot_be_attached_is_not_told_to_be_well() -> anyhow::Result<()> {
+fn an_endpoint_whose_programs_cannot_be_attached_is_not_reported_as_well() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let workload = Workload::new("bare")?;
     let Endpoint { id, interface, .. } = workload.endpoint_on(node, "")?;
     let health = || -> anyhow::Result<EndpointHealth> {
-        let told = node.listing(&format!("endpoint health {id}"))?;
-        Ok(serde_json::from_value(told)?)
+        let reported = node.listing(&format!("endpoint health {id}"))?;
+        Ok(serde_json::from_value(reported)?)
     };
     let is_well =
         || anyhow::Ok(health()?.bpf == HealthState::Ok && endpoints(node)?[0].state == "ready");
@@ -242,8 +242,8 @@ fn an_endpoint_whose_programs_cannot_be_attached_is_not_told_to_be_well() -> any
     replaced?;
     wait_for("the endpoint not to be well", PATIENCE, || {
         let log = node.cli(&format!("endpoint log {id}"))?.success()?;
-        let is_told = log.contains("Failure") && log.contains("its programs were detached");
-        Ok((is_told && !is_well()?).then_some(()))
+        let is_reported = log.contains("Failure") && log.contains("its programs were detached");
+        Ok((is_reported && !is_well()?).then_some(()))
     })?;
     node.exec(&format!("tc qdisc delete dev {interface} ingress"))?;
     wait_for("the endpoint to be well again", PATIENCE, || {
@@ -280,8 +280,11 @@ fn a_killed_agent_s_endpoints_go_on_and_are_taken_over() -> anyhow::Result<()> {
     node.take_over(None)?;
     let restored = wait_endpoints(node, 2)?;
     let pinged = pinging.wait_with_output()?;
-    let told = String::from_utf8_lossy(&pinged.stdout);
-    assert!(told.contains("400 received, 0% packet loss"), "{told}");
+    let reported = String::from_utf8_lossy(&pinged.stdout);
+    assert!(
+        reported.contains("400 received, 0% packet loss"),
+        "{reported}"
+    );
 
     for before in [&first, &second] {
         let after = restored.iter().find(|one| one.id == before.id);
@@ -423,8 +426,8 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
         ("--netns /dev/null".to_owned(), "not a network namespace"),
         (format!("--netns {}", own.display()), "agent's own"),
     ] {
-        let told = refusal(node, &format!("endpoint create {words}"))?;
-        assert!(told.contains(naming), "{told}");
+        let reported = refusal(node, &format!("endpoint create {words}"))?;
+        assert!(reported.contains(naming), "{reported}");
     }
     b.exec("ip link add eth0 type bridge")?.success()?;
     for (workload, flags, naming) in [
@@ -445,22 +448,22 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
         (&b, "--ifname net0 --ipv6 fd00::9", "no IPv6 pod CIDR"),
         (&b, "--ifname a/b", "ifname"),
     ] {
-        let told = workload.refusal_on(node, flags)?;
-        assert!(told.contains(naming), "{flags}: {told}");
+        let reported = workload.refusal_on(node, flags)?;
+        assert!(reported.contains(naming), "{flags}: {reported}");
     }
     let health = node.health_ipv4()?;
-    let told = b.refusal_on(node, &format!("--ifname net0 --ipv4 {health}"))?;
-    assert!(told.contains("(health)"), "{told}");
+    let reported = b.refusal_on(node, &format!("--ifname net0 --ipv4 {health}"))?;
+    assert!(reported.contains("(health)"), "{reported}");
     before.wait_same(|| Snapshot::node(node))?;
 
     // Of five addresses, the health endpoint has one, and one is taken.
     for number in 0..3 {
         b.endpoint_on(node, &format!("--ifname net{number}"))?;
     }
-    let told = c.refusal_on(node, "")?;
+    let reported = c.refusal_on(node, "")?;
     assert!(
-        told.contains("no free address in pod CIDR 10.244.1.0/24"),
-        "{told}"
+        reported.contains("no free address in pod CIDR 10.244.1.0/24"),
+        "{reported}"
     );
     node.cli(&format!("endpoint delete {}", made.id))?
         .success()?;

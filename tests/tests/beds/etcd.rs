@@ -140,7 +140,7 @@ fn nobody_is_lost_when_etcd_is_killed_and_an_agent_starts_without_it() -> anyhow
     while_nobody_is_lost(&bed, || {
         etcd.kill()?;
         for node in bed.nodes() {
-            wait_for("the loss to be told", PATIENCE, || {
+            wait_for("the loss to be reported", PATIENCE, || {
                 Ok(is_stale(node)?.then_some(()))
             })?;
         }
@@ -160,7 +160,7 @@ fn nobody_is_lost_when_the_history_is_compacted_behind_an_agent_that_was_cut_off
     while_nobody_is_lost(&bed, || {
         let alone = bed.node(3);
         bed.cut_off(alone)?;
-        wait_for("the loss to be told", PATIENCE, || {
+        wait_for("the loss to be reported", PATIENCE, || {
             Ok(is_stale(alone)?.then_some(()))
         })?;
         // What was bound to its lease is removed, as if the lease had expired.
@@ -211,7 +211,7 @@ fn nobody_is_lost_when_etcds_disk_is_full() -> anyhow::Result<()> {
         // It must register now, and cannot.
         bed.node(2).kill_agent(Signal::SIGKILL)?;
         bed.node(2).start_agent()?;
-        wait_for("the failure to be told", PATIENCE, || {
+        wait_for("the failure to be reported", PATIENCE, || {
             let list = bed.node(2).cli("node list")?;
             Ok(list.stderr.contains("space exceeded").then_some(()))
         })?;
@@ -236,7 +236,7 @@ fn nobody_is_lost_when_etcds_disk_is_full() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
+fn invalid_entries_are_reported_by_key_and_no_node_is_lost_to_them() -> anyhow::Result<()> {
     let (etcd, bed) = three_nodes("")?;
     while_nobody_is_lost(&bed, || {
         let large = "x".repeat(1 << 20);
@@ -294,17 +294,17 @@ fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
         bed.node(1).start_agent()?;
         wait_for_all(bed.nodes(), "news205")?;
         for node in bed.nodes() {
-            let told = node.cli("node list")?.stderr;
+            let reported = node.cli("node list")?.stderr;
             for (name, _, reason) in &cases {
                 let key = format!("{PREFIX}nodes/{name} ");
-                let line = told.lines().find(|line| line.contains(&key));
+                let line = reported.lines().find(|line| line.contains(&key));
                 assert!(
                     line.is_some_and(|line| line.contains(reason)),
-                    "{} does not tell of {name}: {told}",
+                    "{} does not report {name}: {reported}",
                     node.name()
                 );
             }
-            assert_eq!(told.lines().count(), cases.len(), "{told}");
+            assert_eq!(reported.lines().count(), cases.len(), "{reported}");
         }
         bed.wait_all_reachable(PATIENCE)
     })
@@ -390,8 +390,8 @@ fn an_agent_whose_uplink_gets_another_address_ends_once_and_registers_that() -> 
     node.exec(&format!("ip addr add {OTHER}/24 dev eth0"))?;
     let ended = format!("has the addresses {OTHER} instead of {}", node.ipv4());
     wait_for("the agent to end", PATIENCE, || {
-        let is_told = !node.logged(&[&ended])?.is_empty();
-        Ok((is_told && node.check_agent().is_err()).then_some(()))
+        let is_reported = !node.logged(&[&ended])?.is_empty();
+        Ok((is_reported && node.check_agent().is_err()).then_some(()))
     })?;
     node.take_over(None)?;
     wait_for("the other address to be registered", PATIENCE, || {

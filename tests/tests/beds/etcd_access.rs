@@ -23,11 +23,11 @@ fn flags(index: u8) -> String {
 }
 
 fn wait_stale(node: &Node, reason: &str) -> anyhow::Result<()> {
-    wait_for(&format!("{reason:?} to be told"), PATIENCE, || {
-        let told = node
+    wait_for(&format!("{reason:?} to be reported"), PATIENCE, || {
+        let reported = node
             .stale_registry()?
-            .is_some_and(|told| told.contains(reason));
-        Ok(told.then_some(()))
+            .is_some_and(|reported| reported.contains(reason));
+        Ok(reported.then_some(()))
     })
 }
 
@@ -77,7 +77,7 @@ fn configure(url: &str, folder: &Path, password: &str) -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn agents_log_in_with_certificates_and_tell_what_is_wrong_with_them() -> anyhow::Result<()> {
+fn agents_log_in_with_certificates_and_report_what_is_wrong_with_them() -> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(2)
         .registry(flags)

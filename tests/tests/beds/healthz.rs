@@ -91,7 +91,7 @@ fn healthz_fails_while_the_datapath_cannot_be_repaired() -> anyhow::Result<()> {
     let own = format!("health-agent/{}", node.name());
     node.exec(&format!("ip link set dev lxc_health alias {own}"))?;
     wait_failing(node, &[])?;
-    assert_eq!(shown.code, Some(0), "peers are still told of: {shown:?}");
+    assert_eq!(shown.code, Some(0), "peers are still reported: {shown:?}");
     Ok(())
 }
 
@@ -189,12 +189,12 @@ fn healthz_fails_when_nobody_answers_hello_any_more() -> anyhow::Result<()> {
     ))?;
     let message = wait_failing(node, &["responders"])?;
     assert!(message.contains(&node.ipv4().to_string()), "{message}");
-    wait_for("status to tell it", PATIENCE, || {
+    wait_for("status to report it", PATIENCE, || {
         let problems = node.status()?.local.problems;
-        let is_told = problems
+        let is_reported = problems
             .iter()
             .any(|one| one.check == "responders" && one.is_failure);
-        ensure!(is_told, "{problems:?}");
+        ensure!(is_reported, "{problems:?}");
         Ok(Some(()))
     })
 }
@@ -209,8 +209,11 @@ fn healthz_warns_of_a_store_of_identities_that_is_away() -> anyhow::Result<()> {
     let good = fs::read(&path)?;
     fs::write(&path, "{ rubbish")?;
     wait_warning(node, "identity-store", "is not an identity file")?;
-    let (_, told) = liveness(node)?;
-    let check = told.checks.iter().find(|one| one.name == "identity-store");
+    let (_, reported) = liveness(node)?;
+    let check = reported
+        .checks
+        .iter()
+        .find(|one| one.name == "identity-store");
     let check = check.context("no check")?;
     ensure!(
         check

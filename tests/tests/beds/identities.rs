@@ -299,15 +299,15 @@ fn foreign_keys_are_named_and_give_nobody_an_identity() -> anyhow::Result<()> {
             etcd.put(&format!("{PREFIX}{key}"), value)?;
         }
         let mut watch = node.identities();
-        let told = until(&mut watch, "all to be named", |now| {
+        let reported = until(&mut watch, "all to be named", |now| {
             now.rejected.len() == foreign.len()
         });
-        let told = told.await?;
+        let reported = reported.await?;
         for (key, _) in foreign {
             let key = format!("{PREFIX}{key}");
-            assert!(told.rejected.iter().any(|one| one.key == key), "{key}");
+            assert!(reported.rejected.iter().any(|one| one.key == key), "{key}");
         }
-        assert_eq!(count(&told), 1);
+        assert_eq!(count(&reported), 1);
         assert!(node.addresses().borrow().0.is_empty());
 
         // A set that claims another set's number.

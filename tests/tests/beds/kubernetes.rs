@@ -260,7 +260,7 @@ async fn how_this_node_stands_follows_its_own_object() -> anyhow::Result<()> {
     bed.until_nodes(&["n2", "n3"]).await?;
     assert_eq!(
         *standing.borrow(),
-        Standing::Untold,
+        Standing::Unknown,
         "nobody knows it yet, as while it joins"
     );
     let plain = three_nodes().remove(0);
@@ -297,14 +297,14 @@ async fn how_this_node_stands_follows_its_own_object() -> anyhow::Result<()> {
         until_standing(&mut standing, &expected).await?;
     }
     bed.server.delete("n1");
-    until_standing(&mut standing, &Standing::Untold).await?;
+    until_standing(&mut standing, &Standing::Unknown).await?;
     bed.server.put(plain.clone());
     until_standing(&mut standing, &known(false, &[])).await?;
     // The watch reports the same for a node that is left out of the mesh.
     bed.server.put(changed(&|node| {
         node["metadata"]["labels"] = json!({ EXCLUDE_LABEL: "" });
     }));
-    until_standing(&mut standing, &Standing::Untold).await
+    until_standing(&mut standing, &Standing::Unknown).await
 }
 
 async fn until_standing(
@@ -342,8 +342,8 @@ async fn whatever_the_server_does_the_last_good_set_stands_and_says_why() -> any
     ] {
         bed.server.behave(behaviour.clone());
         let what = format!("{part:?} for {behaviour:?}");
-        let is_told = |set: &NodeSet| reason(set).is_some_and(|reason| reason.contains(part));
-        let set = bed.until(&what, is_told).await?;
+        let is_reported = |set: &NodeSet| reason(set).is_some_and(|reason| reason.contains(part));
+        let set = bed.until(&what, is_reported).await?;
         assert_eq!(names(&set), ["n1", "n2", "n3"], "{behaviour:?}");
         let since = set.sources[0].stale.clone().context("stale")?.since;
 
@@ -376,9 +376,11 @@ async fn a_store_that_was_lost_is_not_believed() -> anyhow::Result<()> {
     bed.server.compact();
     bed.server.behave(Behaviour::LostStore);
     bed.server.resume()?;
-    let is_told =
+    let is_reported =
         |set: &NodeSet| reason(set).is_some_and(|reason| reason.contains("lists no nodes"));
-    let set = bed.until("the empty list to be refused", is_told).await?;
+    let set = bed
+        .until("the empty list to be refused", is_reported)
+        .await?;
     assert_eq!(names(&set), ["n1", "n2", "n3"]);
     bed.server.behave(Behaviour::Serve);
     bed.until_nodes(&["n1", "n2", "n3", "n4"]).await?;
@@ -397,10 +399,10 @@ async fn a_registry_opens_without_a_server_and_fills_when_there_is_one() -> anyh
     let mut watch = registry.watch();
     let set = watch.borrow().clone();
     assert!(set.nodes.is_empty() && reason(&set).is_some(), "{set:?}");
-    let is_told = |set: &NodeSet| {
+    let is_reported = |set: &NodeSet| {
         reason(set).is_some_and(|reason| reason.contains("cannot list nodes: Connection refused"))
     };
-    until(&mut watch, "the refusal", is_told).await?;
+    until(&mut watch, "the refusal", is_reported).await?;
     server.resume()?;
     until(&mut watch, "the node", |set| {
         names(set) == ["n1"] && reason(set).is_none()
@@ -410,16 +412,21 @@ async fn a_registry_opens_without_a_server_and_fills_when_there_is_one() -> anyh
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_takes_requests_and_answers_none_is_told() -> anyhow::Result<()> {
+async fn a_server_that_takes_requests_and_answers_none_is_reported() -> anyhow::Result<()> {
     let server = ApiServer::start()?;
     server.behave(Behaviour::Hang);
     let folder = tempfile::tempdir()?;
     let kubeconfig = folder.path().join("config");
     server.write_kubeconfig(&kubeconfig)?;
     let registry = open(&kubeconfig)?;
-    let is_told =
+    let is_reported =
         |set: &NodeSet| reason(set).is_some_and(|reason| reason.contains("no answer within"));
-    until(&mut registry.watch(), "the silence to be told", is_told).await?;
+    until(
+        &mut registry.watch(),
+        "the silence to be reported",
+        is_reported,
+    )
+    .await?;
     Ok(())
 }
 
@@ -530,8 +537,8 @@ fn a_server_without_tls_needs_none_of_the_systems_certificates() -> anyhow::Resu
             "kubernetes::nodes_are_read_page_by_page_and_changes_are_followed",
         ])
         .envs([("SSL_CERT_FILE", "/none"), ("SSL_CERT_DIR", "/none")]);
-    let told = tests::process::run(&mut tests)?.success()?;
-    ensure!(told.contains("1 passed"), "{told}");
+    let reported = tests::process::run(&mut tests)?.success()?;
+    ensure!(reported.contains("1 passed"), "{reported}");
     Ok(())
 }
 

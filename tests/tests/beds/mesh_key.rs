@@ -127,7 +127,7 @@ fn a_key_is_exchanged_node_by_node_without_a_failure() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_node_with_another_key_is_told_and_one_without_a_key_warns() -> anyhow::Result<()> {
+fn a_node_with_another_key_is_reported_and_one_without_a_key_warns() -> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(2)
         .probing(200, 200)

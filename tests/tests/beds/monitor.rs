@@ -125,7 +125,7 @@ fn a_false_source_is_reported_with_the_device_that_it_came_by() -> anyhow::Resul
         endpoints.insert(Addr::from(address), info, 0)?;
         devices.insert(ifindex, u32::from(id), 0)?;
     }
-    let mut told = |program: &str, source: Ipv4Addr, destination: Ipv4Addr| {
+    let mut reported = |program: &str, source: Ipv4Addr, destination: Ipv4Addr| {
         let packet = segment(source.into(), destination.into(), (FORGED_PORT, 80), SYN);
         assert_eq!(programs.run.run(program, &packet).code, DROP);
         let events = programs.events();
@@ -137,12 +137,12 @@ fn a_false_source_is_reported_with_the_device_that_it_came_by() -> anyhow::Resul
         event.endpoint
     };
     for (source, destination) in [(OTHER, FAR4), (FORGED, OTHER), (FORGED, FAR4)] {
-        assert_eq!(told("from_endpoint", source, destination), SENDER);
+        assert_eq!(reported("from_endpoint", source, destination), SENDER);
     }
     // Not an endpoint's device: an uplink.
     devices.remove(&IFINDEX)?;
     for (source, destination) in [(OTHER, FAR4), (OTHER, ENDPOINT4), (ENDPOINT4, OTHER)] {
-        assert_eq!(told("from_netdev", source, destination), 0);
+        assert_eq!(reported("from_netdev", source, destination), 0);
     }
     Ok(())
 }
@@ -277,7 +277,7 @@ fn a_drop_says_which_packet_of_which_endpoint_it_was() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn what_cannot_be_masqueraded_is_told_apart_from_other_drops() -> anyhow::Result<()> {
+fn what_cannot_be_masqueraded_is_distinguished_from_other_drops() -> anyhow::Result<()> {
     let of_nat = MonitorFilter {
         wanted: WANT_NAT,
         ..ALL
@@ -300,14 +300,14 @@ fn what_cannot_be_masqueraded_is_told_apart_from_other_drops() -> anyhow::Result
             assert_eq!(programs.run.run("to_netdev", &packet).code, DROP);
         }
         let events = programs.events();
-        let told: Vec<_> = events
+        let reported: Vec<_> = events
             .iter()
             .filter(|event| event.reason == Reason::NatUnsupported as u8)
             .map(|event| (event.source.to_ip(), event.sport_be, event.endpoint))
             .collect();
         let expected = (IpAddr::from(ENDPOINT4), 40_000_u16.to_be(), 77);
-        assert_eq!(told, vec![expected; count]);
-        let drops_of_others = events.len() - told.len();
+        assert_eq!(reported, vec![expected; count]);
+        let drops_of_others = events.len() - reported.len();
         assert_eq!(drops_of_others, usize::from(filter == ALL));
     }
     Ok(())
@@ -315,7 +315,7 @@ fn what_cannot_be_masqueraded_is_told_apart_from_other_drops() -> anyhow::Result
 
 #[test]
 #[ignore = "needs root"]
-fn each_turn_of_a_connection_is_told_once() -> anyhow::Result<()> {
+fn each_turn_of_a_connection_is_reported_once() -> anyhow::Result<()> {
     for (endpoint, far) in [
         (IpAddr::from(ENDPOINT4), IpAddr::from(FAR4)),
         (ENDPOINT6.into(), FAR6.into()),
@@ -326,7 +326,7 @@ fn each_turn_of_a_connection_is_told_once() -> anyhow::Result<()> {
                 true => (endpoint, far, TUPLE_OUT, identity::HEALTH),
                 false => (far, endpoint, TUPLE_IN, identity::WORLD),
             };
-            let mut told = Vec::new();
+            let mut reported = Vec::new();
             for (is_opener, flags) in [
                 (true, SYN),
                 (true, SYN),
@@ -357,11 +357,11 @@ fn each_turn_of_a_connection_is_told_once() -> anyhow::Result<()> {
                     );
                     assert_eq!((event.direction, event.endpoint), (direction, 77));
                     assert_eq!((event.source_identity, event.ifindex), (opened_by, IFINDEX));
-                    told.push((flags, event.kind));
+                    reported.push((flags, event.kind));
                 }
             }
             assert_eq!(
-                told,
+                reported,
                 [
                     (SYN, EVENT_CT_CREATED),
                     (FIN | ACK, EVENT_CT_CLOSED),

@@ -133,33 +133,33 @@ impl Wire {
     }
 
     fn total(&self) -> anyhow::Result<RowCounts> {
-        let mut told = RowCounts::default();
+        let mut reported = RowCounts::default();
         for row in self.rows()? {
             let figure = |name| row[name].as_u64().with_context(|| format!("no {name}"));
-            told.samples += figure("samples")?;
-            told.lost += figure("lost")?;
-            told.late += figure("late")?;
-            told.duplicates += figure("duplicates")?;
+            reported.samples += figure("samples")?;
+            reported.lost += figure("lost")?;
+            reported.late += figure("late")?;
+            reported.duplicates += figure("duplicates")?;
         }
-        Ok(told)
+        Ok(reported)
     }
 
     /// Waits until the rows match, then until there are more round trips, which must not change the match.
-    fn tell_and_keep_telling(
+    fn wait_for_stable_counts(
         &self,
         what: &str,
         is_so: impl Fn(RowCounts) -> bool,
     ) -> anyhow::Result<RowCounts> {
-        let told = wait_for(what, PATIENCE, || {
-            let told = self.row_counts()?;
-            ensure!(is_so(told), "{told:?}");
-            Ok(Some(told))
+        let reported = wait_for(what, PATIENCE, || {
+            let reported = self.row_counts()?;
+            ensure!(is_so(reported), "{reported:?}");
+            Ok(Some(reported))
         })?;
         let later = wait_for("more round trips", PATIENCE, || {
-            Ok(Some(self.row_counts()?).filter(|later| later.samples >= told.samples + 4))
+            Ok(Some(self.row_counts()?).filter(|later| later.samples >= reported.samples + 4))
         })?;
-        ensure!(is_so(later), "{what}: {told:?}, then {later:?}");
-        Ok(told)
+        ensure!(is_so(later), "{what}: {reported:?}, then {later:?}");
+        Ok(reported)
     }
 }
 
@@ -170,8 +170,8 @@ fn what_netem_loses_is_lost() -> anyhow::Result<()> {
     wire.wait_enough()?;
     let netem = wire.close()?;
     assert!(netem.dropped > 0 && netem.sent > 0, "{netem:?}");
-    wire.tell_and_keep_telling("all losses", |told| {
-        told.lost == netem.dropped && told.late == 0 && told.samples >= netem.sent
+    wire.wait_for_stable_counts("all losses", |reported| {
+        reported.lost == netem.dropped && reported.late == 0 && reported.samples >= netem.sent
     })?;
     Ok(())
 }
@@ -219,8 +219,8 @@ fn what_netem_duplicates_is_one_round_trip_and_one_duplicate() -> anyhow::Result
     let netem = wire.close()?;
     let requests = netem.sent / 2;
     assert_eq!(netem.sent, requests * 2, "{netem:?}");
-    wire.tell_and_keep_telling("all duplicates", |told| {
-        told.duplicates == requests && told.lost == 0 && told.samples >= requests
+    wire.wait_for_stable_counts("all duplicates", |reported| {
+        reported.duplicates == requests && reported.lost == 0 && reported.samples >= requests
     })?;
     Ok(())
 }
@@ -239,13 +239,16 @@ fn what_netem_holds_back_is_lost_once_and_late_once_while_others_overtake_it() -
     let netem = wire.close()?;
     let at_once = netem.sent / GAP;
     let held = netem.sent - at_once;
-    let told = wire.tell_and_keep_telling("all that is late", |told| {
-        told.late == held && told.lost == held && told.samples >= at_once && told.duplicates == 0
+    let reported = wire.wait_for_stable_counts("all that is late", |reported| {
+        reported.late == held
+            && reported.lost == held
+            && reported.samples >= at_once
+            && reported.duplicates == 0
     })?;
     // Late answers don't count as round trips.
     for row in wire.rows()? {
         let longest = row["max-ns"].as_u64().context("no round trip")?;
-        assert!(longest < LATE_MS * 1_000_000, "{told:?}: {row}");
+        assert!(longest < LATE_MS * 1_000_000, "{reported:?}: {row}");
     }
     Ok(())
 }

@@ -126,9 +126,9 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
         .agent_args("--path-mtu-interval off")
         .start()?;
     bed.wait_all_reachable(PATIENCE)?;
-    let [prober, told, black_hole, straight] = [1, 2, 3, 4].map(|index| bed.node(index));
+    let [prober, reported, black_hole, straight] = [1, 2, 3, 4].map(|index| bed.node(index));
     add_router()?;
-    lead_over_router(prober, told, 1400, 1400)?;
+    lead_over_router(prober, reported, 1400, 1400)?;
     // The far end silently drops anything longer than its own MTU plus a VLAN tag.
     lead_over_router(prober, black_hole, 1500, 1400)?;
     bed.wait_all_reachable(PATIENCE)?;
@@ -139,7 +139,7 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
         assert_eq!((path.mtu, path.local_mtu), (1500, 1500), "{path:?}");
         assert_eq!(path.larger, LargerPackets::None);
     }
-    for path in paths_to(&found, told)? {
+    for path in paths_to(&found, reported)? {
         assert_eq!((path.mtu, path.local_mtu), (1400, 1500), "{path:?}");
         assert_eq!(path.larger, LargerPackets::Rejected, "{path:?}");
         assert_eq!(path.device, "eth0");
@@ -155,7 +155,7 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
 
     // It is reported, and nothing else suffers.
     assert_eq!(diagnosis(straight, prober)?, None);
-    for (node, word) in [(told, ROUTER4), (black_hole, "vanish")] {
+    for (node, word) in [(reported, ROUTER4), (black_hole, "vanish")] {
         let said = diagnosis(node, prober)?.context("no diagnosis")?;
         assert_eq!(said.cause, "path-mtu");
         assert!(said.message.contains(word), "{}", said.message);
@@ -170,18 +170,18 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
     let mut nft = Command::new("ip");
     nft.args(["netns", "exec", ROUTER, "nft", "-f", "-"]);
     run_with_input(&mut nft, swallow)?.success()?;
-    for path in paths_to(&probe(prober, told.name())?, told)? {
+    for path in paths_to(&probe(prober, reported.name())?, reported)? {
         assert_eq!(path.mtu, 1400, "{path:?}");
         assert_eq!(path.larger, LargerPackets::Vanish, "{path:?}");
     }
 
     // The kernel's cached path MTU does not hide that the path has become wider.
-    ip(ROUTER, &format!("link set {} mtu 1500", told.name()))?;
-    ip(told.name(), "link set eth1 mtu 1500")?;
-    for path in paths_to(&probe(prober, told.name())?, told)? {
+    ip(ROUTER, &format!("link set {} mtu 1500", reported.name()))?;
+    ip(reported.name(), "link set eth1 mtu 1500")?;
+    for path in paths_to(&probe(prober, reported.name())?, reported)? {
         assert_eq!(path.mtu, 1500, "{path:?}");
     }
-    assert_eq!(diagnosis(told, prober)?, None);
+    assert_eq!(diagnosis(reported, prober)?, None);
 
     // Nor is a path too narrow for a host that sends no larger packets.
     ip(prober.name(), "link set eth0 mtu 1404")?;
@@ -234,7 +234,7 @@ fn a_lower_mtu_on_the_way_is_found_at_the_slow_beat() -> anyhow::Result<()> {
     ip(prober.name(), &format!("route del {}/32", peer.ipv4()))?;
     let ipv6 = peer.ipv6().context("the bed has IPv6")?;
     ip(prober.name(), &format!("route del {ipv6}/128"))?;
-    wait_for("the end of it to be told", PATIENCE, || {
+    wait_for("the end of it to be reported", PATIENCE, || {
         Ok(diagnosis(peer, prober)?.is_none().then_some(()))
     })
 }

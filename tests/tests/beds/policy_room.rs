@@ -123,7 +123,7 @@ fn policy_of_most_of_its_map_changes_over() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn policy_without_room_is_told_and_holds_nobody_up() -> anyhow::Result<()> {
+fn policy_without_room_is_reported_and_holds_nobody_up() -> anyhow::Result<()> {
     let (bed, folder) = bed()?;
     let (here, there) = (bed.node(1), bed.node(2));
     let near = Member::on(here, "near", "--label role=friend")?;
@@ -132,12 +132,12 @@ fn policy_without_room_is_told_and_holds_nobody_up() -> anyhow::Result<()> {
 
     let too_many = hosts_for(POLICY_ENTRIES + 10_000);
     ensure!(!import(here, folder.path(), &rules(20_001, too_many))?);
-    let told = wait_for("the lack of room to be told", PATIENCE, || {
-        let lag = lag(here)?.context("nothing is told")?;
+    let reported = wait_for("the lack of room to be reported", PATIENCE, || {
+        let lag = lag(here)?.context("nothing is reported")?;
         ensure!(lag.reason.contains("HEALTH_POLICY"), "{lag:?}");
         Ok(Some(lag))
     })?;
-    ensure!(told.endpoints == 1, "{told:?}");
+    ensure!(reported.endpoints == 1, "{reported:?}");
     ensure!(log_has(here, &web, "HEALTH_POLICY")?);
     let shown = here.cli("status")?;
     ensure!(

@@ -75,11 +75,11 @@ impl Stand {
 
     /// What the agent knows about a pod, if it knows one of this name.
     fn pod(&self, name: &str) -> anyhow::Result<Option<ProbedPod>> {
-        let told = self.node().cli(&format!("probe get {name} -o json"))?;
-        if told.code != Some(0) {
+        let reported = self.node().cli(&format!("probe get {name} -o json"))?;
+        if reported.code != Some(0) {
             return Ok(None);
         }
-        let mut details: Value = serde_json::from_str(&told.stdout)?;
+        let mut details: Value = serde_json::from_str(&reported.stdout)?;
         Ok(Some(serde_json::from_value(details["pod"].take())?))
     }
 
@@ -147,21 +147,22 @@ fn a_container_that_fails_its_liveness_probe_is_ended_and_started_again() -> any
     })?;
     assert_eq!(again.state, "running");
     let reasons: Vec<_> = stand.events("hangs")?;
-    let told: Vec<_> = reasons
+    let reported: Vec<_> = reasons
         .iter()
         .map(|event| (event.reason.as_str(), event.message.as_str()))
         .collect();
     let failed = "Liveness probe failed: exit code 1";
     let killing = "Container hangs failed liveness probe, will be restarted";
     assert!(
-        told.iter()
+        reported
+            .iter()
             .any(|(reason, text)| *reason == "Unhealthy" && text.starts_with(failed)),
-        "{told:?}"
+        "{reported:?}"
     );
-    assert!(told.contains(&("Killing", killing)), "{told:?}");
+    assert!(reported.contains(&("Killing", killing)), "{reported:?}");
     assert!(
-        told.contains(&("Started", "Started container hangs")),
-        "{told:?}"
+        reported.contains(&("Started", "Started container hangs")),
+        "{reported:?}"
     );
     Ok(())
 }
@@ -245,7 +246,7 @@ fn a_bad_manifest_and_a_container_that_goes_leave_the_others_probed() -> anyhow:
     assert!(stand.wait("the other", "stays", |one| one.ready)?.ready);
 
     stand.containerd.hang()?;
-    wait_for("the runtime's silence to be told", PATIENCE, || {
+    wait_for("the runtime's silence to be reported", PATIENCE, || {
         let listed = stand.node().cli("probe list")?;
         let socket = stand.containerd.socket().display().to_string();
         Ok(listed.stderr.contains(&format!("{socket}: ")).then_some(()))
@@ -286,12 +287,12 @@ fn containers_that_were_being_killed_are_started_again_by_the_next_agent() -> an
         let text = fs::read_to_string(&state)?;
         Ok((text.matches("\"on_hold\":true").count() == containers.len()).then_some(()))
     })?;
-    wait_for("the runtime to have been told", PATIENCE, || {
-        let is_told = |name: &str| {
+    wait_for("the runtime to have been notified", PATIENCE, || {
+        let is_reported = |name: &str| {
             let mut events = stand.events(name)?.into_iter();
             anyhow::Ok(events.any(|event| event.reason == "Killing"))
         };
-        Ok((is_told(before)? && is_told(after)?).then_some(()))
+        Ok((is_reported(before)? && is_reported(after)?).then_some(()))
     })?;
     stand.node().kill_agent(Signal::SIGKILL)?;
     stand
@@ -349,12 +350,12 @@ fn an_agent_that_must_not_restart_containers_only_says_what_should_be() -> anyho
         "    livenessProbe: {exec: {command: [test, -e, /none]}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 1}\n",
     )?;
     stand.start_agent_with("--container-restarts false")?;
-    let told = wait_for("its failure to be told", PATIENCE, || {
+    let reported = wait_for("its failure to be reported", PATIENCE, || {
         let mut events = stand.events("spared")?.into_iter();
         Ok(events.find(|event| event.reason == "NotKilled"))
     })?;
     let why = "Container spared failed liveness probe; not killed: --container-restarts is off";
-    assert_eq!(told.message, why);
+    assert_eq!(reported.message, why);
     // By the time a second container is ready, the runtime has been polled several times.
     let probe = "    readinessProbe: {exec: {command: [test, -e, /]}, periodSeconds: 1, timeoutSeconds: 60}\n";
     stand.run("witness", "sleep 1000000", probe)?;

@@ -93,11 +93,11 @@ impl Stand {
 
     /// What the agent knows about a pod, if it knows one of this name.
     fn pod(&self, name: &str) -> anyhow::Result<Option<ProbedPod>> {
-        let told = self.node().cli(&format!("probe get {name} -o json"))?;
-        if told.code != Some(0) {
+        let reported = self.node().cli(&format!("probe get {name} -o json"))?;
+        if reported.code != Some(0) {
             return Ok(None);
         }
-        let mut details: Value = serde_json::from_str(&told.stdout)?;
+        let mut details: Value = serde_json::from_str(&reported.stdout)?;
         Ok(Some(serde_json::from_value(details["pod"].take())?))
     }
 
@@ -251,10 +251,11 @@ fn pods_stay_while_the_api_server_is_away() -> anyhow::Result<()> {
     stand.wait_gone("goes")?;
     stand.wait_ready("stays")?;
     stand.wait_no_problem()?;
-    let told = |words: &[&str]| -> anyhow::Result<usize> { Ok(stand.node().logged(words)?.len()) };
-    assert_eq!(told(&["Kubernetes pods are not up to date"])?, 1);
+    let reported =
+        |words: &[&str]| -> anyhow::Result<usize> { Ok(stand.node().logged(words)?.len()) };
+    assert_eq!(reported(&["Kubernetes pods are not up to date"])?, 1);
     assert_eq!(
-        told(&["Kubernetes pods are up to date"])?,
+        reported(&["Kubernetes pods are up to date"])?,
         2,
         "at first, and again"
     );
@@ -488,7 +489,7 @@ fn without_a_runtime_the_api_says_how_the_containers_do() -> anyhow::Result<()> 
         );
     }
     stand.server.put(object("serves", "Running", ended()));
-    stand.wait("its end to be told", "serves", |one| {
+    stand.wait("its end to be reported", "serves", |one| {
         !one.ready && one.state == "terminated" && one.exit_code == Some(1)
     })?;
     Ok(())

@@ -82,8 +82,8 @@ daemon off; master_process off; user root;
 pid {dir}/pid; error_log {dir}/error.log info;
 events {{}}
 http {{
-  log_format told '$status $uri "$host" "$http_user_agent" "$http_accept" "$http_connection"';
-  access_log {dir}/access.log told;
+  log_format probes '$status $uri "$host" "$http_user_agent" "$http_accept" "$http_connection"';
+  access_log {dir}/access.log probes;
   client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fastcgi;
   uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
   server {{

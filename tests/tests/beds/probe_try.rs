@@ -46,7 +46,7 @@ fn try_probes(text: &str, words: &[&str]) -> anyhow::Result<Output> {
 
 #[test]
 #[ignore = "needs root"]
-fn each_probe_of_a_manifest_is_tried_and_its_consequence_told() -> anyhow::Result<()> {
+fn each_probe_of_a_manifest_is_tried_and_its_consequence_reported() -> anyhow::Result<()> {
     let server = TcpListener::bind("127.0.0.1:0")?;
     let port = server.local_addr()?.port();
     let container = Running::start(Command::new("sleep").arg("1000000"))?;
@@ -55,7 +55,7 @@ fn each_probe_of_a_manifest_is_tried_and_its_consequence_told() -> anyhow::Resul
     let output = try_probes(&manifest(port), &words)?;
     let tried: Value = serde_json::from_slice(&output.stdout)
         .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
-    let told = |row: &Value| {
+    let reported = |row: &Value| {
         json!([
             row["type"],
             row["target"],
@@ -66,7 +66,12 @@ fn each_probe_of_a_manifest_is_tried_and_its_consequence_told() -> anyhow::Resul
             row["consequence"]
         ])
     };
-    let rows: Vec<_> = tried.as_array().context("rows")?.iter().map(told).collect();
+    let rows: Vec<_> = tried
+        .as_array()
+        .context("rows")?
+        .iter()
+        .map(reported)
+        .collect();
     assert_eq!(
         json!(rows),
         json!([
@@ -131,7 +136,7 @@ fn each_probe_of_a_manifest_is_tried_and_its_consequence_told() -> anyhow::Resul
 
 #[test]
 #[ignore = "needs root"]
-fn what_cannot_be_tried_is_told_by_pod_container_and_field() -> anyhow::Result<()> {
+fn what_cannot_be_tried_is_reported_by_pod_container_and_field() -> anyhow::Result<()> {
     let folder = TempDir::new()?;
     let wrong = manifest(80).replace("{port: web}", "{port: 0}");
     for (text, words, error) in [
@@ -151,12 +156,12 @@ fn what_cannot_be_tried_is_told_by_pod_container_and_field() -> anyhow::Result<(
         (&manifest(80), &["--pid", "4194305"], "--pid 4194305"),
     ] {
         let output = try_probes(text, words)?;
-        let told = String::from_utf8(output.stderr)?;
-        assert!(told.contains(error), "{told}");
+        let reported = String::from_utf8(output.stderr)?;
+        assert!(reported.contains(error), "{reported}");
         assert_eq!(
-            (output.status.code(), told.lines().count()),
+            (output.status.code(), reported.lines().count()),
             (Some(1), 1),
-            "{told}"
+            "{reported}"
         );
     }
 
@@ -165,8 +170,8 @@ fn what_cannot_be_tried_is_told_by_pod_container_and_field() -> anyhow::Result<(
         .args(["probe", "try"])
         .arg(&missing)
         .output()?;
-    let told = String::from_utf8(output.stderr)?;
-    assert!(told.contains("none.yaml"), "{told}");
+    let reported = String::from_utf8(output.stderr)?;
+    assert!(reported.contains("none.yaml"), "{reported}");
     assert_eq!(output.status.code(), Some(1));
 
     // Without an address or a process, nothing is known about the container, which says nothing about its health.
@@ -221,12 +226,12 @@ items:
     assert_eq!(said, "warning: skipped Service shop/web: it has no pods\n");
     let tried: Value = serde_json::from_slice(&output.stdout)?;
     let rows = tried.as_array().context("rows")?;
-    let told: Vec<_> = rows
+    let reported: Vec<_> = rows
         .iter()
         .map(|row| json!([row["pod"], row["type"]]))
         .collect();
     assert_eq!(
-        json!(told),
+        json!(reported),
         json!([["shop/web", "readiness"], ["shop/report", "liveness"]])
     );
     let words = ["--pod", "web", "--address", "127.0.0.1"];

@@ -7,7 +7,8 @@ use tests::{Bed, PATIENCE, wait_for};
 
 #[test]
 #[ignore = "needs root"]
-fn a_broken_edit_keeps_the_last_good_set_and_is_told_by_line_and_column() -> anyhow::Result<()> {
+fn a_broken_edit_keeps_the_last_good_set_and_is_reported_by_line_and_column() -> anyhow::Result<()>
+{
     let bed = Bed::builder().nodes(2).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let good = fs::read_to_string(NODES_FILE)?;

@@ -71,10 +71,10 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
     );
     assert_ne!(in_programs()?, before);
     let status = || Ok(node.cli("status --succinct")?.stdout);
-    wait_for("status to tell that a restart is due", PATIENCE, || {
+    wait_for("status to report that a restart is due", PATIENCE, || {
         let status: anyhow::Result<String> = status();
-        let is_told = status?.contains("settings: restart the agent to apply health-port");
-        Ok(is_told.then_some(()))
+        let is_reported = status?.contains("settings: restart the agent to apply health-port");
+        Ok(is_reported.then_some(()))
     })?;
 
     fs::write(

@@ -1,5 +1,5 @@
 //! Damage to a health endpoint by others is reported and repaired, and the log names the cause.
-//! `cargo xtask bench told` measures how fast.
+//! `cargo xtask bench damage` measures how fast.
 
 use std::fs;
 use std::net::IpAddr;
@@ -76,12 +76,12 @@ impl RepairBed {
         fault: impl FnOnce(&Node) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         self.is_healthy().context("before the fault")?;
-        let told = self.node().logged(&[cause])?.len();
+        let reported = self.node().logged(&[cause])?.len();
         fault(self.node()).context("making the fault")?;
         wait_for(&format!("the repair of: {cause}"), REPAIR, || {
             // The log first: some faults do not show in traffic at once.
             ensure!(
-                self.node().logged(&[cause])?.len() > told,
+                self.node().logged(&[cause])?.len() > reported,
                 "nothing in the log"
             );
             self.is_healthy().map(Some)
@@ -239,13 +239,13 @@ fn all_pins_with_the_veth() -> anyhow::Result<()> {
 
 /// What is reported about the health endpoint: by the listing, by its health and by its log.
 #[derive(Debug)]
-struct Told {
+struct HealthReports {
     endpoint: Endpoint,
     health: EndpointHealth,
     log: Vec<LogEntry>,
 }
 
-impl Told {
+impl HealthReports {
     fn by(node: &Node) -> anyhow::Result<Self> {
         let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
         let endpoint = all.into_iter().find(|one| one.identity == identity::HEALTH);
@@ -281,19 +281,19 @@ impl Told {
         let is_broken = self.endpoint.state == "waiting-to-regenerate"
             && self.health.overall_health == HealthState::Failure
             && !self.health.connected;
-        let is_told = failure.is_some_and(|line| line.message.contains(words));
-        ensure!(is_broken && is_told, "{self:?}");
+        let is_reported = failure.is_some_and(|line| line.message.contains(words));
+        ensure!(is_broken && is_reported, "{self:?}");
         Ok(())
     }
 }
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Result<()> {
+fn what_is_wrong_with_the_health_endpoint_is_reported_in_each_place() -> anyhow::Result<()> {
     let broken = RepairBed::start()?;
     let node = broken.node();
     let namespace = format!("health-{}", node.name());
-    Told::by(node)?.is_well_again("")?;
+    HealthReports::by(node)?.is_well_again("")?;
     // Repaired at once.
     for (words, harm) in [
         (
@@ -310,17 +310,17 @@ fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Res
         ),
         ("network namespace", format!("ip netns delete {namespace}")),
     ] {
-        let failures = Told::by(node)?.failures();
+        let failures = HealthReports::by(node)?.failures();
         let begun = Instant::now();
         node.exec(&harm)?;
         wait_for(&format!("the log of: {words}"), REPAIR, || {
-            let told = Told::by(node)?;
-            told.is_well_again(words)?;
+            let reported = HealthReports::by(node)?;
+            reported.is_well_again(words)?;
             // Before the repair, not only after it.
-            ensure!(told.failures() > failures, "{told:?}");
+            ensure!(reported.failures() > failures, "{reported:?}");
             Ok(Some(()))
         })?;
-        println!("{harm}: told after {:?}", begun.elapsed());
+        println!("{harm}: reported after {:?}", begun.elapsed());
     }
     // Devices that others created stay theirs, and block the repair until they remove them.
     let agent = node.agent_pid()?;
@@ -336,8 +336,8 @@ fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Res
     kill(agent, Signal::SIGCONT)?;
     harmed?;
     let words = "device lxc_health exists and is not this agent's";
-    wait_for("all to tell of the foreign device", REPAIR, || {
-        Told::by(node)?.is_broken(words)?;
+    wait_for("all to report the foreign device", REPAIR, || {
+        HealthReports::by(node)?.is_broken(words)?;
         let (code, liveness) = liveness(node)?;
         ensure!(
             code == 503 && liveness.failing == ["datapath"],
@@ -345,10 +345,12 @@ fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Res
         );
         Ok(Some(()))
     })?;
-    println!("a foreign device: told after {:?}", begun.elapsed());
+    println!("a foreign device: reported after {:?}", begun.elapsed());
     node.exec("ip link delete lxc_health")?;
     wait_for("all to be well again", REPAIR, || {
-        Told::by(node)?.is_well_again("regenerated").map(Some)
+        HealthReports::by(node)?
+            .is_well_again("regenerated")
+            .map(Some)
     })?;
     broken.is_healthy()
 }
@@ -406,7 +408,7 @@ fn a_missing_uplink_keeps_nothing_else_from_repair() -> anyhow::Result<()> {
     let node = bed.node(1);
     assert_eq!(programs(node, "up1")?, 2);
     ip(node, &["link delete up1"])?;
-    wait_for("the missing uplink to be told", REPAIR, || {
+    wait_for("the missing uplink to be reported", REPAIR, || {
         Ok((!node.logged(&["uplink up1 does not exist"])?.is_empty()).then_some(()))
     })?;
 
@@ -472,7 +474,7 @@ fn uplinks_are_the_devices_that_have_the_nodes_address_now() -> anyhow::Result<(
 
     ip(node, &["link delete br0"])?;
     let missing = format!("no device has this node's address {address}");
-    wait_for("the missing address to be told", REPAIR, || {
+    wait_for("the missing address to be reported", REPAIR, || {
         Ok((!node.logged(&[&missing])?.is_empty()).then_some(()))
     })?;
     ip(node, &["link delete lxc_health"])?;

@@ -168,13 +168,13 @@ fn bed_program() -> anyhow::Result<Child> {
         .stderr(Stdio::piped())
         .spawn()?;
     let stderr = bed.stderr.take().context("no standard error")?;
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for line in BufReader::new(stderr).lines() {
         let line = line?;
         if line.contains("start it again") {
             return Ok(bed);
         }
-        told.push(line);
+        reported.push(line);
     }
-    bail!("the bed ended: {}", told.join("\n"))
+    bail!("the bed ended: {}", reported.join("\n"))
 }

@@ -210,14 +210,18 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
         (Behaviour::RubbishInWatches, "cannot watch services: "),
     ] {
         api.server.behave(behaviour.clone());
-        let told = until(&mut api.sets, &format!("{behaviour:?} to be told"), |set| {
-            has_problem(set, "kubernetes: using the services as of ")
-                && has_problem(set, "kubernetes: using the endpoint slices as of ")
-                && has_problem(set, reason)
-        })
+        let reported = until(
+            &mut api.sets,
+            &format!("{behaviour:?} to be reported"),
+            |set| {
+                has_problem(set, "kubernetes: using the services as of ")
+                    && has_problem(set, "kubernetes: using the endpoint slices as of ")
+                    && has_problem(set, reason)
+            },
+        )
         .await?;
-        assert_eq!(shown(&told), well, "{behaviour:?}");
-        assert!(told.synced.is_complete());
+        assert_eq!(shown(&reported), well, "{behaviour:?}");
+        assert!(reported.synced.is_complete());
         api.server.behave(Behaviour::Serve);
         until_shown(&mut api.sets, &well).await?;
     }
@@ -230,19 +234,23 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
     api.server.compact();
     api.server.behave(Behaviour::LostStore);
     api.server.resume()?;
-    let told = until(&mut api.sets, "the loss of its store to be told", |set| {
-        let lost = |resource| format!("the API server lists no {resource}; its store may");
-        has_problem(set, &lost("services")) && has_problem(set, &lost("endpointslices"))
-    })
+    let reported = until(
+        &mut api.sets,
+        "the loss of its store to be reported",
+        |set| {
+            let lost = |resource| format!("the API server lists no {resource}; its store may");
+            has_problem(set, &lost("services")) && has_problem(set, &lost("endpointslices"))
+        },
+    )
     .await?;
-    assert_eq!(shown(&told), well);
+    assert_eq!(shown(&reported), well);
     api.server.behave(Behaviour::Serve);
     until_shown(&mut api.sets, &well).await?;
 
     // Changes during an outage are there after it, even if the server no longer knows what has changed.
     api.server.stop();
-    let told = until(&mut api.sets, "the outage", |set| !set.problems.is_empty()).await?;
-    assert_eq!(shown(&told), well);
+    let reported = until(&mut api.sets, "the outage", |set| !set.problems.is_empty()).await?;
+    assert_eq!(shown(&reported), well);
     api.server.delete_of(Kind::EndpointSlice, "shop/web-1");
     api.server.put(slice("new", &["10.1.0.2"]));
     api.server.put(service("new", "10.96.0.2"));
@@ -270,15 +278,15 @@ async fn services_are_not_whole_until_some_of_both_kinds_were_listed() -> anyhow
 
     // A cluster always has a service of its own, so an empty list is not believed at the start either.
     server.behave(Behaviour::Serve);
-    let told = until(&mut sets, "the loss of its store to be told", |set| {
+    let reported = until(&mut sets, "the loss of its store to be reported", |set| {
         let lost = |resource| format!("the API server lists no {resource}; its store may");
         has_problem(set, &lost("services")) && has_problem(set, &lost("endpointslices"))
     })
     .await?;
-    assert!(!told.synced.services && !told.synced.slices);
+    assert!(!reported.synced.services && !reported.synced.slices);
     server.put(service("web", "10.96.0.1"));
-    let told = until(&mut sets, "the services", |set| set.synced.services).await?;
-    assert!(!told.synced.slices);
+    let reported = until(&mut sets, "the services", |set| set.synced.services).await?;
+    assert!(!reported.synced.slices);
     server.put(slice("web", &["10.1.0.1"]));
     until_shown(&mut sets, &["web 10.96.0.1", "web-1 10.1.0.1"]).await?;
     Ok(())
@@ -360,11 +368,11 @@ fn services_of_etcd_stay_while_it_is_away_and_catch_up_also_after_a_compaction()
     with_etcd(async |mut etcd, _services, mut sets| {
         let web = ["web 10.96.0.1", "web-1 10.1.0.1"];
         etcd.kill()?;
-        let told = until(&mut sets, "the outage", |set| {
+        let reported = until(&mut sets, "the outage", |set| {
             has_problem(set, "etcd: using the services as of ")
         })
         .await?;
-        assert_eq!(shown(&told), web);
+        assert_eq!(shown(&reported), web);
         etcd.restart()?;
         until_shown(&mut sets, &web).await?;
 
@@ -400,12 +408,12 @@ fn an_etcd_that_comes_back_without_its_data_takes_no_service_away() -> anyhow::R
         until(&mut sets, "the outage", |set| !set.problems.is_empty()).await?;
         etcd.forget()?;
         etcd.restart()?;
-        let told = until(&mut sets, "the loss to be told", |set| {
+        let reported = until(&mut sets, "the loss to be reported", |set| {
             has_problem(set, "its data may have been lost")
         })
         .await?;
         let web = ["web 10.96.0.1", "web-1 10.1.0.1"];
-        assert_eq!(shown(&told), web);
+        assert_eq!(shown(&reported), web);
         etcd.put(
             &format!("{PREFIX}services/shop/web"),
             &service("web", "10.96.0.9").to_string(),

@@ -305,10 +305,10 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
         "sets HEALTH-*",
         "device health-ipvs0",
     ] {
-        let is_told = removed
+        let is_reported = removed
             .iter()
             .any(|removed| removed.to_lowercase().contains(&what.to_lowercase()));
-        ensure!(is_told, "{what}: {removed:?}");
+        ensure!(is_reported, "{what}: {removed:?}");
     }
     let again = bed.runtime.block_on(ipvs::cleanup(&handle))?;
     ensure!(again.is_empty(), "{again:?}");
@@ -366,9 +366,9 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     let web = SocketAddr::new(vip(WEB, is_ipv6), 80);
     let mut servers = Vec::new();
     for _ in 0..4 {
-        let told = ask(Some(&place.client), web)?;
-        ensure!(told.client != client, "it is masqueraded: {told:?}");
-        servers.push(told.server);
+        let reported = ask(Some(&place.client), web)?;
+        ensure!(reported.client != client, "it is masqueraded: {reported:?}");
+        servers.push(reported.server);
     }
     for pod in PODS {
         ensure!(servers.iter().any(|server| server == pod), "{servers:?}");
@@ -377,8 +377,11 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     ask(None, web)?;
     let own: IpAddr = pod(2, is_ipv6).parse()?;
     for _ in 0..4 {
-        let told = ask(Some(&place.pods[1]), web)?;
-        ensure!((told.client == own) == (told.server == PODS[0]), "{told:?}");
+        let reported = ask(Some(&place.pods[1]), web)?;
+        ensure!(
+            (reported.client == own) == (reported.server == PODS[0]),
+            "{reported:?}"
+        );
     }
     let hairpin = SocketAddr::new(vip(HAIRPIN, is_ipv6), 80);
     assert_eq!(ask(Some(&place.pods[0]), hairpin)?.server, PODS[0]);
@@ -560,8 +563,8 @@ fn early_client(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     }
     bed.write("early", &manifest(EARLY, "early", ports, &[1]))?;
     for socket in &clients {
-        let told = wait_for("an answer", PATIENCE, || Ok(exchange(socket).ok()))?;
-        assert_eq!(told.server, PODS[0]);
+        let reported = wait_for("an answer", PATIENCE, || Ok(exchange(socket).ok()))?;
+        assert_eq!(reported.server, PODS[0]);
     }
     fs::remove_file(bed.manifests.path().join("early.yaml"))?;
     bed.until("its end", |all| !all.contains(":30084"))?;
@@ -609,8 +612,8 @@ fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
         }
         for is_ipv6 in families() {
             let web = SocketAddr::new(vip(WEB, is_ipv6), 80);
-            let told = ask(Some(&place.client), web).with_context(|| name.to_owned())?;
-            assert_eq!(told.server, PODS[0], "{name}");
+            let reported = ask(Some(&place.client), web).with_context(|| name.to_owned())?;
+            assert_eq!(reported.server, PODS[0], "{name}");
         }
     }
     for name in missing {
@@ -631,8 +634,8 @@ fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
         let web = SocketAddr::new(vip(WEB, is_ipv6), 80);
         let used = wait_for("a connection to the pod", PATIENCE, || {
             let mut connection = Connection::open(Some(&place.client), web)?;
-            let told = connection.ask()?;
-            Ok((told.server == PODS[1]).then_some(connection))
+            let reported = connection.ask()?;
+            Ok((reported.server == PODS[1]).then_some(connection))
         })?;
         staying.push((is_ipv6, web, used));
     }

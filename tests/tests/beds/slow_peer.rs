@@ -132,29 +132,30 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
 }
 
 /// The time since which round trips are slow, according to a diagnosis.
-fn since(told: &str) -> anyhow::Result<Timestamp> {
-    let (_, rest) = told.split_once(", since ").context("since when?")?;
+fn since(reported: &str) -> anyhow::Result<Timestamp> {
+    let (_, rest) = reported.split_once(", since ").context("since when?")?;
     let time = rest.split([';', ',']).next().unwrap_or(rest);
     Ok(time.parse()?)
 }
 
 /// Waits until `by` reports a latency shift of `of` with these words.
-fn wait_told(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis> {
+fn wait_reported(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis> {
     let mut last = None;
-    let told = wait_for(words, PATIENCE, || {
+    let reported = wait_for(words, PATIENCE, || {
         last = diagnosis(by, of)?;
-        let wanted =
-            |told: &Diagnosis| told.cause == "latency-shift" && told.message.contains(words);
+        let wanted = |reported: &Diagnosis| {
+            reported.cause == "latency-shift" && reported.message.contains(words)
+        };
         Ok(last.clone().filter(wanted))
     });
-    told.with_context(|| seen(by, of, last.as_ref()))
+    reported.with_context(|| seen(by, of, last.as_ref()))
 }
 
 /// What a node reports about another, for the error of a test.
-fn seen(by: &Node, of: &Node, told: Option<&Diagnosis>) -> String {
+fn seen(by: &Node, of: &Node, reported: Option<&Diagnosis>) -> String {
     let shown = by.cli(&format!("status --verbose --node {}", of.name()));
     let shown = shown.map(|ran| ran.stdout).unwrap_or_default();
-    format!("{} of {}: {told:#?}\n{shown}", by.name(), of.name())
+    format!("{} of {}: {reported:#?}\n{shown}", by.name(), of.name())
 }
 
 /// Waits until `by` reports nothing about `of`, or only this, which is returned.
@@ -164,7 +165,7 @@ fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<
         last = diagnosis(by, of)?;
         let is_quiet = last
             .as_ref()
-            .is_none_or(|told| but.is_some_and(|but| told.message.contains(but)));
+            .is_none_or(|reported| but.is_some_and(|but| reported.message.contains(but)));
         Ok(is_quiet.then_some(()))
     });
     quiet.with_context(|| seen(by, of, last.as_ref()))?;
@@ -196,18 +197,22 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
     wait_answers(near, slow, DOUBTFUL)?;
     relay.set_hold(HOLD * slowness());
     for by in [near, far] {
-        wait_told(by, slow, expected.place)?;
+        wait_reported(by, slow, expected.place)?;
     }
     // It stands as long as the fault lasts.
     wait_answers(near, slow, LASTING)?;
-    let told = wait_told(near, slow, expected.place)?;
-    println!("{}\n  - {}", told.message, told.evidence.join("\n  - "));
-    let by_icmp = |told: &&String| told.starts_with("ICMP");
-    let echoes = told.evidence.iter().filter(by_icmp).count();
-    assert_eq!(echoes, expected.slow_addresses, "{told:#?}");
-    for told in told.evidence.iter().chain([&told.message]) {
-        let since = since(told)?;
-        ensure!((earliest..Timestamp::now()).contains(&since), "{told}");
+    let reported = wait_reported(near, slow, expected.place)?;
+    println!(
+        "{}\n  - {}",
+        reported.message,
+        reported.evidence.join("\n  - ")
+    );
+    let by_icmp = |reported: &&String| reported.starts_with("ICMP");
+    let echoes = reported.evidence.iter().filter(by_icmp).count();
+    assert_eq!(echoes, expected.slow_addresses, "{reported:#?}");
+    for reported in reported.evidence.iter().chain([&reported.message]) {
+        let since = since(reported)?;
+        ensure!((earliest..Timestamp::now()).contains(&since), "{reported}");
     }
     // A busy machine may make one HTTP answer too late.
     let waited = wait_for("the node to be degraded", PATIENCE, || {
@@ -216,13 +221,13 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         let node = node.context("the node is not in the report")?;
         Ok((node.reachability() == Reachability::Degraded).then_some(()))
     });
-    waited.with_context(|| seen(near, slow, Some(&told)))?;
+    waited.with_context(|| seen(near, slow, Some(&reported)))?;
     // The times in it change with each answer.
     wait_for("the diagnosis in the table", PATIENCE, || {
-        let told = wait_told(near, slow, expected.place)?;
+        let reported = wait_reported(near, slow, expected.place)?;
         let shown = near.cli("status --verbose --node hnode2")?.success()?;
         Ok(shown
-            .contains(&format!("Diagnosis:   {}", told.message))
+            .contains(&format!("Diagnosis:   {}", reported.message))
             .then_some(()))
     })?;
 
@@ -230,8 +235,8 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         for of in [near, far, other] {
             wait_quiet(by, of, None)?;
         }
-        if let Some(told) = wait_quiet(slow, by, Some(expected.by_itself))? {
-            println!("by itself: {}", told.message);
+        if let Some(reported) = wait_quiet(slow, by, Some(expected.by_itself))? {
+            println!("by itself: {}", reported.message);
         }
     }
 
@@ -245,7 +250,7 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
 
 #[test]
 #[ignore = "needs root"]
-fn a_slow_network_is_told_from_a_slow_host() -> anyhow::Result<()> {
+fn a_slow_network_is_distinguished_from_a_slow_host() -> anyhow::Result<()> {
     let bed = bed()?;
     let relay = bed.relay(bed.node(2), Handling::pass())?;
     let expected = ExpectedReport {
@@ -258,7 +263,7 @@ fn a_slow_network_is_told_from_a_slow_host() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_slow_host_is_told_from_a_slow_network() -> anyhow::Result<()> {
+fn a_slow_host_is_distinguished_from_a_slow_network() -> anyhow::Result<()> {
     let bed = bed()?;
     let relay = relay_to_stack(bed.node(2))?;
     let expected = ExpectedReport {

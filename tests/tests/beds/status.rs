@@ -6,7 +6,7 @@ use tests::{Bed, PATIENCE, wait_for};
 
 #[test]
 #[ignore = "needs root"]
-fn a_healthy_cluster_is_told_in_each_form() -> anyhow::Result<()> {
+fn a_healthy_cluster_is_reported_in_each_form() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(2).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
@@ -40,7 +40,7 @@ fn a_healthy_cluster_is_told_in_each_form() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_dead_agent_is_told_from_a_dead_endpoint() -> anyhow::Result<()> {
+fn a_dead_agent_is_distinguished_from_a_dead_endpoint() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(3).probing(1000, 500).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     bed.node(2).kill_agent(Signal::SIGKILL)?;

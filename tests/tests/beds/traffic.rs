@@ -110,7 +110,7 @@ fn connections_to_peers_are_timed_in_the_kernel() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn http_probes_tell_the_round_trip_of_their_handshake() -> anyhow::Result<()> {
+fn http_probes_report_the_round_trip_of_their_handshake() -> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(2)
         .ipv6(true)

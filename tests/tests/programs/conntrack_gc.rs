@@ -18,7 +18,7 @@ use health_common::ct::{
 use health_common::metrics::Reason;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::tuple::Tuple;
-use health_datapath::collect::KernelTables;
+use health_datapath::conntrack::KernelTables;
 use health_datapath::conntrack::{CollectionOutcome, Family, Fill, Pass, Tables as _};
 use health_net::clock::now_ns;
 use tests::packet::{IPV4, Ipv4, echo4, ethernet, payload};
@@ -534,7 +534,7 @@ fn a_full_map_makes_room_while_it_is_collected_and_is_empty_when_all_have_expire
 
 #[test]
 #[ignore = "needs root"]
-fn an_agent_tells_of_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow::Result<()> {
+fn an_agent_reports_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow::Result<()> {
     const ENTRIES: u32 = 8192;
     let bed = Nodes::builder()
         .nodes(1)
@@ -550,18 +550,18 @@ fn an_agent_tells_of_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow:
         flows.insert(flow4(n), entry(u32::MAX), 0)?;
     }
     let line = "Nearly full maps:   HEALTH_CT4 (";
-    wait_for("status to tell of the full map", PATIENCE, || {
-        let told = node.cli("status")?.success()?.contains(line);
+    wait_for("status to report the full map", PATIENCE, || {
+        let reported = node.cli("status")?.success()?.contains(line);
         let collected = node.logged(&["the map is nearly full", "HEALTH_CT4"])?;
-        Ok((told && !collected.is_empty()).then_some(()))
+        Ok((reported && !collected.is_empty()).then_some(()))
     })?;
     // Now they all have.
     for n in 0..ENTRIES * 9 / 10 {
         flows.insert(flow4(n), entry(1), 0)?;
     }
     wait_for("the collection", PATIENCE, || {
-        let told = node.cli("status")?.success()?.contains(line);
-        Ok((!told && flows.get(&flow4(0), 0).is_err()).then_some(()))
+        let reported = node.cli("status")?.success()?.contains(line);
+        Ok((!reported && flows.get(&flow4(0), 0).is_err()).then_some(()))
     })?;
     // Only those of HTTP health checks are there.
     assert!(flows.keys().count() < 100);

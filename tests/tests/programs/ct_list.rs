@@ -404,7 +404,7 @@ fn each_map_shows_its_fields() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn maps_of_others_are_shown_as_far_as_they_tell() -> anyhow::Result<()> {
+fn maps_of_others_are_shown_as_far_as_they_can_be_read() -> anyhow::Result<()> {
     let bed = TestRun::load_alone();
     let pin = bed.location.bpf_root.join("foreign");
     let make = |words: &str| -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! Direct server return: the option by which a node tells another which frontend a packet was for, byte by byte.
+//! Direct server return: the option with which a node notifies another which frontend a packet was for, byte by byte.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::resume_unwind;
@@ -141,7 +141,7 @@ impl Ends {
     }
 
     /// The packet that another node sends here.
-    fn told(&self, key: [u64; 2], protocol: u8) -> Vec<u8> {
+    fn reported(&self, key: [u64; 2], protocol: u8) -> Vec<u8> {
         let sequence = if protocol == TCP { SEQUENCE } else { 0 };
         let option = self.option(self.tag(key, protocol, sequence), protocol);
         self.packet(
@@ -200,7 +200,7 @@ fn essence(frame: &[u8]) -> Vec<u8> {
 
 #[test]
 #[ignore = "needs root"]
-fn what_another_node_tells_is_taken_off_and_entered() {
+fn what_another_node_reports_is_taken_off_and_entered() {
     for key in KEYS {
         let stand = keyed(&KEYS);
         let mut expected = Vec::new();
@@ -215,7 +215,7 @@ fn what_another_node_tells_is_taken_off_and_entered() {
                 );
                 // A retransmission has the same outcome.
                 for _ in 0..2 {
-                    let outcome = stand.run.run("from_netdev", &ends.told(key, protocol));
+                    let outcome = stand.run.run("from_netdev", &ends.reported(key, protocol));
                     assert_ne!(outcome.code, DROP, "{ends:?} {protocol}");
                     assert_eq!(
                         essence(&outcome.bytes),
@@ -283,7 +283,7 @@ fn nothing_is_entered_without_the_tag_of_a_node() {
             with(right, &ends.segment(ends.backend, ACK)),
             with(right, &ends.segment(ends.backend, SYN | ACK)),
             // From one of this node's own addresses.
-            own.told(KEYS[0], TCP),
+            own.reported(KEYS[0], TCP),
         ];
         let before = stand.run.counted(Reason::DirectInvalid);
         for (place, packet) in refused.iter().enumerate() {
@@ -311,8 +311,8 @@ fn other_options_and_those_for_others_are_left_alone() {
         let other = ends.packet(ends.backend, &padding, TCP, &syn);
         for (stand, packet) in [
             (&keyed, other),
-            (&keyed, away.told(KEYS[0], TCP)),
-            (&keyless, ends.told(KEYS[0], TCP)),
+            (&keyed, away.reported(KEYS[0], TCP)),
+            (&keyless, ends.reported(KEYS[0], TCP)),
         ] {
             let outcome = stand.run.run("from_netdev", &packet);
             assert_eq!((outcome.code, &outcome.bytes), (GO_ON, &packet), "{ends:?}");
@@ -333,7 +333,10 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
             ..ends
         };
         assert_ne!(
-            stand.run.run("from_netdev", &ends.told(KEYS[0], TCP)).code,
+            stand
+                .run
+                .run("from_netdev", &ends.reported(KEYS[0], TCP))
+                .code,
             DROP
         );
         let before = entered(&stand);
@@ -343,12 +346,20 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
             assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
         };
         reach(SYN);
-        let told = by_another.told(KEYS[0], TCP);
-        assert_eq!(stand.run.run("from_netdev", &told).code, DROP, "{ends:?}");
+        let reported = by_another.reported(KEYS[0], TCP);
+        assert_eq!(
+            stand.run.run("from_netdev", &reported).code,
+            DROP,
+            "{ends:?}"
+        );
         assert_eq!(entered(&stand), before);
         // Once it is over, its ports are free for any flow.
         reach(RST);
-        assert_ne!(stand.run.run("from_netdev", &told).code, DROP, "{ends:?}");
+        assert_ne!(
+            stand.run.run("from_netdev", &reported).code,
+            DROP,
+            "{ends:?}"
+        );
         assert_ne!(entered(&stand), before);
     }
 }
@@ -365,8 +376,8 @@ fn datagrams_without_room_for_the_option_have_the_flow_last_on_the_backends_node
     for hosts in hosts() {
         let mut stand = keyed(&KEYS);
         let ends = Ends::of(&hosts, hosts.endpoint);
-        let told = ends.told(KEYS[0], UDP);
-        assert_ne!(stand.run.run("from_netdev", &told).code, DROP);
+        let reported = ends.reported(KEYS[0], UDP);
+        assert_ne!(stand.run.run("from_netdev", &reported).code, DROP);
         let before = ends_of_flows(&stand);
         stand.configure(Timeouts {
             udp: 10_000,
@@ -399,15 +410,20 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
     for hosts in hosts() {
         let stand = keyed(&KEYS);
         let ends = Ends::of(&hosts, hosts.endpoint);
-        let told = || stand.run.run("from_netdev", &ends.told(KEYS[0], UDP)).code;
-        assert_ne!(told(), DROP);
+        let reported = || {
+            stand
+                .run
+                .run("from_netdev", &ends.reported(KEYS[0], UDP))
+                .code
+        };
+        assert_ne!(reported(), DROP);
         // The flow is over.
         end_flows::<Tuple4>(&stand, "HEALTH_REVNAT_ANY4");
         end_flows::<Tuple6>(&stand, "HEALTH_REVNAT_ANY6");
         let ports = with_ports(BACKEND_PORT, CLIENT_PORT);
         let late = frame(Out, hosts.client, UDP, &ports);
         assert_eq!(stand.run.run(Out.program(), &late).code, GO_ON);
-        assert_ne!(told(), DROP, "{ends:?}");
+        assert_ne!(reported(), DROP, "{ends:?}");
         let answer = between(ends.backend, ends.client, UDP);
         let named = between(ends.frontend, ends.client, UDP);
         let outcome = stand.run.run("to_netdev", &answer);
@@ -419,7 +435,7 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
         let ports = with_ports(CLIENT_PORT, BACKEND_PORT);
         let answer = frame(In, hosts.client, UDP, &ports);
         assert_eq!(stand.run.run(In.program(), &answer).code, GO_ON);
-        assert_eq!(told(), DROP, "{ends:?}");
+        assert_eq!(reported(), DROP, "{ends:?}");
     }
 }
 
@@ -454,17 +470,22 @@ fn what_is_left_of_a_flow_by_another_port_takes_no_segments_of_a_new_connection(
             IpAddr::V4(_) => enter_moved::<Tuple4>(&stand, &ends, OTHER_PORT),
             IpAddr::V6(_) => enter_moved::<Tuple6>(&stand, &ends, OTHER_PORT),
         };
-        let told = || stand.run.run("from_netdev", &ends.told(KEYS[0], TCP)).code;
+        let reported = || {
+            stand
+                .run
+                .run("from_netdev", &ends.reported(KEYS[0], TCP))
+                .code
+        };
         let reach = |port, flags| {
             let packet = segment(In, hosts.client, (port, BACKEND_PORT), flags);
             assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
         };
         enter();
-        // While that flow is open, its segments could not be told apart from another one's.
+        // While that flow is open, its segments could not be distinguished from another one's.
         reach(OTHER_PORT, SYN);
-        assert_eq!(told(), DROP, "{ends:?}");
+        assert_eq!(reported(), DROP, "{ends:?}");
         reach(OTHER_PORT, RST);
-        assert_ne!(told(), DROP, "{ends:?}");
+        assert_ne!(reported(), DROP, "{ends:?}");
         let content = ends.segment(ends.backend, ACK);
         let plain = ends.packet(ends.backend, &[], TCP, &content);
         let outcome = stand.run.run("from_netdev", &plain);
@@ -575,11 +596,11 @@ fn with_ways(test: fn()) -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn the_first_node_tells_with_each_syn_and_follows_the_client_alone() -> anyhow::Result<()> {
-    with_ways(tells_and_follows)
+fn the_first_node_notifies_with_each_syn_and_follows_the_client_alone() -> anyhow::Result<()> {
+    with_ways(notifies_and_follows)
 }
 
-fn tells_and_follows() {
+fn notifies_and_follows() {
     let mut stand = keyed(&KEYS);
     stand.serve(&hosts().map(|hosts| node_port(TCP, hosts.node, Some(hosts.elsewhere))));
     let Timeouts {
@@ -627,7 +648,7 @@ fn tells_and_follows() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_node_without_a_key_tells_nobody() {
+fn a_node_without_a_key_notifies_nobody() {
     let mut stand = keyed(&KEYS);
     stand.serve(&hosts().map(|hosts| node_port(TCP, hosts.node, Some(hosts.elsewhere))));
     for hosts in hosts() {
@@ -637,11 +658,11 @@ fn a_node_without_a_key_tells_nobody() {
             IpAddr::V6(_) => enter_direct::<Tuple6>(&stand, &ends),
         }
         let open = ends.packet(ends.frontend, &[], TCP, &ends.segment(ends.frontend, SYN));
-        for (keys, is_told) in [(&KEYS[..], true), (&[], false)] {
+        for (keys, is_reported) in [(&KEYS[..], true), (&[], false)] {
             set_keys(&mut stand, keys);
             // It would be masqueraded, which is off here.
             let outcome = stand.run.run("from_netdev", &open);
-            assert_eq!(outcome.code != DROP, is_told, "{ends:?}");
+            assert_eq!(outcome.code != DROP, is_reported, "{ends:?}");
         }
     }
 }

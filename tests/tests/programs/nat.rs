@@ -792,7 +792,7 @@ fn errors_about_what_came_back_leave_as_if_this_node_had_got_it() {
 
 #[test]
 #[ignore = "needs root"]
-fn an_error_about_a_flow_whose_translation_is_lost_tells_no_address_of_an_endpoint() {
+fn an_error_about_a_flow_whose_translation_is_lost_reports_no_address_of_an_endpoint() {
     let bed = Bed::new("32768-65535");
     for hosts in both() {
         let (from, to) = ((hosts.endpoint, 1000), (hosts.far, 53));

@@ -1242,7 +1242,7 @@ fn probes_are_measured_on_vlans_too() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_peers_probe_is_told_how_long_it_stayed() {
+fn a_reply_reports_how_long_the_probe_stayed() {
     for v6 in [false, true] {
         for tags in TAGS {
             for damage in [0, 0x20] {
@@ -1335,7 +1335,7 @@ fn a_peers_probe_is_told_how_long_it_stayed() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_reply_tells_the_remote_hosts_part_and_no_more_than_can_be() {
+fn a_reply_reports_the_remote_hosts_part_and_no_more_than_can_be() {
     let bed = bed();
     let (rtt, key) = host_row(&bed);
     let reply = |sequence, turnround| {
@@ -1375,7 +1375,7 @@ fn a_reply_tells_the_remote_hosts_part_and_no_more_than_can_be() {
 
 #[test]
 #[ignore = "needs root"]
-fn one_way_delays_are_told_where_clocks_can_be_in_step() {
+fn one_way_delays_are_reported_where_clocks_can_be_in_step() {
     let bed = bed();
     let (rtt, key) = host_row(&bed);
     let reply = |sequence, flags, arrived: u64| {
@@ -1432,8 +1432,8 @@ fn one_way_delays_are_told_where_clocks_can_be_in_step() {
     let field = arrived[arrived.len() - 8..]
         .try_into()
         .expect("eight bytes");
-    let told = u64::from_be_bytes(field) - tai_offset_ns;
-    assert!(told.abs_diff(utc_ns()) < 60_000_000_000, "{told}");
+    let reported = u64::from_be_bytes(field) - tai_offset_ns;
+    assert!(reported.abs_diff(utc_ns()) < 60_000_000_000, "{reported}");
 }
 
 #[test]
@@ -1548,7 +1548,7 @@ fn an_icmpv6_reply_with_a_wrong_checksum_or_extension_headers_makes_no_sample() 
 
 #[test]
 #[ignore = "needs root"]
-fn sequence_numbers_that_wrap_are_told_apart() {
+fn sequence_numbers_that_wrap_are_distinguished() {
     let bed = bed();
     let (rtt, key) = host_row(&bed);
     let of_round = |round| Probe {

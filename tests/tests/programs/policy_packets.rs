@@ -526,7 +526,7 @@ fn what_an_endpoint_asked_for_is_answered_and_nothing_else_is() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_refused_leaves_no_flow_and_what_is_allowed_tells_who_opened_it() {
+fn what_is_refused_leaves_no_flow_and_what_is_allowed_reports_who_opened_it() {
     let bed = Bed::new(&[
         (exactly(In, APP, TCP, 80), VERDICT_ALLOW),
         (exactly(Out, APP, TCP, 80), VERDICT_ALLOW),
@@ -1033,7 +1033,7 @@ fn prefixes_change_without_the_others_being_missing() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_refused_packet_is_told_with_its_reason() -> anyhow::Result<()> {
+fn a_refused_packet_is_reported_with_its_reason() -> anyhow::Result<()> {
     let bed = Bed::new(&[(exactly(In, APP, TCP, 81), VERDICT_DENY)]);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()

@@ -227,10 +227,10 @@ fn an_endpoint_that_is_its_own_backend_gets_its_errors_on_either_side() {
                 let seen = run(&sent);
                 let port = source_port(&seen, asked.0);
                 assert_eq!(port != client_port, place == 1);
-                let told = run(&at_endpoint(Out, hosts.gateway, says, &seen, is_short));
+                let reported = run(&at_endpoint(Out, hosts.gateway, says, &seen, is_short));
                 let expected = at_endpoint(In, asked.0, says, &sent, is_short);
                 assert_eq!(
-                    without_link(&told),
+                    without_link(&reported),
                     without_link(&expected),
                     "to the client: {case:?}"
                 );
@@ -242,10 +242,10 @@ fn an_endpoint_that_is_its_own_backend_gets_its_errors_on_either_side() {
                     SYN | ACK,
                 );
                 let answered = run(&answer);
-                let told = run(&at_endpoint(Out, asked.0, says, &answered, is_short));
+                let reported = run(&at_endpoint(Out, asked.0, says, &answered, is_short));
                 let expected = at_endpoint(In, hosts.gateway, says, &answer, is_short);
                 assert_eq!(
-                    without_link(&told),
+                    without_link(&reported),
                     without_link(&expected),
                     "to the backend: {case:?}"
                 );
@@ -275,8 +275,8 @@ fn a_backend_hears_of_its_own_answer() {
                 let backend = (hosts.elsewhere, BACKEND_PORT);
                 let answer = packet(protocol, In, backend, port, SYN | ACK);
                 let answered = stand.run.run(In.program(), &answer).bytes;
-                let told = at_endpoint(Out, asked.0, says, &answered, is_short);
-                let outcome = stand.run.run(Out.program(), &told);
+                let reported = at_endpoint(Out, asked.0, says, &answered, is_short);
+                let outcome = stand.run.run(Out.program(), &reported);
                 let expected = at_endpoint(Out, backend.0, says, &answer, is_short);
                 assert_eq!((outcome.code, outcome.bytes), (GO_ON, expected), "{case:?}");
             }

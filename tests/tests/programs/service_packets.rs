@@ -514,19 +514,22 @@ fn clients_outside_are_sent_so_many_errors_a_second_and_no_more() {
     for hosts in hosts() {
         let packet = at_uplink((hosts.client, CLIENT_PORT), (hosts.node, NODE_PORT), UDP);
         let start = Instant::now();
-        let (mut told, mut silent) = (0, 0);
+        let (mut reported, mut silent) = (0, 0);
         while silent == 0 {
             let outcome = stand.run.run("from_netdev", &packet);
             if outcome.code == REDIRECT {
-                told += 1;
+                reported += 1;
             } else {
                 assert_eq!(outcome.bytes, packet);
                 silent += 1;
             }
-            assert!(start.elapsed() < Duration::from_secs(60), "{told} errors");
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "{reported} errors"
+            );
         }
         let seconds = start.elapsed().as_secs() as usize + 2;
-        assert!(told <= seconds * A_SECOND, "{told} in {seconds} s");
+        assert!(reported <= seconds * A_SECOND, "{reported} in {seconds} s");
         // The other IP version may have used up the first second, but not the next.
         let start = Instant::now();
         while stand.run.run("from_netdev", &packet).code != REDIRECT {

@@ -205,7 +205,7 @@ fn discovery(kind: u8, source: &str, to: &str, hop_limit: u8) -> Vec<u8> {
 
 #[test]
 #[ignore = "needs root"]
-fn neighbours_may_tell_that_they_have_an_address_of_this_host_too() {
+fn neighbours_may_report_that_they_have_an_address_of_this_host_too() {
     const ADVERTISEMENT: u8 = 136;
     let stand = stand();
     has(

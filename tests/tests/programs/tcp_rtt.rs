@@ -567,7 +567,7 @@ fn other_peoples_connections_to_the_health_port_do_not_count() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_probe_whose_handshake_tells_no_time_falls_back_on_what_the_agent_measured() {
+fn a_probe_whose_handshake_reports_no_time_falls_back_on_what_the_agent_measured() {
     let bed = bed(PASSIVE_RTT);
     for pair in pairs() {
         let no_answer = Probe::new(&bed, pair);

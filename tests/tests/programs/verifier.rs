@@ -71,12 +71,12 @@ fn the_verifier_looks_at_no_more_than_is_written_down() -> anyhow::Result<()> {
         );
         // For kernels that are not in the table, only the budget applies.
         if is_listed {
-            let told = documented_instructions(&kernel, name)?.with_context(|| {
+            let reported = documented_instructions(&kernel, name)?.with_context(|| {
                 format!("docs/verifier.md does not have {name}; the table would be:\n{table}")
             })?;
             ensure!(
-                processed * 100 <= told * (100 + GROWTH),
-                "{name}: the verifier looks at {processed} instructions, and docs/verifier.md says {told}; if that is \
+                processed * 100 <= reported * (100 + GROWTH),
+                "{name}: the verifier looks at {processed} instructions, and docs/verifier.md says {reported}; if that is \
                  well, the table is:\n{table}"
             );
         }

@@ -23,7 +23,7 @@ pub(crate) struct TestEnd {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// With its output.
+    /// Holds the test's output.
     Failed(String),
     Ignored,
 }

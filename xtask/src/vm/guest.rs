@@ -107,7 +107,7 @@ impl<'a> Guest<'a> {
             finish(root, &Plan::default())?;
             Ok(initramfs)
         })?;
-        tell_of_boot(kernel, accelerator, &self.initramfs)?;
+        print_boot(kernel, accelerator, &self.initramfs)?;
         let console = format!("console-{}.log", kernel.name);
         let machine = Machine {
             kernel,
@@ -157,7 +157,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-fn tell_of_boot(kernel: &Kernel, by: Accelerator, initramfs: &File) -> anyhow::Result<()> {
+fn print_boot(kernel: &Kernel, by: Accelerator, initramfs: &File) -> anyhow::Result<()> {
     let size = initramfs.metadata();
     let size = size.context("cannot read the initramfs")?;
     eprintln!(

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_tells_its_release_and_nothing_else_is_an_image() {
+    fn an_image_reports_its_release_and_nothing_else_is_an_image() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("image");
         let mut image = vec![0; 0x400];

@@ -316,7 +316,7 @@ fn run_in(
             let line = String::from_utf8_lossy(&lines[stream]).into_owned();
             lines[stream].clear();
             if let Some(ended) = record.hear(stream == 0, line) {
-                tell(name, job, ended)?;
+                print_result(name, job, ended)?;
             }
         }
         Ok(())
@@ -338,7 +338,7 @@ pub(super) fn add_tools(guest: &mut Guest, tools: &[packages::Tool]) -> anyhow::
 }
 
 /// Reports that a test has passed. Failed tests are reported together with their process's whole output.
-fn tell(kernel: &str, job: &Job, ended: &TestEnd) -> anyhow::Result<()> {
+fn print_result(kernel: &str, job: &Job, ended: &TestEnd) -> anyhow::Result<()> {
     if ended.outcome.failure().is_some() {
         return Ok(());
     }

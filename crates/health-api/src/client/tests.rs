@@ -21,7 +21,7 @@ async fn error_for(answer: &'static str) -> ClientError {
 }
 
 #[tokio::test]
-async fn an_absent_and_a_dead_agent_are_told_apart() {
+async fn an_absent_and_a_dead_agent_are_distinguished() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("health.sock");
     let client = Client::new(&path);

@@ -342,12 +342,12 @@ fn meaning(probe: &TriedProbe) -> String {
         None | Some(1) => probe.consequence.clone(),
         Some(many) => format!("after {many} in a row: {}", probe.consequence),
     };
-    let told = match &probe.event {
+    let reported = match &probe.event {
         Some(event) => &event.message,
         None => &probe.message,
     };
-    match told.trim() {
+    match reported.trim() {
         "" => follows,
-        told => format!("{told}\n{follows}"),
+        reported => format!("{reported}\n{follows}"),
     }
 }

@@ -160,12 +160,12 @@ fn changes(before: Option<&ContainerProbe>, now: &ContainerProbe) -> Vec<String>
         }
     }
     let result = |probe: &ContainerProbe| probe.result.map_or("unknown", ProbeVerdict::text);
-    let told = before.map(run_told).unwrap_or_default();
-    let tells = run_told(now);
-    if tells != told
-        && let Some(tells) = tells
+    let before_text = before.map(run_text).unwrap_or_default();
+    let text = run_text(now);
+    if text != before_text
+        && let Some(text) = text
     {
-        changes.push(tells);
+        changes.push(text);
     }
     if before.is_none_or(|before| result(before) != result(now)) {
         changes.push(format!("result {}", result(now)));
@@ -192,7 +192,7 @@ fn changes(before: Option<&ContainerProbe>, now: &ContainerProbe) -> Vec<String>
 }
 
 /// `failure 1/3: HTTP status 503`.
-fn run_told(probe: &ContainerProbe) -> Option<String> {
+fn run_text(probe: &ContainerProbe) -> Option<String> {
     let ran = probe.last_run.as_ref()?;
     match (&*ran.counted, last_error(probe), run(probe)) {
         ("failed", Some(error), Some(run)) => Some(format!("{run}: {error}")),
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_has_no_words_is_not_told() {
+    fn a_change_that_has_no_words_is_not_reported() {
         assert_eq!(changes(Some(&probe()), &probe()), [""; 0]);
         let slower = ContainerProbe {
             period_ns: 1,

@@ -325,7 +325,7 @@ mod tests {
             ..frontend.clone()
         };
         let one = vec![backend("10.244.1.7:8080")];
-        for (frontends, backends, told) in [
+        for (frontends, backends, reported) in [
             (vec![v4.clone(), v6.clone()], one.clone(), None),
             // Its only address is IPv6, and its only backend is not.
             (
@@ -360,7 +360,7 @@ mod tests {
                 backends,
                 ..web().ports[0].clone()
             };
-            assert_eq!(refusal(&port).as_deref(), told, "{port:?}");
+            assert_eq!(refusal(&port).as_deref(), reported, "{port:?}");
         }
     }
 }

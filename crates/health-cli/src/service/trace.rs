@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_is_told_in_the_order_in_which_things_happen() {
+    fn a_trace_is_reported_in_the_order_in_which_things_happen() {
         let policy = |allowed: bool, reason: &str| TracedPolicy {
             allowed,
             reason: reason.to_owned(),

@@ -67,7 +67,7 @@ impl Figures {
         }
         let history = self.history.get(node).into_iter().flatten();
         for history in history.filter(|h| (h.ip, h.path, h.protocol) == target) {
-            lines.extend(telling(&history.windows).map(window_line));
+            lines.extend(distinct_windows(&history.windows).map(window_line));
             lines.extend(last_results_line(
                 &history.last_results_ns,
                 self.last_results,
@@ -131,7 +131,7 @@ fn rtt_key((ip, kind, protocol): Target) -> RttKey {
 }
 
 /// The windows with results, except those that contain no more results than the previous one.
-fn telling(windows: &[HistoryWindow]) -> impl Iterator<Item = &HistoryWindow> {
+fn distinct_windows(windows: &[HistoryWindow]) -> impl Iterator<Item = &HistoryWindow> {
     let before = [None].into_iter().chain(windows.iter().map(Some));
     let grows = |&(window, before): &(&HistoryWindow, Option<&HistoryWindow>)| {
         window.probes > 0 && before.is_none_or(|before| before.covered_ns < window.covered_ns)
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_tells_nothing_new_is_left_out() {
+    fn a_window_that_reports_nothing_new_is_left_out() {
         let length = |length_ns, covered_ns| HistoryWindow {
             length_ns,
             covered_ns,
@@ -264,12 +264,14 @@ mod tests {
             length(10 * MINUTE, 20_000_000_000),
             length(60 * MINUTE, 20_000_000_001),
         ];
-        let told: Vec<u64> = telling(&windows).map(|window| window.length_ns).collect();
-        assert_eq!(told, [MINUTE, 60 * MINUTE]);
+        let lengths: Vec<u64> = distinct_windows(&windows)
+            .map(|window| window.length_ns)
+            .collect();
+        assert_eq!(lengths, [MINUTE, 60 * MINUTE]);
         let mut windows = windows;
         windows[0].probes = 0;
-        assert_eq!(telling(&windows).count(), 1);
-        assert_eq!(telling(&[]).count(), 0);
+        assert_eq!(distinct_windows(&windows).count(), 1);
+        assert_eq!(distinct_windows(&[]).count(), 0);
     }
 
     #[test]

@@ -19,8 +19,8 @@ use crate::error::DatapathError;
 use crate::pin_folder::{QDISC_NOTES, make_folder, set_aside};
 use crate::program::Direction;
 
-/// Ahead of foreign filters: a filter that accepts a packet for good hides it from all later filters, which ours does
-/// not.
+/// Ahead of foreign filters: a foreign filter may accept a packet finally, which hides it from all later filters. Ours
+/// does not.
 const FIRST_PRIORITY: u16 = 1;
 /// Outside the handles that the kernel assigns or that others usually choose.
 const FIRST_HANDLE: u32 = 0x6861;

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_map_that_is_nearly_full_is_collected_at_once_and_told() {
+    async fn a_map_that_is_nearly_full_is_collected_at_once_and_reported() {
         let tables = Half::default();
         let start = Instant::now();
         let collector = Collector::start(tables.clone(), adaptive());
@@ -371,9 +371,9 @@ mod tests {
         assert_eq!(counts.fills.len(), 1);
         // Checks that succeed do not hide it; the next collection clears it.
         let problem = || collector.activity().last().problem;
-        let told = problem().expect("a problem");
-        assert_eq!(told.severity, Severity::Warning);
-        assert!(told.reason.contains("HEALTH_CT4"), "{told:?}");
+        let reported = problem().expect("a problem");
+        assert_eq!(reported.severity, Severity::Warning);
+        assert!(reported.reason.contains("HEALTH_CT4"), "{reported:?}");
         tables.state().broken = false;
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!(problem(), None);

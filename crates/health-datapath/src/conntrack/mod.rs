@@ -1,7 +1,8 @@
-//! Garbage collection of conntrack and NAT entries: its schedule and its statistics.
+//! Garbage collection of conntrack and NAT entries: its schedule, its statistics, and the kernel tables that it cleans.
 
 mod collector;
 mod counts;
+mod kernel_tables;
 mod schedule;
 
 use std::io;
@@ -10,6 +11,7 @@ use health_model::api::FullMap;
 
 pub use self::collector::{Collector, SharedCounts};
 pub use self::counts::{Cause, Counts, DURATION_BOUNDS, FamilyCounts};
+pub use self::kernel_tables::KernelTables;
 pub use self::schedule::{Pace, SHORTEST, Schedule};
 
 /// An IP version: each has its own conntrack and NAT maps.

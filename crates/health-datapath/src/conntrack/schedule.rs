@@ -62,8 +62,8 @@ impl Schedule {
         self.interval
     }
 
-    /// Whether a nearly full map may trigger a collection at `now`: the last one must be a while ago, because what it left
-    /// was alive.
+    /// Whether a nearly full map may trigger a collection at `now`: the last one must be a while ago, because what it
+    /// left was alive.
     pub fn may_hurry(&self, now: Duration) -> bool {
         self.last.is_none_or(|last| now >= last + SHORTEST)
     }
@@ -76,7 +76,8 @@ impl Schedule {
         self.ended(now);
     }
 
-    /// Records a collection that failed at `now`: it does not show how many entries expire, and the next one follows soon.
+    /// Records a collection that failed at `now`: it does not show how many entries expire, and the next one follows
+    /// soon.
     pub fn failed(&mut self, now: Duration) {
         self.last = Some(now);
         self.due = now + self.interval.min(SHORTEST);

@@ -1,5 +1,5 @@
-//! Relays the programs' events to monitors as they happen: each reader gets what it wants, and the programs write only what
-//! some reader wants.
+//! Relays the programs' events to monitors as they happen: each reader gets what it wants, and the programs write only
+//! what some reader wants.
 
 mod filter;
 mod kernel;
@@ -74,15 +74,15 @@ struct Reader {
     filter: EventFilter,
     lines: mpsc::Sender<MonitorLine>,
     /// Lost but not reported yet, by cause.
-    untold: [u64; 2],
+    unreported: [u64; 2],
 }
 
 const CAUSES: [LossCause; 2] = [LossCause::RingFull, LossCause::SlowReader];
 
 impl Reader {
     /// Reports losses, as far as the queue has space.
-    fn tell_losses(&mut self) {
-        for (events, cause) in self.untold.iter_mut().zip(CAUSES) {
+    fn report_losses(&mut self) {
+        for (events, cause) in self.unreported.iter_mut().zip(CAUSES) {
             let line = MonitorLine::Lost {
                 events: *events,
                 cause,
@@ -94,13 +94,13 @@ impl Reader {
     }
 
     /// Sends a line, unless losses are still unreported: nothing overtakes a loss report.
-    fn tell(&mut self, line: MonitorLine) -> bool {
-        self.tell_losses();
-        let is_told = self.untold == [0; 2] && self.lines.try_send(line).is_ok();
-        if !is_told {
-            self.untold[1] += 1;
+    fn send(&mut self, line: MonitorLine) -> bool {
+        self.report_losses();
+        let is_sent = self.unreported == [0; 2] && self.lines.try_send(line).is_ok();
+        if !is_sent {
+            self.unreported[1] += 1;
         }
-        is_told
+        is_sent
     }
 }
 
@@ -130,7 +130,7 @@ impl Hub {
         let reader = Reader {
             filter,
             lines: sender,
-            untold: [0; 2],
+            unreported: [0; 2],
         };
         state.last += 1;
         let id = state.last;
@@ -152,7 +152,7 @@ impl Hub {
         state.is_closed = true;
         for (_, mut reader) in std::mem::take(&mut state.readers) {
             // If its queue is full, the reader is cut off, which means the same.
-            reader.tell(MonitorLine::End);
+            reader.send(MonitorLine::End);
         }
         self.switch_to(&MonitorFilter::default());
     }
@@ -182,19 +182,19 @@ impl Hub {
         }
         let Some(line) = show(event) else { return };
         for reader in wanting {
-            if !reader.tell(line.clone()) {
+            if !reader.send(line.clone()) {
                 counts.lost_by_readers += 1;
             }
         }
     }
 
     /// Reports to all readers how many events the ring buffer lost, and how many each reader was too slow for.
-    fn tell_losses(&self, lost_in_ring: u64) {
+    fn report_losses(&self, lost_in_ring: u64) {
         let mut state = self.lock();
         state.counts.lost_in_ring += lost_in_ring;
         for reader in state.readers.values_mut() {
-            reader.untold[0] += lost_in_ring;
-            reader.tell_losses();
+            reader.unreported[0] += lost_in_ring;
+            reader.report_losses();
         }
     }
 
@@ -276,8 +276,8 @@ mod tests {
     }
 
     fn hub() -> (Arc<Hub>, RecordingSwitch) {
-        let told = RecordingSwitch::default();
-        (Arc::new(Hub::new(told.clone()).unwrap()), told)
+        let switch = RecordingSwitch::default();
+        (Arc::new(Hub::new(switch.clone()).unwrap()), switch)
     }
 
     fn of(types: &[EventType]) -> EventFilter {
@@ -306,16 +306,16 @@ mod tests {
 
     #[test]
     fn the_programs_write_what_somebody_reads() {
-        let (hub, told) = hub();
-        assert_eq!(told.wanted(), Some(0), "whatever a former agent told them");
+        let (hub, switch) = hub();
+        assert_eq!(switch.wanted(), Some(0), "whatever a former agent had set");
         let drops = hub.subscribe(of(&[EventType::Drop])).unwrap();
-        assert_eq!(told.wanted(), Some(WANT_DROP));
+        assert_eq!(switch.wanted(), Some(WANT_DROP));
         let flows = hub.subscribe(of(&[EventType::Ct])).unwrap();
-        assert_eq!(told.wanted(), Some(WANT_DROP | WANT_CT));
+        assert_eq!(switch.wanted(), Some(WANT_DROP | WANT_CT));
         drop(drops);
-        assert_eq!(told.wanted(), Some(WANT_CT));
+        assert_eq!(switch.wanted(), Some(WANT_CT));
         drop(flows);
-        assert_eq!(told.wanted(), Some(0));
+        assert_eq!(switch.wanted(), Some(0));
         assert_eq!(hub.counts(), Counts::default());
     }
 
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_reader_is_told_what_it_lost_where_it_lost_it() {
+    async fn a_slow_reader_learns_what_it_lost_and_where() {
         let (hub, _) = hub();
         let mut slow = hub.subscribe(of(&[])).unwrap();
         let mut quick = hub.subscribe(of(&[])).unwrap();
@@ -351,11 +351,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_ring_had_no_room_for_is_told_to_all() {
+    async fn what_the_ring_had_no_room_for_is_reported_to_all() {
         let (hub, _) = hub();
         let mut readers = [(); 2].map(|()| hub.subscribe(of(&[EventType::Ct])).unwrap());
-        hub.tell_losses(7);
-        hub.tell_losses(0);
+        hub.report_losses(7);
+        hub.report_losses(0);
         for reader in &mut readers {
             assert_eq!(reader.next(10).await, [lost(7, LossCause::RingFull)]);
         }
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn readers_have_their_number_and_none_comes_after_the_end() {
-        let (hub, told) = hub();
+        let (hub, switch) = hub();
         let readers: Vec<_> = (0..READERS)
             .map(|_| hub.subscribe(of(&[])).unwrap())
             .collect();
@@ -373,7 +373,7 @@ mod tests {
             Err(SubscribeError::TooMany)
         ));
         hub.close();
-        assert_eq!(told.wanted(), Some(0));
+        assert_eq!(switch.wanted(), Some(0));
         assert!(matches!(
             hub.subscribe(of(&[])),
             Err(SubscribeError::Closed)

@@ -44,7 +44,7 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
             },
             _ = ticks.tick() => {
                 devices.clear();
-                let looked = losses.tell(&ring, &hub);
+                let looked = losses.report(&ring, &hub);
                 let problem = looked.err().map(|error| {
                     Problem::warning(format!("cannot read the number of lost events: {error}"))
                 });
@@ -55,10 +55,10 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
         // If reading fails here, the next tick reports it.
         let begun = Instant::now();
         while hand_on(&mut ring, &hub, &mut devices) && begun.elapsed() < PERIOD {
-            let _ = losses.tell(&ring, &hub);
+            let _ = losses.report(&ring, &hub);
             tokio::task::yield_now().await;
         }
-        let _ = losses.tell(&ring, &hub);
+        let _ = losses.report(&ring, &hub);
     }
 }
 
@@ -83,9 +83,9 @@ impl Losses {
     }
 
     /// Reports losses since the last check. If the count cannot be read now, a later call reports them.
-    fn tell(&mut self, ring: &impl Ring, hub: &Hub) -> io::Result<()> {
+    fn report(&mut self, ring: &impl Ring, hub: &Hub) -> io::Result<()> {
         let now = ring.lost()?;
-        hub.tell_losses(now.saturating_sub(self.0));
+        hub.report_losses(now.saturating_sub(self.0));
         self.0 = now;
         Ok(())
     }
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_wrong_with_the_ring_is_told() {
+    async fn what_is_wrong_with_the_ring_is_reported() {
         let fine = of(Silent::default()).await.last();
         assert!(fine.succeeded.is_some(), "{fine:?}");
 
@@ -168,15 +168,21 @@ mod tests {
         };
         let uncounted = of(uncounted).await.last();
         assert_eq!(uncounted.succeeded, None);
-        let told = uncounted.problem.unwrap();
-        assert!(told.reason.contains("number of lost events"), "{told:?}");
+        let reported = uncounted.problem.unwrap();
+        assert!(
+            reported.reason.contains("number of lost events"),
+            "{reported:?}"
+        );
 
         let gone = Silent {
             cannot_wait: true,
             ..Silent::default()
         };
-        let told = of(gone).await.last().problem.unwrap();
-        assert_eq!(told.severity, Severity::Failure);
-        assert!(told.reason.contains("cannot wait for events"), "{told:?}");
+        let reported = of(gone).await.last().problem.unwrap();
+        assert_eq!(reported.severity, Severity::Failure);
+        assert!(
+            reported.reason.contains("cannot wait for events"),
+            "{reported:?}"
+        );
     }
 }

@@ -16,7 +16,7 @@ use aya::maps::Map;
 
 use crate::error::DatapathError;
 use crate::layout::{IP_CALLS, MAPS, MapLayout};
-use crate::parts::Parts;
+use crate::optional_parts::OptionalParts;
 
 pub(crate) use endpoints::{EndpointMaps, with_link_local};
 pub(crate) use layout_change::{has_other_endpoints, make_room, remove_set_aside};
@@ -27,7 +27,7 @@ pub(crate) use rings::Ring;
 pub use service_sizes::ServiceMapSizes;
 pub(crate) use settings::{SettingMaps, xdp_times};
 
-use rings::{tell_first_places, tell_places};
+use rings::{publish_first_places, publish_places};
 
 /// The longest hold on new flows after each step of replacing maps. If the agent is killed meanwhile, flows resume by
 /// themselves.
@@ -47,7 +47,7 @@ impl Maps {
     /// Opens the maps that the loader has pinned.
     pub(crate) fn open(
         pins: &Path,
-        parts: Parts,
+        parts: OptionalParts,
         resizing: PendingResize,
     ) -> Result<Self, DatapathError> {
         let maps = Self {
@@ -56,7 +56,7 @@ impl Maps {
             settings: SettingMaps::open(pins, parts)?,
             resizing: resizing.is_needed().then_some(resizing),
         };
-        tell_first_places(pins)?;
+        publish_first_places(pins)?;
         Ok(maps)
     }
 
@@ -170,6 +170,6 @@ impl Maps {
     /// Ends all changes of size.
     pub(crate) fn end_resizing(&mut self, pins: &Path) -> Result<(), DatapathError> {
         self.resizing = None;
-        tell_places(pins)
+        publish_places(pins)
     }
 }

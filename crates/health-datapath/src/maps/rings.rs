@@ -15,17 +15,17 @@ use crate::sys;
 use crate::walk::{Batch, EntrySize, Walk};
 
 /// Sets each ring's number of slots for the programs.
-pub(super) fn tell_places(pins: &Path) -> Result<(), DatapathError> {
-    tell_places_of(pins, |_| true)
+pub(super) fn publish_places(pins: &Path) -> Result<(), DatapathError> {
+    publish_places_of(pins, |_| true)
 }
 
-/// Like [`tell_places`], for rings that are not in use yet. Programs that are already serving may use other rings with
-/// other sizes.
-pub(super) fn tell_first_places(pins: &Path) -> Result<(), DatapathError> {
-    tell_places_of(pins, |hand| hand.places == 0)
+/// Like [`publish_places`], for rings that are not in use yet. Programs that are already serving may use other rings
+/// with other sizes.
+pub(super) fn publish_first_places(pins: &Path) -> Result<(), DatapathError> {
+    publish_places_of(pins, |hand| hand.places == 0)
 }
 
-fn tell_places_of(pins: &Path, is_due: impl Fn(&Hand) -> bool) -> Result<(), DatapathError> {
+fn publish_places_of(pins: &Path, is_due: impl Fn(&Hand) -> bool) -> Result<(), DatapathError> {
     let hands_pin = pins.join(HANDS.name);
     let Some((hands, _)) = open(&hands_pin)? else {
         return Err(DatapathError::Missing(HANDS.name.to_owned()));

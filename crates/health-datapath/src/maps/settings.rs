@@ -14,13 +14,13 @@ use health_net::clock;
 use super::open::typed;
 use crate::error::{DatapathError, map_error};
 use crate::layout;
-use crate::parts::Parts;
+use crate::optional_parts::OptionalParts;
 use crate::program::DatapathProgram;
 
 /// `HEALTH_CONFIG`, `HEALTH_XDP_TIMES`, `HEALTH_MASQUERADE` and `HEALTH_DIRECT`.
 pub(crate) struct SettingMaps {
     /// The parts whose programs are loaded.
-    parts: Parts,
+    parts: OptionalParts,
     config: Array<MapData, DatapathConfig>,
     xdp_times: Array<MapData, XdpTimes>,
     masquerade: Array<MapData, MasqueradeConfig>,
@@ -28,7 +28,7 @@ pub(crate) struct SettingMaps {
 }
 
 impl SettingMaps {
-    pub(super) fn open(pins: &Path, parts: Parts) -> Result<Self, DatapathError> {
+    pub(super) fn open(pins: &Path, parts: OptionalParts) -> Result<Self, DatapathError> {
         Ok(Self {
             parts,
             config: typed(pins, &layout::CONFIG, Array::try_from)?,

@@ -14,13 +14,13 @@ use super::sockets::SocketPrograms;
 use super::{ProgramLog, Programs};
 use crate::error::DatapathError;
 use crate::maps::PendingResize;
-use crate::parts::Parts;
+use crate::optional_parts::OptionalParts;
 use crate::program::DatapathProgram;
 
 /// The loaded programs, not pinned yet.
 pub(crate) struct LoadedObject {
     ebpf: Ebpf,
-    parts: Parts,
+    parts: OptionalParts,
     /// Why programs for sockets could not be loaded.
     refused: HashMap<DatapathProgram, DatapathError>,
 }
@@ -29,7 +29,7 @@ impl LoadedObject {
     /// Loads the programs of these parts. Creates and pins the maps that are missing.
     pub(crate) fn load(
         pins: &Path,
-        parts: Parts,
+        parts: OptionalParts,
         log: ProgramLog,
         resizing: &PendingResize,
     ) -> Result<Self, DatapathError> {
@@ -86,7 +86,7 @@ impl LoadedObject {
 }
 
 /// The programs of these parts that are always pinned.
-fn needed(parts: Parts) -> impl Iterator<Item = DatapathProgram> {
+fn needed(parts: OptionalParts) -> impl Iterator<Item = DatapathProgram> {
     let all = DatapathProgram::ALWAYS.into_iter();
     all.filter(move |program| parts.have(*program))
 }

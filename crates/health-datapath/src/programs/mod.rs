@@ -16,7 +16,7 @@ use aya::programs::{SchedClassifier, Xdp};
 use aya_log::EbpfLogger;
 
 use crate::error::DatapathError;
-use crate::parts::Parts;
+use crate::optional_parts::OptionalParts;
 use crate::program::DatapathProgram;
 
 pub(crate) use load::LoadedObject;
@@ -31,7 +31,7 @@ type ProgramLines = EbpfLogger<&'static dyn ::log::Log>;
 /// The loaded programs. Dropping them leaves everything pinned and attached.
 pub(crate) struct Programs {
     /// The parts that they are loaded with.
-    parts: Parts,
+    parts: OptionalParts,
     /// As opened from their pins. The object they were loaded from, about a megabyte, is not kept.
     classifiers: HashMap<DatapathProgram, SchedClassifier>,
     /// Once a hook needs it.

@@ -1,10 +1,10 @@
 //! Thresholds and aliases of a weighted pool, for [`weighted`](health_common::service::choice::weighted).
 
-/// For each index of a pool: the threshold below which a random 32-bit number keeps the index, and the alias used otherwise.
-/// At least one weight must not be 0. Each index is chosen in proportion to its weight, to within 2^-32.
+/// For each index of a pool: the threshold below which a random 32-bit number keeps the index, and the alias used
+/// otherwise. At least one weight must not be 0. Each index is chosen in proportion to its weight, to within 2^-32.
 ///
-/// Vose, "A linear algorithm for generating random numbers with a given distribution", 1991; in integers, so that only the
-/// thresholds are rounded.
+/// Vose, "A linear algorithm for generating random numbers with a given distribution", 1991; in integers, so that only
+/// the thresholds are rounded.
 pub(super) fn table(weights: &[u16]) -> (Vec<u32>, Vec<u32>) {
     let count = weights.len() as u64;
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();

@@ -28,7 +28,8 @@ pub struct Written {
     pub source_ranges: usize,
 }
 
-/// A change of ports. If it is dropped, the maps stay unchanged, and the tables must be [read](ServiceTables::read) again.
+/// A change of ports. If it is dropped, the maps stay unchanged, and the tables must be [read](ServiceTables::read)
+/// again.
 #[derive(Debug)]
 pub struct Change<'a> {
     pub(super) tables: &'a mut ServiceTables,
@@ -77,9 +78,9 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Sets the entries of a port. Returns its number: `known`, if an earlier call returned one; otherwise the number from a
-    /// former agent, or a new one. After an error the port keeps its former entries. If no Maglev table fits, the port
-    /// chooses backends at random: [`Change::without_maglev`].
+    /// Sets the entries of a port. Returns its number: `known`, if an earlier call returned one; otherwise the number
+    /// from a former agent, or a new one. After an error the port keeps its former entries. If no Maglev table fits,
+    /// the port chooses backends at random: [`Change::without_maglev`].
     pub fn set(
         &mut self,
         known: Option<u32>,

@@ -10,8 +10,8 @@ use crate::layout;
 use crate::sys;
 
 /// How long a released slot stays unused while others are free: flow entries may still refer to it. They also have the
-/// backend's address and its port's number, so they never mistake another backend in that slot for theirs; but flows that
-/// end would decrement the other backend's count.
+/// backend's address and its port's number, so they never mistake another backend in that slot for theirs; but flows
+/// that end would decrement the other backend's count.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// This many slots or ranges justify waiting for programs.
@@ -114,7 +114,7 @@ impl Arrays {
         self.ranges[store as usize].size()
     }
 
-    /// The error that `wanted` more slots do not fit.
+    /// The error for `wanted` further slots that do not fit.
     pub(super) fn full(&self, store: Store, wanted: u32) -> ServicesError {
         let ranges = &self.ranges[store as usize];
         ServicesError::Full {
@@ -138,8 +138,8 @@ impl Arrays {
         self.retired.extend(extents.map(|extent| (free_at, extent)));
     }
 
-    /// Like [`Arrays::reclaim`], once enough slots are due: the wait takes as long for one slot as for all, and longer than
-    /// a change, and an allocation that needs slots does not depend on it.
+    /// Like [`Arrays::reclaim`], once enough slots are due: the wait takes as long for one slot as for all, and longer
+    /// than a change, and an allocation that needs slots does not depend on it.
     pub(super) fn tidy(&mut self, now_ns: u64) -> Result<(), ServicesError> {
         let is_due = |(at, _): &(u64, Extent)| *at <= now_ns;
         match self.retired.get(MUCH) {
@@ -163,8 +163,8 @@ impl Arrays {
 }
 
 impl Arrays {
-    /// Like [`Arrays::reclaim`], for all retired slots of an array, even within their grace period: no program that starts
-    /// from now on finds them.
+    /// Like [`Arrays::reclaim`], for all retired slots of an array, even within their grace period: no program that
+    /// starts from now on finds them.
     fn reclaim_early(&mut self, store: Store) -> Result<(), ServicesError> {
         if !self.retired.iter().any(|(_, extent)| extent.store == store) {
             return Ok(());

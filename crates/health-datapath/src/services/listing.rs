@@ -63,8 +63,8 @@ struct Arrays {
 }
 
 impl ServiceMaps {
-    /// All frontends in order, each with its backends. Anything that changes during the listing is shown as it was at some
-    /// moment.
+    /// All frontends in order, each with its backends. Anything that changes during the listing is shown as it was at
+    /// some moment.
     pub fn list(&self) -> Result<Vec<ListedFrontend>, ServicesError> {
         // Reads frontends first: pools and backends stay for seconds after the last frontend has dropped them.
         let mut frontends = BTreeMap::new();

@@ -155,8 +155,8 @@ impl Range {
         }
     }
 
-    /// Whether other contents can overwrite its slots while programs read them: each slot is read on its own. Not possible
-    /// with weights, which belong to neighbouring slots.
+    /// Whether other contents can overwrite its slots while programs read them: each slot is read on its own. Not
+    /// possible with weights, which belong to neighbouring slots.
     pub(super) fn can_become(&self, contents: &Contents) -> bool {
         let is_plain = !self.is_weighted && !contents.is_weighted;
         is_plain && (self.extent.store, self.len) == (contents.store, contents.len)

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The free slots of an array, as ranges. Allocation takes the smallest range that is large enough; adjacent free ranges are
-/// merged.
+/// The free slots of an array, as ranges. Allocation takes the smallest range that is large enough; adjacent free
+/// ranges are merged.
 #[derive(Clone, Debug)]
 pub(super) struct Ranges {
     /// The lengths of the free ranges, by start. No two are adjacent.

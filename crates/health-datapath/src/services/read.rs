@@ -11,8 +11,8 @@ use super::{Known, ServiceTables, ServicesError, Sizes, family};
 use crate::layout;
 
 impl ServiceTables {
-    /// Reads the maps, whichever process wrote them, unless they have just been read. Does not change them, and ports keep
-    /// their numbers. Wrong entries are corrected when their port is next [set](super::Change::set), or removed by
+    /// Reads the maps, whichever process wrote them, unless they have just been read. Does not change them, and ports
+    /// keep their numbers. Wrong entries are corrected when their port is next [set](super::Change::set), or removed by
     /// [`Change::remove_others`](super::Change::remove_others).
     pub fn read(&mut self) -> Result<(), ServicesError> {
         if self.is_current && self.snapshot.is_some() {

@@ -1,5 +1,5 @@
-//! Recounts the flows of backends. The programs count flows when they open and when conntrack forgets them, but not when a
-//! full map evicts them.
+//! Recounts the flows of backends. The programs count flows when they open and when conntrack forgets them, but not
+//! when a full map evicts them.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,8 @@ use crate::layout;
 type Counts = HashMap<(u32, u32), u32>;
 
 impl ServiceTables {
-    /// Corrects flow counts if any frontend uses them. Returns how many were wrong: while flows come and go, some are off by
-    /// the flows in transit.
+    /// Corrects flow counts if any frontend uses them. Returns how many were wrong: while flows come and go, some are
+    /// off by the flows in transit.
     pub fn recount(&self) -> Result<usize, ServicesError> {
         let mut frontends = self.frontends.values();
         if !frontends.any(|frontend| frontend.algorithm == ALGORITHM_LEAST_CONNECTION) {

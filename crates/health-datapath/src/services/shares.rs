@@ -1,9 +1,9 @@
 //! Shares of the tables that the ports of all owners use together.
 //!
-//! A port may grow while at least an eighth of its owner's resulting total stays free. So a lone owner can use eight ninths
-//! of a table, two owners that want the maximum can use eight seventeenths each, and latecomers always find space. A 64th of
-//! each table is reserved for ports that replace their entries: they never wait for other ports to release space. A port
-//! that does not grow is never refused, whatever others have.
+//! A port may grow while at least an eighth of its owner's resulting total stays free. So a lone owner can use eight
+//! ninths of a table, two owners that want the maximum can use eight seventeenths each, and latecomers always find
+//! space. A 64th of each table is reserved for ports that replace their entries: they never wait for other ports to
+//! release space. A port that does not grow is never refused, whatever others have.
 //!
 //! Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998.
 
@@ -14,8 +14,8 @@ use super::free::Store;
 use super::{Port, ServicesError, family};
 use crate::layout;
 
-/// How many times the free space an owner may use: a table 9/8 times as large as needed lets a lone owner use all that it
-/// needs.
+/// How many times the free space an owner may use: a table 9/8 times as large as needed lets a lone owner use all that
+/// it needs.
 pub const SHARE: u32 = 8;
 /// The reserve for replacements is one part in this many of a table.
 const SPARE: u32 = 64;
@@ -150,8 +150,8 @@ impl Shares {
     }
 
     /// Fails if the owner would exceed its share once its port has the entries `is` instead of `was`. If the table is
-    /// completely full, this returns no error: the allocation fails. `sizes`: table sizes; `maglev_size`: slots of a Maglev
-    /// table.
+    /// completely full, this returns no error: the allocation fails. `sizes`: table sizes; `maglev_size`: slots of a
+    /// Maglev table.
     pub(super) fn admit(
         &self,
         number: u32,

@@ -190,7 +190,7 @@ fn a_backend_that_lingers_keeps_its_index_and_one_that_went_is_zeroed() {
     let noted = noted(&tables);
     assert!(
         noted.changed_ns > 0 && noted.way_ticks > 0,
-        "XDP is told: {noted:?}"
+        "XDP is notified: {noted:?}"
     );
     let now = tables.maps().backends().unwrap();
     let gone: Vec<_> = before
@@ -358,8 +358,8 @@ fn a_round_goes_on_where_it_was_when_backends_change() {
     assert_eq!(tables.maps.slots.get(&pool(&tables)).unwrap(), Some(41));
 }
 
-/// Three flows of the first backend, one of which the map has lost; a socket of the second, which is counted three too many;
-/// and flows of a backend that no longer exists.
+/// Three flows of the first backend, one of which the map has lost; a socket of the second, which is counted three too
+/// many; and flows of a backend that no longer exists.
 #[test]
 fn flows_are_counted_anew_where_their_count_decides() {
     if !is_root() {
@@ -380,11 +380,11 @@ fn flows_are_counted_anew_where_their_count_decides() {
         let [first, second] = *backends.keys().copied().collect::<Vec<_>>() else {
             panic!("{backends:?}")
         };
-        let told = [(first, 3), (second, 4)].map(|(index, flows)| {
+        let reported = [(first, 3), (second, 4)].map(|(index, flows)| {
             let backend = backends[&index];
             (index, Backend { flows, ..backend })
         });
-        maps.backends.write(&told).unwrap();
+        maps.backends.write(&reported).unwrap();
         let ways = [
             (first, service),
             (first, service),

@@ -68,7 +68,7 @@ impl Enforcer {
         self.0.programs.set(self.workload(endpoint, realized))?;
         let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
         // The endpoint may send packets at once, which are judged by its identity.
-        self.tell_ipcache(endpoint)?;
+        self.update_ipcache(endpoint)?;
         self.withdraw(former.iter().filter(|ip| !endpoint.addresses.contains(ip)));
         self.announce(endpoint);
         Ok(realized)
@@ -136,7 +136,7 @@ impl Enforcer {
         }
     }
 
-    fn tell_ipcache(&self, endpoint: &Regeneration) -> Result<(), IpcacheError> {
+    fn update_ipcache(&self, endpoint: &Regeneration) -> Result<(), IpcacheError> {
         let entry = IpcacheEntry {
             identity: endpoint.identity.0,
             ..IpcacheEntry::default()

@@ -169,7 +169,7 @@ impl Enforcer {
 
         let behind = self.bring_endpoints(manager).await;
         let lag = lag_of(&behind);
-        self.tell_lag(lag.clone());
+        self.report_lag(lag.clone());
         // An endpoint whose build failed for another reason does not hold back prefixes.
         let generation = self.generation();
         let tables_follow = self.subjects().name_their_tables(&generation);
@@ -309,7 +309,7 @@ impl Enforcer {
     }
 
     /// Reports which endpoints lag behind, if that changed.
-    fn tell_lag(&self, lag: Option<PolicyLag>) {
+    fn report_lag(&self, lag: Option<PolicyLag>) {
         self.0.lag.send_if_modified(|known| {
             if *known == lag {
                 return false;

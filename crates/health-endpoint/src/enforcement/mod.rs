@@ -79,7 +79,7 @@ struct Shared {
 }
 
 /// The parts of an enforcer.
-pub struct Parts {
+pub struct EnforcerParts {
     /// Settings besides the rules.
     pub settings: PolicySettings,
     /// Whether endpoints may request addresses by DHCPv6.
@@ -126,7 +126,7 @@ impl Shared {
         let former = programs.served();
         let is_blank = programs.is_changing_layout() || ipcache.entries().next().is_none();
         if is_blank {
-            tell_of_former(&mut *ipcache, &former)?;
+            announce_former(&mut *ipcache, &former)?;
         }
         let named = former.iter().map(|one| (one.info.id, one.info.policy));
         let identities = cluster.identities();
@@ -162,7 +162,7 @@ impl Shared {
 
 impl Enforcer {
     /// Takes over the rules that the previous agent saved in `state_dir`, and the tables that it left.
-    pub fn open(state_dir: &Path, parts: Parts) -> Result<Self, EnforceError> {
+    pub fn open(state_dir: &Path, parts: EnforcerParts) -> Result<Self, EnforceError> {
         let datapath = parts.datapath;
         let cluster = Box::new(AllocatorCluster::new(parts.allocator, state_dir));
         let tables = Box::new(lock(&datapath).policy()?);
@@ -321,7 +321,7 @@ fn uninformed(stale: Option<&Staleness>) -> RegenerationError {
 }
 
 /// Writes the identities of taken-over endpoints' addresses, so that endpoints built earlier know those built later.
-fn tell_of_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(), IpcacheError> {
+fn announce_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(), IpcacheError> {
     for workload in former {
         let entry = IpcacheEntry {
             identity: workload.info.identity,

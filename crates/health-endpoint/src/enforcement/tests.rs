@@ -63,7 +63,7 @@ impl Site {
             mtu: 1500,
             parallel: 2,
         };
-        let parts = manager::Parts {
+        let parts = manager::ManagerParts {
             devices: self.devices.clone(),
             identities: session.clone(),
             regenerator: Arc::new(enforcer.clone()),
@@ -270,8 +270,8 @@ async fn networks_that_leave_no_room_for_endpoints_are_refused_and_nothing_chang
     let rules: Vec<_> = (0..26).map(rule).collect();
     let refused = agent.enforcer.import(&format!("[{}]", rules.join(",")));
     let error = refused.unwrap_err().to_string();
-    let told = "all policies together would name 260000 networks; at most 256000 are allowed";
-    assert!(error.starts_with(told), "{error}");
+    let reported = "all policies together would name 260000 networks; at most 256000 are allowed";
+    assert!(error.starts_with(reported), "{error}");
     assert_eq!(agent.enforcer.repository(), before);
     assert!(agent.import(&policy("p", "app=a", "app=p", 2000, 1)).await);
 }
@@ -287,13 +287,13 @@ async fn an_endpoint_that_cannot_be_deleted_passes_nothing_and_delays_no_policy(
     *site.devices.failing.lock().unwrap() = Some("remove");
     let meant = Selector::Id(stuck);
     agent.manager.delete(&meant).await.unwrap_err();
-    let told = format!("endpoint {stuck} cannot be deleted: ");
-    let is_told = |agent: &Agent| {
+    let reported = format!("endpoint {stuck} cannot be deleted: ");
+    let is_reported = |agent: &Agent| {
         let lag = agent.enforcer.lag();
-        lag.is_some_and(|lag| lag.endpoints == 1 && lag.reason.starts_with(&told))
+        lag.is_some_and(|lag| lag.endpoints == 1 && lag.reason.starts_with(&reported))
     };
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(is_told(&agent));
+    assert!(is_reported(&agent));
     let flags = site.kernel.now().served[&stuck].info.flags;
     let both = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
     assert_eq!(flags & both, both);
@@ -315,7 +315,7 @@ async fn an_endpoint_that_cannot_be_deleted_passes_nothing_and_delays_no_policy(
     assert!(begun.elapsed() < Duration::from_secs(5), "{begun:?}");
     assert_ne!(site.kernel.table_of(other), former);
     assert_eq!(site.kernel.table_of(stuck), Some(Entries::new()));
-    assert!(is_told(&agent));
+    assert!(is_reported(&agent));
 
     *site.devices.failing.lock().unwrap() = None;
     agent.manager.delete(&meant).await.unwrap();
@@ -331,7 +331,7 @@ async fn one_whose_labels_have_no_identity_passes_what_init_is_allowed_and_nothi
     let agent = site.start().await;
     agent.create(1, "app=p").await;
     site.store.now().is_away = true;
-    agent.session.tell();
+    agent.session.publish();
     let closed = agent.create(2, "app=a").await;
     let without_labels = agent.create(3, "").await;
     let both = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
@@ -355,7 +355,7 @@ async fn one_whose_labels_have_no_identity_passes_what_init_is_allowed_and_nothi
     assert_eq!(found(closed), (both, init), "its own rules are not its yet");
 
     site.store.now().is_away = false;
-    agent.session.tell();
+    agent.session.publish();
     tokio::time::sleep(LONG).await;
     let (flags, table) = found(closed);
     assert_eq!(flags, ENDPOINT_ENFORCE_INGRESS);

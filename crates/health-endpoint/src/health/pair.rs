@@ -30,7 +30,7 @@ pub(super) enum PairState {
     Remains {
         /// The fault.
         fault: Fault,
-        /// Whether a device still exists, so that the endpoint itself uses its addresses.
+        /// Whether a device still exists. The endpoint's addresses are then in use by the endpoint itself.
         device_stands: bool,
     },
     Living(Pair),

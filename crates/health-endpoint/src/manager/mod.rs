@@ -84,7 +84,7 @@ pub enum Selector {
 }
 
 /// The services that a manager uses.
-pub struct Parts {
+pub struct ManagerParts {
     /// Creates and removes devices.
     pub devices: Arc<dyn Devices>,
     /// Allocates identities.
@@ -137,7 +137,7 @@ struct Shared {
 impl Manager {
     /// Takes over the endpoints that [`survey`] found, and starts to manage. Must be called in a tokio runtime; the
     /// spawned tasks end with the runtime.
-    pub fn start(options: ManagerOptions, parts: Parts, survey: Survey) -> Self {
+    pub fn start(options: ManagerOptions, parts: ManagerParts, survey: Survey) -> Self {
         let ManagerOptions {
             states,
             ipam,

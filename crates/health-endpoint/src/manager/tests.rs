@@ -359,7 +359,7 @@ impl Bed {
             mtu: 1500,
             parallel: 2,
         };
-        let parts = Parts {
+        let parts = ManagerParts {
             devices: world.clone(),
             identities,
             regenerator: world.clone(),
@@ -591,7 +591,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
     let bed = Bed::start().await;
     let manager = &bed.manager;
     let shown = || manager.endpoints()[0].clone();
-    let told = || {
+    let reported = || {
         let health = manager.health(HEALTH).unwrap();
         (
             shown().state.clone(),
@@ -602,7 +602,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
     };
     let last = || manager.log(HEALTH).unwrap().last().unwrap().clone();
     let well = ("ready".to_owned(), HealthState::Ok, HealthState::Ok, true);
-    assert_eq!(told(), well);
+    assert_eq!(reported(), well);
     assert_eq!(
         (shown().labels[0].as_str(), shown().identity),
         ("reserved:health", 4)
@@ -632,7 +632,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
             HealthState::Failure,
             false,
         );
-        assert_eq!(told(), broken);
+        assert_eq!(reported(), broken);
     }
     assert!(changes.has_changed().unwrap());
     changes.mark_unchanged();
@@ -653,7 +653,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
         ..health()
     };
     manager.note_health(detached).unwrap();
-    let (state, overall, bpf, connected) = told();
+    let (state, overall, bpf, connected) = reported();
     assert_eq!((state.as_str(), connected), ("waiting-to-regenerate", true));
     assert_eq!((overall, bpf), (HealthState::Failure, HealthState::Failure));
 
@@ -663,7 +663,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
         ..health()
     };
     manager.note_health(repaired).unwrap();
-    assert_eq!(told(), well);
+    assert_eq!(reported(), well);
     assert_eq!(
         last().message,
         "regenerated: program from_endpoint was detached"
@@ -703,7 +703,7 @@ async fn whatever_step_fails_nothing_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_deleted_is_told_and_deleted_later() {
+async fn what_cannot_be_deleted_is_reported_and_deleted_later() {
     let bed = Bed::start().await;
     let made = bed.create(1, &[]).await.unwrap();
     *bed.world.failing.lock().unwrap() = Some("remove");
@@ -742,8 +742,8 @@ async fn an_endpoint_whose_device_is_down_is_not_connected() {
     tokio::time::sleep(LOOK_PERIOD * 3).await;
     assert_eq!(health(), (HealthState::Failure, false));
     let log = bed.manager.log(made.id).unwrap();
-    let told = format!("its device {device} is down");
-    let of_it = log.iter().filter(|line| line.message == told);
+    let reported = format!("its device {device} is down");
+    let of_it = log.iter().filter(|line| line.message == reported);
     assert_eq!(of_it.count(), 1, "{log:?}");
     bed.world.down.lock().unwrap().clear();
     tokio::time::sleep(LOOK_PERIOD * 2).await;
@@ -751,7 +751,7 @@ async fn an_endpoint_whose_device_is_down_is_not_connected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_others_did_to_the_devices_of_an_endpoint_is_told_and_put_right() {
+async fn what_others_did_to_the_devices_of_an_endpoint_is_reported_and_put_right() {
     let bed = Bed::start().await;
     let made = bed.create(1, &[]).await.unwrap();
     let health = || {
@@ -792,7 +792,7 @@ async fn contradictions_are_refused_by_name() {
     let bed = Bed::start().await;
     let made = bed.create(1, &[]).await.unwrap();
     let id = made.id;
-    let told = |new: NewEndpoint| {
+    let reported = |new: NewEndpoint| {
         let manager = bed.manager.clone();
         async move { manager.create(new).await.unwrap_err().to_string() }
     };
@@ -801,7 +801,7 @@ async fn contradictions_are_refused_by_name() {
         ..new(2, &[])
     };
     assert_eq!(
-        told(container).await,
+        reported(container).await,
         format!("eth0 of container c1 is already endpoint {id}; delete it first")
     );
     let device = NewEndpoint {
@@ -809,7 +809,7 @@ async fn contradictions_are_refused_by_name() {
         ..new(1, &[])
     };
     assert_eq!(
-        told(device).await,
+        reported(device).await,
         format!("device eth0 in /n1 already belongs to endpoint {id}")
     );
     let health = NewEndpoint {
@@ -817,7 +817,7 @@ async fn contradictions_are_refused_by_name() {
         ..new(2, &[])
     };
     assert_eq!(
-        told(health).await,
+        reported(health).await,
         "address 10.0.0.7 belongs to endpoint 7 (health); request another, or delete that endpoint"
     );
     bed.world
@@ -830,7 +830,7 @@ async fn contradictions_are_refused_by_name() {
         ..new(2, &[])
     };
     assert_eq!(
-        told(foreign).await,
+        reported(foreign).await,
         "address 10.0.0.9 is already in use on this host"
     );
     assert_eq!(bed.living().len(), 1);
@@ -839,7 +839,7 @@ async fn contradictions_are_refused_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_others_have_all_addresses_that_are_left_this_is_told() {
+async fn where_others_have_all_addresses_that_are_left_this_is_reported() {
     let bed = Bed::start().await;
     let one = bed.create(1, &[]).await.unwrap();
     let all = (0..=255).map(|n| IpAddr::from([10, 0, 0, n]));
@@ -879,8 +879,9 @@ async fn endpoints_follow_when_their_labels_get_another_identity() {
     for id in [one.id, two.id] {
         assert_eq!(bed.ready(id).await.identity, 778);
         let log = bed.manager.log(id).unwrap();
-        let told = |entry: &&LogEntry| entry.message == "the identity of its labels has changed";
-        assert_eq!(log.iter().filter(told).count(), 1);
+        let reported =
+            |entry: &&LogEntry| entry.message == "the identity of its labels has changed";
+        assert_eq!(log.iter().filter(reported).count(), 1);
     }
     let built = bed.world.built.lock().unwrap().clone();
     assert!(built.iter().all(|one| one.id != other.id));
@@ -929,10 +930,10 @@ async fn without_the_store_an_endpoint_fails_closed_until_it_is_back() {
         assert!(bed.world.built.lock().unwrap().last().unwrap().fails_closed);
     };
     is_closed(&made);
-    let told = bed.manager.problem().unwrap();
+    let reported = bed.manager.problem().unwrap();
     assert!(
-        told.starts_with(&format!("endpoint {}: ", made.id)),
-        "{told}"
+        reported.starts_with(&format!("endpoint {}: ", made.id)),
+        "{reported}"
     );
     // An endpoint without labels is not affected.
     let init = bed.create(2, &[]).await.unwrap();
@@ -945,12 +946,12 @@ async fn without_the_store_an_endpoint_fails_closed_until_it_is_back() {
     let shown = bed.living().into_iter().find(|one| one.id == made.id);
     is_closed(&shown.unwrap());
     let log = bed.manager.log(made.id).unwrap();
-    let told = log
+    let reported = log
         .iter()
         .filter(|entry| entry.message.contains("the store is away"));
     assert!(
-        (1..=2).contains(&told.count()),
-        "told once, not at each attempt"
+        (1..=2).contains(&reported.count()),
+        "reported once, not at each attempt"
     );
     *bed.world.is_store_away.lock().unwrap() = false;
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -1157,18 +1158,19 @@ async fn one_whose_device_is_gone_is_dropped_and_several_are_kept_until_they_are
         assert!(reason.starts_with("its device is gone"), "{reason}");
         assert!(!bed.manager.health(one.id).unwrap().connected);
     }
-    let told = bed.manager.problem().unwrap();
+    let reported = bed.manager.problem().unwrap();
     assert!(
-        lost.iter().all(|one| told.contains(&one.id.to_string())),
-        "{told}"
+        lost.iter()
+            .all(|one| reported.contains(&one.id.to_string())),
+        "{reported}"
     );
     // A new endpoint of the container replaces it, and a request deletes one.
     let again = bed.create(1, &["app=a"]).await.unwrap();
     assert_ne!(again.ipv4, lost[0].ipv4);
     let meant = Selector::Id(lost[1].id);
     assert_eq!(bed.manager.delete(&meant).await.unwrap(), [lost[1].id]);
-    let told = bed.manager.problem().unwrap();
-    assert!(told.contains(&lost[2].id.to_string()), "{told}");
+    let reported = bed.manager.problem().unwrap();
+    assert!(reported.contains(&lost[2].id.to_string()), "{reported}");
 
     // An agent that finds the device serves it again. The manager before the restart, whose tasks continue in this
     // test, has dropped the endpoints that it missed.
@@ -1297,11 +1299,11 @@ async fn what_is_written_while_an_endpoint_is_deleted_leaves_no_file() {
     let bed = Bed::start().await;
     let made = bed.create(1, &["app=a"]).await.unwrap();
     let [holder, relabels, deletes] = [(); 3].map(|()| bed.manager.clone());
-    let (told_held, held) = mpsc::channel();
+    let (signal_held, held) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
     let holder = thread::spawn(move || {
         let _files = holder.0.files.lock();
-        told_held.send(()).unwrap();
+        signal_held.send(()).unwrap();
         // Until the other end is dropped.
         let _ = released.recv();
     });
@@ -1474,15 +1476,15 @@ async fn those_that_are_held_back_take_nobody_s_place() {
     assert_eq!(built, [made.id]);
     for endpoint in bed.workloads() {
         let log = bed.manager.log(endpoint.id).unwrap();
-        let told = log
+        let reported = log
             .iter()
             .filter(|entry| entry.message.contains("former policy stays in force"));
-        let told: Vec<&str> = told
+        let reported: Vec<&str> = reported
             .map(|entry| entry.message.rsplit(": ").next().unwrap())
             .collect();
         match endpoint.id == made.id {
-            true => assert_eq!(told, [""; 0]),
-            false => assert_eq!(told, ["not connected yet", "the store is away"]),
+            true => assert_eq!(reported, [""; 0]),
+            false => assert_eq!(reported, ["not connected yet", "the store is away"]),
         }
     }
     bed.world.held_back.send_replace(None);

@@ -140,7 +140,7 @@ fn the_first_result_of_a_new_target_is_its_verdict() {
 }
 
 #[test]
-fn the_first_probe_that_confirms_a_failure_is_told_from_the_next() {
+fn the_first_probe_that_confirms_a_failure_is_distinguished_from_the_next() {
     let mut bed = Bed::reachable();
     let lost = bed.now;
     assert!(bed.confirmation.not_probed_since(target(1), lost));

@@ -79,7 +79,7 @@ impl<'a> Address<'a> {
         self.reasons().next().is_none()
     }
 
-    /// Whether nothing at all came from it.
+    /// Whether the address sent no packet at all.
     pub(super) fn is_unheard(&self) -> bool {
         !self.icmp.is_up()
             && !self.http.is_up()

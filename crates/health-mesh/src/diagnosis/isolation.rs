@@ -96,7 +96,7 @@ enum Why {
     Silent,
     Unreachable,
     NextHopSilent,
-    Told,
+    RouterError,
     NoRoute,
     Rejected,
     LocalError,
@@ -107,7 +107,7 @@ impl Why {
         Self::Silent,
         Self::Unreachable,
         Self::NextHopSilent,
-        Self::Told,
+        Self::RouterError,
         Self::NoRoute,
         Self::Rejected,
         Self::LocalError,
@@ -124,7 +124,7 @@ impl From<Reason> for Why {
             | Reason::Unproven => Self::Silent,
             Reason::Unreachable => Self::Unreachable,
             Reason::NextHopSilent => Self::NextHopSilent,
-            Reason::NoRoute(Some(_)) | Reason::Rejected(Some(_)) => Self::Told,
+            Reason::NoRoute(Some(_)) | Reason::Rejected(Some(_)) => Self::RouterError,
             Reason::NoRoute(None) => Self::NoRoute,
             Reason::Rejected(None) => Self::Rejected,
             Reason::LocalError => Self::LocalError,
@@ -274,7 +274,7 @@ impl Survey {
         let check = match main {
             _ if carrier => format!("no carrier on {links}; check the cable and the switch port"),
             Why::Silent => check.to_owned(),
-            Why::Unreachable | Why::Told => format!("{says}; {check}"),
+            Why::Unreachable | Why::RouterError => format!("{says}; {check}"),
             Why::NextHopSilent => {
                 format!("{says}: its next hop does not answer; check its link and gateway")
             }

@@ -353,7 +353,7 @@ impl Context<'_> {
                 Cause::LatencyShift,
                 format!(
                     "latency shift: {on} of {name} takes {recent:.1?} now, {usual:.1?} before{}",
-                    self.shift_told(peer, target)
+                    self.shift_text(peer, target)
                 ),
             ),
         };

@@ -14,33 +14,33 @@ pub(super) enum TooBigNotice {
     ByNobody,
 }
 
-/// Diagnoses the paths to a peer's addresses whose notice is `told`; `None` if they have no fault.
-pub(super) fn diagnose(peer: &PeerFacts<'_>, told: TooBigNotice) -> Option<Diagnosis> {
+/// Diagnoses the paths to a peer's addresses whose notice is `notice`; `None` if they have no fault.
+pub(super) fn diagnose(peer: &PeerFacts<'_>, notice: TooBigNotice) -> Option<Diagnosis> {
     let paths: Vec<(IpAddr, &PathMtu)> = peer
         .targets
         .iter()
         .filter_map(|target| Some((target.key.address, target.path_mtu?)))
         .filter(|(_, path)| path.is_reduced())
         .collect();
-    let is_such = |path: &PathMtu| path.told.is_none() == (told == TooBigNotice::ByNobody);
+    let is_such = |path: &PathMtu| path.notice.is_none() == (notice == TooBigNotice::ByNobody);
     let &(address, worst) = paths
         .iter()
         .filter(|(_, path)| is_such(path))
         .min_by_key(|(_, path)| path.mtu)?;
     let name = peer.display();
     let mtu = worst.mtu;
-    let message = match worst.told {
+    let message = match worst.notice {
         None => format!(
             "path MTU: packets larger than {mtu} bytes to {name} on {address} vanish without an \
              ICMP error, though {}; connections that carry much data hang; correct the MTU on the \
              way, or let ICMP \"packet too big\" pass",
             allowed(worst)
         ),
-        Some(told) => format!(
+        Some(notice) => format!(
             "path MTU: {} accepts packets of at most {mtu} bytes to {name} on {address}, though \
              {}; each connection must find this limit by itself; correct the MTU on the way, or \
              set the route's MTU to {mtu}",
-            told.from,
+            notice.from,
             allowed(worst)
         ),
     };
@@ -65,11 +65,11 @@ fn allowed(path: &PathMtu) -> String {
 
 fn evidence(address: IpAddr, path: &PathMtu) -> String {
     let (mtu, more) = (path.mtu, path.mtu + 1);
-    let fate = match path.told {
+    let fate = match path.notice {
         None => "are lost without an ICMP error".to_owned(),
-        Some(told) => format!(
+        Some(notice) => format!(
             "are rejected by {}: packet too big, next-hop MTU {}",
-            told.from, told.next_hop_mtu
+            notice.from, notice.next_hop_mtu
         ),
     };
     format!(

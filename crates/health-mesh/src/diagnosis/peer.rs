@@ -61,7 +61,7 @@ impl<'a> Picture<'a> {
         let is_down = |target: &&TargetFacts<'_>| matches!(target.verdict, Verdict::Unreachable(_));
         let mut down = self.peer.targets.iter().filter(is_down);
         let message = match down.find_map(|target| self.context.loss_location(target)) {
-            Some(place) if may_be_told(cause) => format!("{message}; {}", place.of_silence()),
+            Some(place) if may_add_place(cause) => format!("{message}; {}", place.of_silence()),
             _ => message,
         };
         let line = |target: &TargetFacts<'_>| {
@@ -138,12 +138,12 @@ impl<'a> Picture<'a> {
         if !hosts.iter().any(Address::is_silent) {
             // The problem of the host is the problem of the node.
             let rejected = |a: &Address<'_>| a.reasons().any(|r| matches!(r, Reason::Rejected(_)));
-            let told = if hosts.iter().any(rejected) {
+            let reported = if hosts.iter().any(rejected) {
                 self.rejected(all)
             } else {
                 self.no_route(all).or_else(|| self.rejected(all))
             };
-            return told.unwrap_or_else(|| self.some_unreachable(all));
+            return reported.unwrap_or_else(|| self.some_unreachable(all));
         }
         if self.peer.local {
             return self.some_unreachable(all);
@@ -200,10 +200,10 @@ impl<'a> Picture<'a> {
     }
 
     fn rejected(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
-        let told =
+        let reported =
             self.reported_failure(addresses, |reason| matches!(reason, Reason::Rejected(_)))?;
-        let ReportedFailure { failure, what, .. } = &told;
-        let message = match told.reason.sender() {
+        let ReportedFailure { failure, what, .. } = &reported;
+        let message = match reported.reason.sender() {
             Some(sender) => format!(
                 "rejected: {} rejects {what}: {failure}; check its firewall and policies",
                 self.who(sender)
@@ -270,14 +270,14 @@ impl<'a> Picture<'a> {
             Reason::NoRoute(Some(sender)) => !self.peer.has(sender),
             reason => matches!(reason, Reason::NoRoute(None) | Reason::Unreachable),
         };
-        let told = self.reported_failure(addresses, others)?;
+        let reported = self.reported_failure(addresses, others)?;
         let ReportedFailure {
             failure,
             what,
             first,
             ..
-        } = &told;
-        let message = match told.reason.sender() {
+        } = &reported;
+        let message = match reported.reason.sender() {
             Some(sender) if is_loop(failure) => format!(
                 "no route: {what} is caught in a routing loop: {failure}; check the routes of {} \
                  and its neighbors",
@@ -288,7 +288,7 @@ impl<'a> Picture<'a> {
                  address",
                 self.who(sender)
             ),
-            None if told.reason == Reason::Unreachable => format!(
+            None if reported.reason == Reason::Unreachable => format!(
                 "no route: {what} is unreachable: {failure}, because of a missing route, an \
                  unanswered ARP request or a firewall; check `ip route get {first}` and `ip neigh`"
             ),
@@ -549,7 +549,7 @@ struct ReportedFailure<'a> {
 }
 
 /// Whether the location of lost echo probes adds information to this cause.
-fn may_be_told(cause: Cause) -> bool {
+fn may_add_place(cause: Cause) -> bool {
     matches!(
         cause,
         Cause::IcmpFiltered

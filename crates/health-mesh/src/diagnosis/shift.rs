@@ -12,7 +12,7 @@ use crate::history::{LONGEST, Latency};
 use crate::target::Protocol;
 
 /// Minimum number of round trips since a shift that show where its time goes.
-const SHIFT_TOLD_BY: u32 = 4;
+const SHIFT_REQUESTS: u32 = 4;
 /// Number of round trips that may already belong to the shift when it is noticed: as many as form one.
 const NOTICED_BY: u64 = 8;
 /// Minimum number of round trips before a shift that establish what was usual.
@@ -131,7 +131,7 @@ impl ShiftWatch {
             connect,
             total,
         } = self.requests;
-        if count < SHIFT_TOLD_BY {
+        if count < SHIFT_REQUESTS {
             return None;
         }
         let growth = (total / count).checked_sub(self.usual.p50)?;
@@ -149,7 +149,7 @@ impl ShiftWatch {
         let (first, last) = self.remote?;
         let samples = last.samples - first.samples;
         let usual_samples = first.samples.saturating_sub(NOTICED_BY);
-        if samples < u64::from(SHIFT_TOLD_BY) || usual_samples < USUAL_SAMPLES {
+        if samples < u64::from(SHIFT_REQUESTS) || usual_samples < USUAL_SAMPLES {
             return None;
         }
         let mean = |sum: u64, samples: u64| Duration::from_nanos(sum / samples);
@@ -201,20 +201,20 @@ impl Context<'_> {
     }
 
     /// What a message adds to the times of a shift.
-    pub(super) fn shift_told(&self, peer: &PeerFacts<'_>, target: &TargetFacts<'_>) -> String {
+    pub(super) fn shift_text(&self, peer: &PeerFacts<'_>, target: &TargetFacts<'_>) -> String {
         let Some(shift) = target.shift else {
             return String::new();
         };
         let since = format!(", since {:.0}", shift.since);
         let place = match (shift.growth, shift.slow_part) {
-            (Some(growth), _) => self.growth_told(growth, peer, target),
-            (None, Some((part, time))) => part_told(part, time),
+            (Some(growth), _) => self.growth_text(growth, peer, target),
+            (None, Some((part, time))) => part_text(part, time),
             (None, None) => String::new(),
         };
         since + &place
     }
 
-    fn growth_told(
+    fn growth_text(
         &self,
         growth: Growth,
         peer: &PeerFacts<'_>,
@@ -228,11 +228,12 @@ impl Context<'_> {
         if in_network > in_host {
             return format!("; {in_network:.1?} of the increase in the network");
         }
-        let told = format!("; {in_host:.1?} of the increase in the peer's host");
+        let reported = format!("; {in_host:.1?} of the increase in the peer's host");
         if !self.is_of_the_stack_alone(peer, target) {
-            return told;
+            return reported;
         }
-        told + "; its health endpoint, for which eBPF answers, is as fast as before: suspect the network \
+        reported
+            + "; its health endpoint, for which eBPF answers, is as fast as before: suspect the network \
                 stack and the interrupt load of the peer's host"
     }
 
@@ -255,7 +256,7 @@ impl Context<'_> {
 }
 
 /// Says which part of an HTTP request takes longer.
-fn part_told(part: RequestPart, time: Duration) -> String {
+fn part_text(part: RequestPart, time: Duration) -> String {
     match part {
         RequestPart::ThisHost => format!(
             "; {time:.1?} of the increase in this host, between uplink and agent: suspect its own network \

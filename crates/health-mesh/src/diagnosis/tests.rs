@@ -378,7 +378,7 @@ fn a_port_is_refused_on_one_address() {
 }
 
 #[test]
-fn a_wrong_answer_is_told() {
+fn a_wrong_answer_is_reported() {
     let status = || Given::Down(Failure::UnexpectedStatus(503));
     is(
         &[(HOST4, Up, status()), (ENDPOINT4, Up, status())],
@@ -398,7 +398,7 @@ fn a_wrong_answer_is_told() {
 }
 
 #[test]
-fn who_does_not_prove_to_be_the_node_is_told() {
+fn an_unproven_node_is_reported() {
     let down = |failure: &Failure| Given::Down(failure.clone());
     for (failure, cause, message) in [
         (
@@ -466,14 +466,14 @@ fn a_clock_that_differs_names_all_addresses_although_a_second_passed_between_two
 }
 
 #[test]
-fn an_old_key_is_told_of_the_node_that_has_it() {
+fn an_old_key_is_reported_with_the_node_that_has_it() {
     let rows = [(HOST4, Up, Up), (ENDPOINT4, Up, Up)];
-    let told = |key| {
+    let reported = |key| {
         let mut targets = targets(&rows);
         targets[1].mesh_key = key;
         with_context(|context| context.diagnose(&peer(&targets), None))
     };
-    assert_eq!(told(KeyAge::Current), None);
+    assert_eq!(reported(KeyAge::Current), None);
     for (key, message) in [
         (
             KeyAge::Next,
@@ -486,14 +486,14 @@ fn an_old_key_is_told_of_the_node_that_has_it() {
              the new --mesh-key-file and restart its agent",
         ),
     ] {
-        let diagnosis = told(key).unwrap();
+        let diagnosis = reported(key).unwrap();
         assert_eq!(diagnosis.cause, Cause::OldKey);
         assert_eq!(diagnosis.message, message);
     }
 }
 
 #[test]
-fn a_missing_route_is_told_with_its_sender() {
+fn a_missing_route_is_reported_with_its_sender() {
     let local = || os(Errno::ENETUNREACH);
     says(
         &[(HOST4, local(), local()), (ENDPOINT4, local(), local())],
@@ -537,7 +537,7 @@ fn a_missing_route_is_told_with_its_sender() {
 }
 
 #[test]
-fn a_rejection_is_told_with_its_sender() {
+fn a_rejection_is_reported_with_its_sender() {
     says(
         &[
             (HOST4, icmp(3, 13, ROUTER), silent()),
@@ -688,7 +688,7 @@ fn what_this_host_cannot_do_is_no_evidence() {
 }
 
 #[test]
-fn an_endpoint_that_nobody_tells_is_asked_for() {
+fn an_endpoint_that_nobody_reports_is_queried() {
     is(
         &[(HOST4, Up, Up)],
         Cause::EndpointAddressUnknown,
@@ -737,7 +737,7 @@ fn shifted(recent_us: u64, usual_us: u64) -> Trend {
 }
 
 #[test]
-fn a_degraded_target_is_told() {
+fn a_degraded_target_is_reported() {
     let rows = [(HOST4, Up, Up), (ENDPOINT4, Up, Up)];
     let mut facts = targets(&rows);
     facts[2].trend = shifted(4000, 1200);
@@ -777,7 +777,7 @@ fn passage(arrived: u32, replied: u32, returned: u32, lost_here: u32) -> Option<
 }
 
 #[test]
-fn a_loss_is_told_with_its_place() {
+fn a_loss_is_reported_with_its_place() {
     let rows = [(HOST4, Up, Up), (ENDPOINT4, Up, Up)];
     let loss = |passages| {
         let mut facts = targets(&rows);
@@ -831,7 +831,7 @@ fn a_loss_is_told_with_its_place() {
 }
 
 #[test]
-fn silence_is_told_with_what_arrives() {
+fn silence_is_reported_with_what_arrives() {
     let rows = [(HOST4, silent(), Up), (ENDPOINT4, Up, Up)];
     for (passage, place) in [
         (
@@ -871,7 +871,7 @@ fn remote_time(trips: &[(u64, u64, u64)]) -> RemoteTime {
 }
 
 #[test]
-fn a_shift_is_told_with_where_the_time_goes() {
+fn a_shift_is_reported_with_where_the_time_goes() {
     let (usual, slow) = (300_000, 4_000_000);
     let shift = |remote_ns: u64, more: u64| {
         let since = "2026-11-21T10:02:11.7Z".parse().unwrap();
@@ -883,7 +883,7 @@ fn a_shift_is_told_with_where_the_time_goes() {
         ]));
         watch.shift()
     };
-    let told = |shift, endpoint: Trend| {
+    let reported = |shift, endpoint: Trend| {
         let rows = [(HOST4, Up, Up), (ENDPOINT4, Up, Up)];
         let mut facts = targets(&rows);
         facts[0].trend = shifted(4000, 300);
@@ -898,33 +898,33 @@ fn a_shift_is_told_with_where_the_time_goes() {
     let others = "; 1 other target is degraded as well";
     let slow_too = shifted(4000, 300);
     assert_eq!(
-        told(shift(3_000_000, 4), slow_too),
+        reported(shift(3_000_000, 4), slow_too),
         format!("; 3.0ms of the increase in the peer's host{others}")
     );
     assert_eq!(
-        told(shift(20_000, 4), slow_too),
+        reported(shift(20_000, 4), slow_too),
         format!("; 3.7ms of the increase in the network{others}")
     );
     // Too few round trips since then; the endpoint is slow too.
-    assert_eq!(told(shift(3_000_000, 3), slow_too), others);
-    assert_eq!(told(shift(3_000_000, 3), Trend::default()), "");
+    assert_eq!(reported(shift(3_000_000, 3), slow_too), others);
+    assert_eq!(reported(shift(3_000_000, 3), Trend::default()), "");
     // The endpoint on the same host is as fast as before.
     let suspect = "; its health endpoint, for which eBPF answers, is as fast as before: suspect the \
                    network stack and the interrupt load of the peer's host";
     assert_eq!(
-        told(shift(3_000_000, 4), Trend::default()),
+        reported(shift(3_000_000, 4), Trend::default()),
         format!("; 3.0ms of the increase in the peer's host{suspect}")
     );
     assert_eq!(
-        told(shift(20_000, 4), Trend::default()),
+        reported(shift(20_000, 4), Trend::default()),
         "; 3.7ms of the increase in the network"
     );
 }
 
 #[test]
-fn of_http_is_told_which_part_takes_longer() {
+fn http_shifts_name_the_part_that_takes_longer() {
     let ms = Duration::from_millis;
-    let told = |handshake, connect, total, requests| {
+    let reported = |handshake, connect, total, requests| {
         let since = "2026-11-21T10:02:11Z".parse().unwrap();
         let mut watch = ShiftWatch::new(since, Duration::ZERO, latency(2000, 60));
         for _ in 0..requests {
@@ -940,22 +940,22 @@ fn of_http_is_told_which_part_takes_longer() {
         diagnosis.message.strip_prefix(on).unwrap().to_owned()
     };
     assert_eq!(
-        told(0, 30, 62, 4),
+        reported(0, 30, 62, 4),
         "; 60.0ms of the increase in this host, between uplink and agent: suspect its own network stack \
          and load"
     );
     assert_eq!(
-        told(30, 30, 62, 4),
+        reported(30, 30, 62, 4),
         "; 60.0ms of the increase in the network or the network stack of the peer's host"
     );
     assert_eq!(
-        told(0, 1, 62, 4),
+        reported(0, 1, 62, 4),
         "; 60.0ms of the increase after the handshake: suspect the peer's agent and the load of its host"
     );
-    assert_eq!(told(0, 1, 62, 3), "");
+    assert_eq!(reported(0, 1, 62, 3), "");
     // No part accounts for more than the whole increase.
     assert_eq!(
-        told(31, 31, 62, 4),
+        reported(31, 31, 62, 4),
         "; 60.0ms of the increase in the network or the network stack of the peer's host"
     );
 }
@@ -1005,7 +1005,7 @@ fn a_shift_is_a_multiple_and_more_than_noise() {
     assert!(!degraded(0, alternating));
 }
 
-fn reduced(mtu: u32, told_by: Option<&str>) -> PathMtu {
+fn reduced(mtu: u32, reported_by: Option<&str>) -> PathMtu {
     PathMtu {
         mtu,
         way: Arc::new(WayOut {
@@ -1013,7 +1013,7 @@ fn reduced(mtu: u32, told_by: Option<&str>) -> PathMtu {
             device_mtu: 1500,
             mtu: 1500,
         }),
-        told: told_by.map(|from| TooBig {
+        notice: reported_by.map(|from| TooBig {
             from: ip(from),
             next_hop_mtu: mtu,
         }),
@@ -1036,8 +1036,8 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
     let full = reduced(1500, None);
     assert_eq!(diagnose_paths([Some(&full), None], Trend::default()), None);
 
-    let (told, silent) = (reduced(1400, Some(ROUTER)), reduced(1404, None));
-    let diagnosis = diagnose_paths([Some(&told), None], Trend::default()).unwrap();
+    let (reported, silent) = (reduced(1400, Some(ROUTER)), reduced(1404, None));
+    let diagnosis = diagnose_paths([Some(&reported), None], Trend::default()).unwrap();
     assert_eq!(diagnosis.cause, Cause::PathMtu);
     assert_eq!(
         diagnosis.message,
@@ -1054,7 +1054,7 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
     );
 
     // A black hole is worse.
-    let diagnosis = diagnose_paths([Some(&told), Some(&silent)], Trend::default()).unwrap();
+    let diagnosis = diagnose_paths([Some(&reported), Some(&silent)], Trend::default()).unwrap();
     assert_eq!(
         diagnosis.message,
         "path MTU: packets larger than 1404 bytes to default/n3 on fd00:30::3 vanish without an \
@@ -1079,12 +1079,12 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
 
 #[test]
 fn loss_is_worse_than_a_black_hole_and_that_than_a_shift_and_that_than_a_known_mtu() {
-    let (told, silent) = (reduced(1400, Some(ROUTER)), reduced(1404, None));
+    let (reported, silent) = (reduced(1400, Some(ROUTER)), reduced(1404, None));
     let cause = |path, trend| diagnose_paths([Some(path), None], trend).unwrap().cause;
     let shift = shifted(9000, 1000);
     assert_eq!(cause(&silent, lost(30, 60)), Cause::Loss);
     assert_eq!(cause(&silent, shift), Cause::PathMtu);
-    assert_eq!(cause(&told, shift), Cause::LatencyShift);
+    assert_eq!(cause(&reported, shift), Cause::LatencyShift);
     // A failure is worse than all of them.
     let rows = [(HOST4, Up, refused()), (ENDPOINT4, Up, refused())];
     let mut targets = targets(&rows);
@@ -1154,8 +1154,11 @@ fn when_most_peers_refuse_its_clock_or_key_it_is_this_node() {
             (HOST4, Up, refused.clone()),
             (ENDPOINT4, Up, refused.clone()),
         ];
-        let told = survey(9, 10, &row).unwrap().diagnosis;
-        assert_eq!((told.cause, told.message.as_str()), (cause, message));
+        let reported = survey(9, 10, &row).unwrap().diagnosis;
+        assert_eq!(
+            (reported.cause, reported.message.as_str()),
+            (cause, message)
+        );
         assert!(survey(7, 10, &row).is_none());
         // An endpoint that answers properly proves that this node is fine.
         let one_answers = [(HOST4, Up, refused), (ENDPOINT4, Up, Up)];

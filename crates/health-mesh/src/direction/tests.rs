@@ -125,7 +125,7 @@ impl Model {
         }
     }
 
-    fn exchange(&self, asked: u64, read: u64, told: u64) -> Exchange {
+    fn exchange(&self, asked: u64, read: u64, answered: u64) -> Exchange {
         let since = self.restarts.iter().copied().filter(|&at| at <= read).max();
         let since = since.unwrap_or(0);
         let base = if since == 0 { self.base } else { 0 };
@@ -137,8 +137,8 @@ impl Model {
         Exchange {
             asked: millis(asked),
             before: self.own(asked),
-            told: millis(told),
-            after: self.own(told),
+            answered: millis(answered),
+            after: self.own(answered),
             since_ns: since,
             counts: WayCounts {
                 arrived: base.wrapping_add(arrived),
@@ -152,22 +152,22 @@ impl Model {
     fn track(&self, exchanges: &[(u64, u64, u64)]) -> Track {
         let mut track = Track::default();
         let mut until = 0;
-        for &(asked, read, told) in exchanges {
+        for &(asked, read, answered) in exchanges {
             for probe in &self.probes {
                 let at = match probe.fate {
                     Unsent => probe.sent,
                     Unseen => probe.sent + TIMEOUT,
                     _ => continue,
                 };
-                if (until..=told).contains(&at) && until < told {
+                if (until..=answered).contains(&at) && until < answered {
                     match probe.fate {
                         Unsent => track.unsent += 1,
                         _ => track.unseen += 1,
                     }
                 }
             }
-            until = until.max(told + 1);
-            track.exchanged(&self.exchange(asked, read, told));
+            until = until.max(answered + 1);
+            track.exchanged(&self.exchange(asked, read, answered));
         }
         track
     }
@@ -209,7 +209,7 @@ fn passage(model: &Model, from: u64, until: u64) -> Option<Passage> {
 }
 
 #[test]
-fn a_loss_is_told_where_it_is() {
+fn a_loss_is_reported_where_it_is() {
     type Of = fn(&Passage) -> u32;
     let parts: [(Fate, Of); 3] = [
         (LostThere, |p| p.lost_there),
@@ -244,7 +244,7 @@ fn a_restart_of_the_peer_begins_anew() {
 }
 
 #[test]
-fn what_cannot_be_tells_nothing() {
+fn impossible_values_report_nothing() {
     let exchange = |second: u32, arrived, replied, own: u32| {
         let own = OwnCounts {
             settled: own,
@@ -255,7 +255,7 @@ fn what_cannot_be_tells_nothing() {
         Exchange {
             asked: Duration::from_secs(1) * second,
             before: own,
-            told: Duration::from_secs(1) * second + millis(1),
+            answered: Duration::from_secs(1) * second + millis(1),
             after: own,
             since_ns: 1,
             counts: WayCounts { arrived, replied },
@@ -350,7 +350,7 @@ fn probes_that_this_host_did_not_send_hide_no_losses() {
 }
 
 #[test]
-fn replies_that_the_agent_did_not_see_are_told_of_their_time_alone() {
+fn replies_that_the_agent_did_not_see_are_reported_with_their_time_alone() {
     let model = regular(Returned, 4);
     let exchange = |second: u64| {
         let at = second * 1000 + 500;
@@ -376,7 +376,7 @@ fn what_is_followed_is_bounded() {
     let track = model.track(&exchanges);
     assert!(track.points.len() <= MOST_POINTS);
     // It still reaches far back.
-    let covered = track.points[track.points.len() - 1].told - track.points[0].asked;
+    let covered = track.points[track.points.len() - 1].answered - track.points[0].asked;
     assert!(covered > Duration::from_secs(300), "{covered:?}");
     let mut ways = Ways::default();
     let mut ids = slotmap::SlotMap::<TargetId, ()>::with_key();
@@ -405,7 +405,7 @@ proptest! {
     /// Whatever is lost or duplicated elsewhere, whichever side restarts, wherever the counts wrap and in whatever
     /// order answers arrive: no part of the way is reported to lose more than it did.
     #[test]
-    fn no_loss_is_told_where_there_is_none(
+    fn no_loss_is_reported_where_there_is_none(
         probes in prop::collection::vec(
             (1_u64..100_000, prop::array::uniform3(0_u64..TIMEOUT / 4), any_fate()),
             0..150,
@@ -430,7 +430,7 @@ proptest! {
             .map(|(asked, wait, more)| (asked, asked + wait, asked + wait + more))
             .collect();
         if is_in_order {
-            exchanges.sort_by_key(|&(_, _, told)| told);
+            exchanges.sort_by_key(|&(_, _, answered)| answered);
         }
         if let Some(passage) = model.track(&exchanges).passage(millis(from)) {
             let most = |is: Fate| model.count(|p| p.fate == is);

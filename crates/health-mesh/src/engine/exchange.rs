@@ -60,13 +60,13 @@ impl Engine {
         let Some(Arrivals { since_ns, ways }) = hello.headers.arrivals else {
             return;
         };
-        let told = self.now();
+        let answered = self.now();
         for (way, counts) in ways.into_iter().enumerate() {
             let results = self.shared.results();
             let Some(first) = results.way(node, way).next() else {
                 continue;
             };
-            let lossy = results.is_lossy(node, way, told);
+            let lossy = results.is_lossy(node, way, answered);
             if !lossy && !results.is_followed(node) {
                 continue;
             }
@@ -86,7 +86,7 @@ impl Engine {
                 let exchange = Exchange {
                     asked,
                     before,
-                    told,
+                    answered,
                     after,
                     since_ns,
                     counts,

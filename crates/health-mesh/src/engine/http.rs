@@ -144,9 +144,9 @@ impl Engine {
                 };
                 self.exchange(target.node, sent, counts.as_deref(), &hello);
                 let reachable = self.answered(id, sent, answer);
-                let all_told = key.path != Path::Host
+                let all_reported = key.path != Path::Host
                     || self.learn(target, hello.headers.health_endpoint.as_deref());
-                if reachable && all_told {
+                if reachable && all_reported {
                     let now = self.now();
                     self.schedule.settle(id, now);
                 }

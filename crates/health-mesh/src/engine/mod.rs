@@ -284,7 +284,7 @@ impl Engine {
         }
     }
 
-    /// How long scheduled probes gather before they are sent. A client is waiting for those of a sweep.
+    /// How long scheduled probes gather before they are sent: briefly during a sweep, since a client waits for it.
     fn gather_time(&self) -> Duration {
         if self.sweep.is_some() {
             return TURN;

@@ -41,7 +41,7 @@ impl Engine {
             self.sweep = None;
         } else if self.progress_at <= now {
             self.progress_at = now + PROGRESS_PERIOD;
-            if !sweep.tell_progress() {
+            if !sweep.report_progress() {
                 self.sweep = None;
             }
         }
@@ -82,8 +82,8 @@ impl Engine {
                 if was_reduced {
                     tracing::info!(node, %address, mtu, "full path MTU again");
                 } else {
-                    let told_by = found.told.map(|told| told.from.to_string());
-                    tracing::info!(node, %address, mtu, local_mtu, told_by, "reduced path MTU");
+                    let reported_by = found.notice.map(|notice| notice.from.to_string());
+                    tracing::info!(node, %address, mtu, local_mtu, reported_by, "reduced path MTU");
                 }
             }
             results.path_looked_at(id, found);

@@ -19,7 +19,7 @@ const LEARN_DELAY_FACTOR: u32 = 20;
 impl Engine {
     /// Records a node's report about its health endpoint, if the registry does not specify it. Returns whether nothing
     /// more is expected: a starting node may not know it yet.
-    pub(super) fn learn(&mut self, target: Target, told: Option<&[IpAddr]>) -> bool {
+    pub(super) fn learn(&mut self, target: Target, reported: Option<&[IpAddr]>) -> bool {
         let Some(node) = self.set.nodes.get(target.node) else {
             return true;
         };
@@ -30,10 +30,10 @@ impl Engine {
         {
             return true;
         }
-        let Some(told) = told else {
+        let Some(reported) = reported else {
             return node.pod_cidrs.is_empty() || self.learned.get(node).is_some();
         };
-        if self.learned.learn(node, told) && self.rebuild_at.is_none() {
+        if self.learned.learn(node, reported) && self.rebuild_at.is_none() {
             let delay = LEARN_DELAY.max(self.rebuild_took * LEARN_DELAY_FACTOR);
             self.rebuild_at = Some(self.now() + delay);
         }

@@ -41,13 +41,13 @@ impl Acceptor {
 
     /// Why no client can connect, if that is the case.
     fn problem(&self) -> Option<String> {
-        let told = self.activity.last().problem;
-        let told = told.map(|problem| problem.reason);
+        let reported = self.activity.last().problem;
+        let reported = reported.map(|problem| problem.reason);
         let Some(listener) = self.listener.upgrade() else {
-            return Some(told.unwrap_or_else(|| "its socket is closed".to_owned()));
+            return Some(reported.unwrap_or_else(|| "its socket is closed".to_owned()));
         };
         match getsockopt(&*listener, AcceptConn) {
-            Ok(true) => told,
+            Ok(true) => reported,
             Ok(false) => Some("its socket no longer listens; restart the agent".to_owned()),
             Err(error) => Some(format!("cannot inspect its socket: {error}")),
         }

@@ -136,7 +136,7 @@ impl Responder {
         self.shared.requests.clone()
     }
 
-    /// Its state, now and later.
+    /// A handle to the responder's state, which follows later changes.
     pub fn state(&self) -> ResponderState {
         self.acceptors.clone()
     }

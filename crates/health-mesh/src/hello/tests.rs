@@ -44,10 +44,10 @@ fn identity(keys: HelloKeys) -> Identity {
     }
 }
 
-fn start(listener: TcpListener, keys: HelloKeys, told: &[&str]) -> Responder {
-    let told = told.iter().map(|ip| ip.parse().unwrap()).collect();
-    let told = watch::channel(told).1;
-    Responder::start(identity(keys), vec![listener], told, arrivals()).unwrap()
+fn start(listener: TcpListener, keys: HelloKeys, reported: &[&str]) -> Responder {
+    let reported = reported.iter().map(|ip| ip.parse().unwrap()).collect();
+    let reported = watch::channel(reported).1;
+    Responder::start(identity(keys), vec![listener], reported, arrivals()).unwrap()
 }
 
 async fn ask(
@@ -105,10 +105,10 @@ async fn a_node_without_a_health_endpoint_says_so() {
         hosts_only: true,
         ..identity(HelloKeys::default())
     };
-    let untold = watch::channel(Vec::new()).1;
-    let _responder = Responder::start(identity, vec![listener], untold, arrivals()).unwrap();
-    let told = ask_b(address).await.unwrap().headers.health_endpoint;
-    assert_eq!(told, Some(Vec::new()));
+    let unreported = watch::channel(Vec::new()).1;
+    let _responder = Responder::start(identity, vec![listener], unreported, arrivals()).unwrap();
+    let reported = ask_b(address).await.unwrap().headers.health_endpoint;
+    assert_eq!(reported, Some(Vec::new()));
 }
 
 #[tokio::test]
@@ -118,11 +118,11 @@ async fn hello_is_answered_and_all_else_is_not_found() {
     let identity = identity(HelloKeys::default());
     let responder = Responder::start(identity, vec![listener], receiver, arrivals()).unwrap();
     assert_eq!(ask_b(address).await.unwrap().headers.health_endpoint, None);
-    let told: Vec<IpAddr> = vec!["10.1.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
-    sender.send_replace(told.clone());
+    let reported: Vec<IpAddr> = vec!["10.1.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
+    sender.send_replace(reported.clone());
     assert_eq!(
         ask_b(address).await.unwrap().headers.health_endpoint,
-        Some(told)
+        Some(reported)
     );
     for request in [
         "GET / HTTP/1.1",
@@ -139,13 +139,13 @@ async fn hello_is_answered_and_all_else_is_not_found() {
 }
 
 #[tokio::test]
-async fn who_asks_is_told_what_arrived_of_its_probes() {
+async fn a_requester_learns_which_of_its_probes_arrived() {
     let (listener, address) = loopback();
     let responder = start(listener, HelloKeys::default(), &[]);
     let hello = ask_b(address).await.unwrap();
-    let told = hello.headers.arrivals.unwrap();
-    assert_eq!((told.since_ns, told.ways[1].arrived), (7, 46));
-    assert_eq!(told.ways[3].arrived, u32::MAX);
+    let reported = hello.headers.arrivals.unwrap();
+    assert_eq!((reported.since_ns, reported.ways[1].arrived), (7, 46));
+    assert_eq!(reported.ways[3].arrived, u32::MAX);
     // An agent from which nothing arrived.
     let other = Prober {
         session: 1,
@@ -167,7 +167,7 @@ async fn who_asks_is_told_what_arrived_of_its_probes() {
 }
 
 #[tokio::test]
-async fn with_a_key_nobody_else_is_told_anything() {
+async fn with_a_key_nobody_else_learns_anything() {
     let (listener, address) = loopback();
     let keys = || HelloKeys::new(&[7; 16], None);
     let responder = start(listener, keys(), &["10.1.0.7"]);
@@ -312,7 +312,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[tokio::test]
-async fn a_socket_that_does_not_listen_any_more_is_told() {
+async fn a_socket_that_does_not_listen_any_more_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let same = listener.try_clone().unwrap();

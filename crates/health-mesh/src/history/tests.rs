@@ -75,7 +75,7 @@ impl Model {
 }
 
 #[test]
-fn a_window_tells_what_was_sent_in_it() {
+fn a_window_reports_what_was_sent_in_it() {
     let mut history = History::default();
     assert_eq!(history.window(secs(100), SHORT), None);
     for (second, rtt) in [
@@ -209,8 +209,8 @@ fn a_trend_leaves_outages_out() {
     }
     let now = secs(3990);
     let trend = history.trend(now, secs(2000));
-    let told = trend.loss.map(|loss| (loss.probes, loss.lost, loss.window));
-    assert_eq!(told, [(60, 0, MIDDLE), (200, 0, LONGEST)]);
+    let reported = trend.loss.map(|loss| (loss.probes, loss.lost, loss.window));
+    assert_eq!(reported, [(60, 0, MIDDLE), (200, 0, LONGEST)]);
     let trend = history.trend(now, Duration::ZERO);
     assert_eq!((trend.loss[1].probes, trend.loss[1].lost), (360, 100));
 }

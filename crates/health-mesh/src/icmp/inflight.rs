@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_pass_those_in_use_and_tell_how_often_they_wrapped() {
+    fn numbers_pass_those_in_use_and_report_how_often_they_wrapped() {
         let mut inflight = Inflight::new(7, u16::MAX);
         assert_eq!(inflight.insert(probe(1)), Some(number(0, u16::MAX)));
         assert_eq!(inflight.insert(probe(1)), Some(number(1, 0)));

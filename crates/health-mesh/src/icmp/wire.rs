@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_router_tells_the_mtu_of_its_next_hop() {
+    fn a_router_reports_the_mtu_of_its_next_hop() {
         let mtu_of = |family, from: &str, packet: &[u8]| {
             let from = from.parse().unwrap();
             match parse(family, MARK, from, packet) {

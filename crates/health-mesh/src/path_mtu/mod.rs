@@ -56,7 +56,7 @@ pub(super) struct PathMtu {
     /// The outgoing route of this host.
     pub(super) way: Arc<WayOut>,
     /// The router that reports it, if `mtu` is below what the outgoing route allows; `None` if packets vanish.
-    pub(super) told: Option<TooBig>,
+    pub(super) notice: Option<TooBig>,
     /// When that was observed.
     pub(super) probed: Timestamp,
 }
@@ -519,13 +519,13 @@ impl PathMtuProber {
         let way = look.and_then(|look| Some(look.searching?.way));
         let seen = match verdict {
             Verdict::Full => way.map(|way| (way.mtu, way, None)),
-            Verdict::Reduced { mtu, told } => way.map(|way| (mtu, way, told)),
+            Verdict::Reduced { mtu, notice } => way.map(|way| (mtu, way, notice)),
             Verdict::Inconclusive | Verdict::OtherMtu => None,
         };
-        let found = seen.map(|(mtu, way, told)| PathMtu {
+        let found = seen.map(|(mtu, way, notice)| PathMtu {
             mtu,
             way,
-            told,
+            notice,
             probed: Timestamp::now(),
         });
         if let Some(found) = &found {

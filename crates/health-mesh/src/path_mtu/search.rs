@@ -81,7 +81,7 @@ pub(super) enum Verdict {
         /// The path's MTU.
         mtu: u32,
         /// The router that reports it; `None` if packets vanish.
-        told: Option<TooBig>,
+        notice: Option<TooBig>,
     },
     /// Small packets do not get through reliably either, or the result did not hold.
     Inconclusive,
@@ -129,7 +129,7 @@ pub(super) struct Search {
     /// The smallest size that was not answered.
     fails: u32,
     /// The error that reported this size as too big.
-    told: Option<TooBig>,
+    notice: Option<TooBig>,
     /// The previous result.
     before: Option<u32>,
     /// A size that may be the path's MTU.
@@ -146,7 +146,7 @@ struct Trial {
     size: u32,
     failures: u32,
     /// The last error about it.
-    told: Option<TooBig>,
+    notice: Option<TooBig>,
     /// A size known to fit is probed instead.
     control: bool,
     /// Its last probe was lost, and counts as failed if the control is answered.
@@ -160,7 +160,7 @@ impl Trial {
         Self {
             size,
             failures: 0,
-            told: None,
+            notice: None,
             control: false,
             lost: false,
             controls_lost: 0,
@@ -187,7 +187,7 @@ impl Search {
             patience: timeout,
             fits: 0,
             fails: limits.mtu + 1,
-            told: None,
+            notice: None,
             before,
             guess: before,
             hints: HINTS,
@@ -250,7 +250,7 @@ impl Search {
             },
             (_, Outcome::Answered(_)) => self.answered(now),
             (_, Outcome::TooBig(error)) => {
-                self.trial.told = Some(error);
+                self.trial.notice = Some(error);
                 let enough = match self.stage {
                     Stage::Confirm => CONFIRMING_FAILURES,
                     _ => 1,
@@ -309,16 +309,16 @@ impl Search {
             return;
         }
         self.fails = self.trial.size;
-        self.told = self.trial.told;
+        self.notice = self.trial.notice;
         if self.stage == Stage::Confirm {
             self.end(Verdict::Reduced {
                 mtu: self.fits,
-                told: self.told,
+                notice: self.notice,
             });
             return;
         }
         let between = self.fits + 1..self.fails;
-        let hint = self.told.map(|told| told.next_hop_mtu);
+        let hint = self.notice.map(|notice| notice.next_hop_mtu);
         if let Some(hint) = hint.filter(|hint| between.contains(hint) && self.hints > 0) {
             self.hints -= 1;
             self.guess = Some(hint);
@@ -332,7 +332,7 @@ impl Search {
             if self.before == Some(self.fits) {
                 self.end(Verdict::Reduced {
                     mtu: self.fits,
-                    told: self.told,
+                    notice: self.notice,
                 });
             } else {
                 let until = now + CONFIRM_AFTER;

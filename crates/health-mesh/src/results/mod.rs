@@ -143,7 +143,7 @@ struct TargetResult {
     /// When the first probe was sent whose result differs from the previous verdict.
     turned: Duration,
     /// When the probe was sent that the outcome describes.
-    told: Duration,
+    reported: Duration,
     outcome: Result<Answer, Box<ConfirmedFailure>>,
 }
 
@@ -406,7 +406,7 @@ impl Results {
         let mut turned = outcome
             .as_ref()
             .map_or_else(|failed| failed.since, |_| sent);
-        let mut told = sent;
+        let mut reported = sent;
         let mut revised = true;
         if let Some(result) = &known.result {
             if result.sent > sent {
@@ -418,10 +418,10 @@ impl Results {
             }
             if let (Err(before), Err(failed)) = (&result.outcome, &mut outcome)
                 && before.failure.outlives(&failed.failure)
-                && sent < result.told + ERROR_MEMORY
+                && sent < result.reported + ERROR_MEMORY
             {
                 failed.failure.clone_from(&before.failure);
-                told = result.told;
+                reported = result.reported;
             }
             revised = match (&result.outcome, &outcome) {
                 (Ok(before), Ok(answer)) => before.key != answer.key,
@@ -443,7 +443,7 @@ impl Results {
             changed,
             changed_at,
             turned,
-            told,
+            reported,
             outcome,
         });
     }

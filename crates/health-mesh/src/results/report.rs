@@ -276,12 +276,12 @@ fn path_mtu_status(seen: &PathMtu) -> PathMtuStatus {
         mtu: seen.mtu,
         local_mtu: seen.way.mtu,
         device: seen.way.device.clone(),
-        larger: match seen.told {
+        larger: match seen.notice {
             _ if !seen.is_reduced() => LargerPackets::None,
             Some(_) => LargerPackets::Rejected,
             None => LargerPackets::Vanish,
         },
-        rejected_by: seen.told.map(|told| told.from),
+        rejected_by: seen.notice.map(|notice| notice.from),
         last_probed: seen.probed,
     }
 }

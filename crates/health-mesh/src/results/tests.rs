@@ -197,7 +197,7 @@ fn a_diagnosis_stands_until_a_verdict_changes() {
 }
 
 #[test]
-fn an_icmp_error_is_told_for_a_while_though_silence_follows() {
+fn an_icmp_error_is_reported_for_a_while_though_silence_follows() {
     let (mut results, ids) = results();
     let fail = |results: &mut Results, second: u64, failure: Failure| {
         failed_by(results, ids[0], second, failure);
@@ -279,7 +279,7 @@ fn lasting_loss_degrades_a_target_that_answers() {
 }
 
 #[test]
-fn a_latency_shift_is_told_while_it_lasts_and_for_an_hour() {
+fn a_latency_shift_is_reported_while_it_lasts_and_for_an_hour() {
     let (mut results, ids) = results();
     let trip = |results: &mut Results, second: u64, ms: u64| {
         for &id in &ids {
@@ -294,7 +294,10 @@ fn a_latency_shift_is_told_while_it_lasts_and_for_an_hour() {
             results.answered(id, sent, probed, answer);
         }
         let report = results.report(SECOND * second as u32);
-        report.nodes[0].diagnosis.clone().map(|told| told.cause)
+        report.nodes[0]
+            .diagnosis
+            .clone()
+            .map(|reported| reported.cause)
     };
     let mut run = |seconds: std::ops::Range<u64>, ms| {
         let causes = seconds

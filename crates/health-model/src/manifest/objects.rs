@@ -249,7 +249,7 @@ items: [{}, {kind: High}]
     }
 
     #[test]
-    fn what_is_no_object_is_told_in_its_place_and_the_others_are_there() {
+    fn what_is_no_object_is_reported_in_its_place_and_the_others_are_there() {
         let yaml = "\
 ---
 {apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop}}

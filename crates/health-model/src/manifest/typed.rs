@@ -45,10 +45,10 @@ pub fn typed<T: DeserializeOwned>(object: &mut Value) -> Typed<T> {
             Err(error) => error,
         };
         let segments: Vec<Segment> = error.path().iter().cloned().collect();
-        let told = path(&segments);
-        if !typed.is_removed(&told) {
+        let reported = path(&segments);
+        if !typed.is_removed(&reported) {
             let problem = Problem::WrongType(error.into_inner().to_string());
-            typed.problems.push((told, problem));
+            typed.problems.push((reported, problem));
         }
         // The emptied field may be wrong in turn: then remove its parent.
         let mut depth = segments.len();

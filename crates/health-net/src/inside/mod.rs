@@ -1,6 +1,6 @@
 //! Runs a command where a process is: in its namespaces, below its root, in its cgroups, as its user and with no more
-//! capabilities than it may have. Does not adopt its system call filters (seccomp) and its labels (AppArmor, SELinux); a
-//! container runtime can do that.
+//! capabilities than it may have. Does not adopt its system call filters (seccomp) and its labels (AppArmor, SELinux);
+//! a container runtime can do that.
 //!
 //! The program starts itself again for this, so that no memory of the agent gets near a container. That helper is two
 //! processes: one outside, which is in none of the namespaces, and one inside, which starts the command, adopts any
@@ -61,8 +61,8 @@ pub enum Report {
 }
 
 impl Order {
-    /// The helper's command line. `program` must call [`serve`] before anything else. The command's output appears on its
-    /// standard output, a [`Report`] on its standard error.
+    /// The helper's command line. `program` must call [`serve`] before anything else. The command's output appears on
+    /// its standard output, a [`Report`] on its standard error.
     pub fn helper(&self, program: &Path) -> Command {
         let started = self
             .started
@@ -118,8 +118,8 @@ impl Report {
     }
 }
 
-/// Acts as the helper if the program was started as one, and returns the exit code. Must be called before the program has
-/// any other thread.
+/// Acts as the helper if the program was started as one, and returns the exit code. Must be called before the program
+/// has any other thread.
 pub fn serve() -> Option<ExitCode> {
     let mut words = env::args_os().skip(1);
     if words.next()? != WORD {
@@ -175,8 +175,8 @@ fn outside(order: Order) -> Result<(), KernelError> {
     }
 }
 
-/// The inside process: takes on the command's namespaces and rights, starts it, and waits for it and for everything that it
-/// leaves behind.
+/// The inside process: takes on the command's namespaces and rights, starts it, and waits for it and for everything
+/// that it leaves behind.
 fn inside(place: Place, order: &Order) -> Result<(), KernelError> {
     // When the outside process exits, none of this is wanted any more.
     die_with_parent()?;

@@ -24,8 +24,8 @@ const NAMESPACES: [(&str, CloneFlags); 5] = [
 /// Index of the start time among the fields after the name in `/proc/PID/stat`.
 const STARTED: usize = 19;
 
-/// Everything about a process that must be known or open before its mounts are entered. Only includes namespaces that differ
-/// from this process's own.
+/// Everything about a process that must be known or open before its mounts are entered. Only includes namespaces that
+/// differ from this process's own.
 pub(super) struct Place {
     pub(super) root: File,
     pub(super) folder: File,
@@ -98,8 +98,8 @@ impl Place {
         variables(&self.environment)
     }
 
-    /// Makes the calling process and its children no less likely to be OOM-killed than that process. If this is not allowed,
-    /// the score stays.
+    /// Makes the calling process and its children no less likely to be OOM-killed than that process. If this is not
+    /// allowed, the score stays.
     pub(super) fn take_oom_score(&self) {
         if let Some(score) = &self.oom_score {
             let _ = fs::write("/proc/self/oom_score_adj", score);
@@ -171,7 +171,8 @@ fn for_writing(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(path)
 }
 
-/// Where the version 1 hierarchy of these controllers is mounted; also `None` for the version 2 hierarchy, which has none.
+/// Where the version 1 hierarchy of these controllers is mounted; also `None` for the version 2 hierarchy, which has
+/// none.
 fn mount_of<'a>(mounts: &'a str, controllers: &str) -> Option<&'a str> {
     mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;

@@ -19,8 +19,8 @@ struct MountAttr {
     user_namespace: u64,
 }
 
-/// The running program's file, through a read-only mount. Otherwise, a process in a container that can inspect the helper
-/// there would have a way to overwrite the program on the host.
+/// The running program's file, through a read-only mount. Otherwise, a process in a container that can inspect the
+/// helper there would have a way to overwrite the program on the host.
 pub fn own_program() -> &'static Path {
     static PROGRAM: LazyLock<(PathBuf, Option<OwnedFd>)> = LazyLock::new(|| match read_only() {
         Ok(mount) => (

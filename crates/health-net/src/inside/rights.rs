@@ -86,8 +86,8 @@ impl Rights {
         })
     }
 
-    /// Gives these rights to the calling process, in a user namespace if one is given. Never grants more than the process
-    /// already has.
+    /// Gives these rights to the calling process, in a user namespace if one is given. Never grants more than the
+    /// process already has.
     pub(super) fn take(&self, user_namespace: Option<&File>) -> Result<(), Errno> {
         if let Some(namespace) = user_namespace {
             setns(namespace, CloneFlags::CLONE_NEWUSER)?;

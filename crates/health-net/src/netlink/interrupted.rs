@@ -21,8 +21,8 @@ enum Part {
     Failed(i32),
 }
 
-/// A socket whose other side answers each request with the next listing of a script, and repeats the last one at the end of
-/// the script.
+/// A socket whose other side answers each request with the next listing of a script, and repeats the last one at the
+/// end of the script.
 struct Kernel {
     /// Only used for its flags.
     socket: Socket,
@@ -184,11 +184,11 @@ async fn an_interrupted_listing_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn one_that_is_interrupted_again_and_again_is_told_and_never_taken() {
+async fn one_that_is_interrupted_again_and_again_is_reported_and_never_taken() {
     let torn = &[Part::Device(1, false), Part::Done(true)][..];
-    let told =
+    let reported =
         format!("cannot list devices: changes interrupted the listing {LIST_ATTEMPTS} times");
-    assert_eq!(listed(&[torn]).await, (Err(told), LIST_ATTEMPTS));
+    assert_eq!(listed(&[torn]).await, (Err(reported), LIST_ATTEMPTS));
 }
 
 #[tokio::test]

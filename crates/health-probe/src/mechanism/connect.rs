@@ -196,12 +196,12 @@ pub(super) struct Usage {
     pub(super) no_delay: bool,
 }
 
-/// How a connection ends, without leaving TIME_WAIT on either side: that would cost a port and a conntrack entry for 60 s
-/// per probe. `SO_LINGER` with a time does not shorten that, and makes `close` block.
+/// How a connection ends, without leaving TIME_WAIT on either side: that would cost a port and a conntrack entry for 60
+/// s per probe. `SO_LINGER` with a time does not shorten that, and makes `close` block.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ending {
-    /// With a FIN, so that the server reads the end of the stream and no error. Our socket is forgotten once the server's
-    /// kernel has the FIN; anything that the server sends after that is answered with a reset.
+    /// With a FIN, so that the server reads the end of the stream and no error. Our socket is forgotten once the
+    /// server's kernel has the FIN; anything that the server sends after that is answered with a reset.
     Fin,
     /// With a reset. For a server that was asked to close the connection itself: a FIN after its own would close the
     /// connection in order, with a TIME_WAIT on its side.

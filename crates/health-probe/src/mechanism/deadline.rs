@@ -1,5 +1,5 @@
-//! How long a probe may take. A late prober is not a late target: an answer that has arrived when the deadline is noticed
-//! counts, and time that this thread spent waiting for a CPU does not.
+//! How long a probe may take. A late prober is not a late target: an answer that has arrived when the deadline is
+//! noticed counts, and time that this thread spent waiting for a CPU does not.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -13,15 +13,15 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-/// How many more times the awaited work is polled after the deadline has passed. A turn of the runtime asks the kernel first
-/// and checks the clock last, so it may see the deadline before an answer that came earlier; and an answer of the container
-/// runtime passes through a few tasks.
+/// How many more times the awaited work is polled after the deadline has passed. A turn of the runtime asks the kernel
+/// first and checks the clock last, so it may see the deadline before an answer that came earlier; and an answer of the
+/// container runtime passes through a few tasks.
 const LAST_LOOKS: u32 = 8;
-/// Less lost time than this is not made up for.
+/// Minimum lost time that is compensated.
 const LOST_MIN: Duration = Duration::from_millis(1);
-/// Maximum lost time that is made up for, in timeouts. A probe that lost more has seen nothing.
+/// Maximum lost time that is compensated, in timeouts. A probe that lost more has no result.
 const LOST_MAX: u32 = 3;
-/// How long one reading of the lost time serves all starting probes.
+/// How long a reading of the lost time is reused for probes that start.
 const READING_MAX: Duration = Duration::from_millis(1);
 
 /// The deadline of a probe.

@@ -1,5 +1,5 @@
-//! The conversation on a connection, separate from the connection: protocols are plain state machines that take and return
-//! bytes, and one loop serves them all.
+//! The conversation on a connection, separate from the connection: protocols are plain state machines that take and
+//! return bytes, and one loop serves them all.
 
 use std::cell::RefCell;
 use std::future::poll_fn;

@@ -32,8 +32,8 @@ pub struct HttpProbe {
     pub scheme: Scheme,
     /// The path, with the query if any, as in a manifest.
     pub path: String,
-    /// Headers of the request. Names may repeat. `Host` replaces the host name sent to the server; an empty `User-Agent` or
-    /// `Accept` is not sent.
+    /// Headers of the request. Names may repeat. `Host` replaces the host name sent to the server; an empty
+    /// `User-Agent` or `Accept` is not sent.
     pub headers: Vec<(String, String)>,
     /// How to speak TLS, also after a redirect.
     pub tls: TlsClient,
@@ -275,7 +275,8 @@ impl Dialogue for Exchange<'_> {
 
     fn end(&mut self, because: Option<io::Error>) -> Self::End {
         let url = self.url.clone();
-        // From TLS: many servers close the connection without a TLS close. As for the kubelet, that also counts as an end.
+        // From TLS: many servers close the connection without a TLS close. As for the kubelet, that also counts as an
+        // end.
         let because = because.filter(|error| error.kind() != io::ErrorKind::UnexpectedEof);
         match &self.place {
             Place::Head(_) => Err(HttpError::HeadCut(url, Cut::new(because))),

@@ -13,8 +13,8 @@ const MOST: usize = 16;
 /// The look-ups of this process.
 pub(super) static LOOKUPS: LazyLock<Lookups> = LazyLock::new(Lookups::default);
 
-/// The slots that each asker holds. An asker only gets another slot while it holds fewer than are free: one whose names do
-/// not resolve leaves half of the slots to others.
+/// The slots that each asker holds. An asker only gets another slot while it holds fewer than are free: one whose names
+/// do not resolve leaves half of the slots to others.
 #[derive(Debug, Default)]
 pub(super) struct Lookups {
     held: Mutex<HashMap<Arc<str>, usize>>,

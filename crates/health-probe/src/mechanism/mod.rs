@@ -1,7 +1,7 @@
 //! How targets are probed: by HTTP, TCP, gRPC, or a command in the container.
 //!
-//! Each mechanism is passed everything that it needs to know, and one [`Deadline`] for all of its work. Problems on this
-//! side, such as too few file descriptors, say nothing about the target: they are errors, never failures.
+//! Each mechanism is passed everything that it needs to know, and one [`Deadline`] for all of its work. Problems on
+//! this side, such as too few file descriptors, say nothing about the target: they are errors, never failures.
 
 mod connect;
 mod deadline;
@@ -30,8 +30,8 @@ pub use deadline::Deadline;
 
 use crate::{Outcome, RawResult};
 
-/// The user agent of probes: the kubelet's name, which servers, their logs and their rules use to tell probes from other
-/// requests, followed by the version of Kubernetes whose probes these are.
+/// The user agent of probes: the kubelet's name, which servers, their logs and their rules use to tell probes from
+/// other requests, followed by the version of Kubernetes whose probes these are.
 pub(crate) const USER_AGENT: &str = "kube-probe/1.35";
 
 /// How much of a body, or of a command's output, is read at most, in bytes.
@@ -116,10 +116,10 @@ pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let told = error.to_string();
-        if !text.ends_with(&told) {
+        let reported = error.to_string();
+        if !text.ends_with(&reported) {
             text.push_str(": ");
-            text.push_str(&told);
+            text.push_str(&reported);
         }
         cause = error.source();
     }

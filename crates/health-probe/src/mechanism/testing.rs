@@ -25,8 +25,8 @@ pub(super) fn short() -> Deadline {
     Deadline::after(SHORT)
 }
 
-/// The outcome of a probe that takes too long at a stage, which its message names. On a busy machine it may take too long
-/// before that, and then gets more time.
+/// The outcome of a probe that takes too long at a stage, which its message names. On a busy machine it may take too
+/// long before that, and then gets more time.
 pub(super) async fn late_at<F>(stage: &str, probe: impl Fn(Deadline) -> F) -> Outcome
 where
     F: Future<Output = Outcome>,

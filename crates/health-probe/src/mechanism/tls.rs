@@ -1,6 +1,6 @@
-//! TLS for HTTPS and gRPC probes. As with the kubelet, certificates are only verified if the settings ask for it. A probe
-//! that verifies nothing accepts everything that Go does, including the key exchange [`group`], the suites of [`cbc`], and
-//! any signature.
+//! TLS for HTTPS and gRPC probes. As with the kubelet, certificates are only verified if the settings ask for it. A
+//! probe that verifies nothing accepts everything that Go does, including the key exchange [`group`], the suites of
+//! [`cbc`], and any signature.
 
 mod cbc;
 mod group;
@@ -289,8 +289,8 @@ impl ServerCertVerifier for Unverified {
     }
 }
 
-/// A TLS connection. Sends the server a close notification when dropped; otherwise the server would suspect a truncation
-/// attack.
+/// A TLS connection. Sends the server a close notification when dropped; otherwise the server would suspect a
+/// truncation attack.
 #[derive(Debug)]
 pub(super) struct TlsConnection {
     stream: Box<TlsStream<Connection>>,

@@ -133,8 +133,8 @@ impl Url {
     }
 }
 
-/// Turns a manifest's path into a request target: a query stays a query, a fragment is not sent, and a path that is not a
-/// valid URL is encoded byte by byte.
+/// Turns a manifest's path into a request target: a query stays a query, a fragment is not sent, and a path that is not
+/// a valid URL is encoded byte by byte.
 pub(super) fn target(path: &str) -> String {
     let is_url = !path.bytes().any(|byte| byte.is_ascii_control())
         && is_encoded(path.split(['?', '#']).next().unwrap_or_default());

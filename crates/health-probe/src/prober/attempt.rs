@@ -21,8 +21,8 @@ use crate::spec::{Handler, HttpGet, Origin, TargetAction, Tls};
 use crate::worker::{Report, Start, WorkerId};
 use crate::{Outcome, RawResult};
 
-/// An attempt that failed this long after its deadline was not watched: the answer may have come in time. This value is for
-/// long timeouts; for short ones it is a quarter of the timeout, and at least the minimum.
+/// An attempt that failed this long after its deadline was not watched: the answer may have come in time. This value is
+/// for long timeouts; for short ones it is a quarter of the timeout, and at least the minimum.
 const UNWATCHED: Duration = Duration::from_millis(100);
 const UNWATCHED_MIN: Duration = Duration::from_millis(5);
 

@@ -1,7 +1,7 @@
 //! The prober: executes the runs that a [`Manager`] asks for, and reports their outcomes to it.
 //!
-//! One task waits for the manager's next time and starts whatever is due; each run is a task of its own while it lasts. A
-//! lock protects the manager. It is never held across an await, so pods are added and listed directly.
+//! One task waits for the manager's next time and starts whatever is due; each run is a task of its own while it lasts.
+//! A lock protects the manager. It is never held across an await, so pods are added and listed directly.
 
 mod attempt;
 mod news;
@@ -96,11 +96,11 @@ struct Shared {
 
 impl Prober {
     /// Starts probing on its own thread: slow API requests cannot delay a probe, and no step of a probe moves between
-    /// threads. Probes from the network namespace of the calling thread. The holder of the receiver acts on the news. Fails
-    /// if the thread cannot start.
+    /// threads. Probes from the network namespace of the calling thread. The holder of the receiver acts on the news.
+    /// Fails if the thread cannot start.
     pub(crate) fn start_on_thread(options: ProberOptions) -> io::Result<(Self, NewsReceiver)> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (prober, told, ends) = {
+        let (prober, reported, ends) = {
             let _entered = runtime.enter();
             Self::start_task(options)
         };
@@ -108,13 +108,13 @@ impl Prober {
             .name("prober".to_owned())
             // A task that panicked has already reported it.
             .spawn(move || drop(runtime.block_on(ends)))?;
-        Ok((prober, told))
+        Ok((prober, reported))
     }
 
     /// The same in the current tokio runtime.
     pub fn start(options: ProberOptions) -> (Self, NewsReceiver) {
-        let (prober, told, _) = Self::start_task(options);
-        (prober, told)
+        let (prober, reported, _) = Self::start_task(options);
+        (prober, reported)
     }
 
     fn start_task(options: ProberOptions) -> (Self, NewsReceiver, JoinHandle<()>) {
@@ -123,7 +123,7 @@ impl Prober {
             containers,
             certificates,
         } = options;
-        let (news, told) = news::channel();
+        let (news, reported) = news::channel();
         let prober = Self(Arc::new(Shared {
             manager: Mutex::new(Manager::new(manager)),
             began: Instant::now(),
@@ -151,7 +151,7 @@ impl Prober {
                 }
             }
         });
-        (prober, told, task)
+        (prober, reported, task)
     }
 
     /// Starts whatever is due. Returns when more will be due.
@@ -166,7 +166,7 @@ impl Prober {
             self.0.awake_at.store(nanoseconds(next), Ordering::Relaxed);
             (starts, next)
         };
-        self.tell();
+        self.publish_state();
         for start in starts {
             tokio::spawn(self.clone().run(start));
         }
@@ -199,19 +199,19 @@ impl Prober {
                 Finished::Done(judgement) => {
                     self.stats().note(&start, judgement.counted, took, late);
                     if let Some(event) = judgement.event {
-                        let told = News::Event {
+                        let reported = News::Event {
                             pod: start.pod.clone(),
                             container: start.container.clone(),
                             kind: start.kind,
                             event,
                         };
-                        self.0.news.send(told);
+                        self.0.news.send(reported);
                     }
                 }
                 Finished::Dropped => {}
             }
         }
-        self.tell();
+        self.publish_state();
         self.wake_in_time();
     }
 
@@ -224,7 +224,7 @@ impl Prober {
     }
 
     /// Sends out what has changed.
-    fn tell(&self) {
+    fn publish_state(&self) {
         let mut manager = self.manager();
         for update in manager.take_updates() {
             let kill = manager.kill(&update);
@@ -240,7 +240,7 @@ impl Prober {
     /// Applies a change, then sends out and schedules what follows from it.
     fn change<T>(&self, change: impl FnOnce(&mut Manager, Duration) -> T) -> T {
         let changed = change(&mut self.manager(), self.now());
-        self.tell();
+        self.publish_state();
         self.wake_in_time();
         changed
     }

@@ -1,7 +1,8 @@
 //! The queue of news from a prober to the task that acts on it.
 //!
-//! Sending never waits: the receiver may itself be the sender. The queue has space for [`ROOM`] news; once that is full,
-//! newer news replaces the news that it makes obsolete. So at most this many news, plus one per probe and pod, ever wait.
+//! Sending never waits: the receiver may itself be the sender. The queue has space for [`ROOM`] news; once that is
+//! full, newer news replaces the news that it makes obsolete. So at most this many news, plus one per probe and pod,
+//! ever wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};

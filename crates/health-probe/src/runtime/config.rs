@@ -1,5 +1,5 @@
-//! A container's configuration, with the names of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`. The runtime reports it as
-//! JSON in a container's details, with these names, and takes it as a protobuf message.
+//! A container's configuration, with the names of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`. The runtime reports
+//! it as JSON in a container's details, with these names, and takes it as a protobuf message.
 
 use std::collections::BTreeMap;
 

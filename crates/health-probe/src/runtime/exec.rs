@@ -1,5 +1,5 @@
-//! `ExecSync`, whose answer is parsed as it arrives. Runtimes pass on up to 16 MiB of a command's output, and probes keep a
-//! few KiB of it: the rest never takes memory, however many commands write at once.
+//! `ExecSync`, whose answer is parsed as it arrives. Runtimes pass on up to 16 MiB of a command's output, and probes
+//! keep a few KiB of it: the rest never takes memory, however many commands write at once.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -93,7 +93,7 @@ struct Answer {
 enum Step {
     /// The prefix: whether the message is compressed, and its length. With the number of bytes read so far.
     Prefix([u8; 5], usize),
-    /// A number, and its purpose. With the number of bits read so far.
+    /// A number: its purpose, the value so far, and the number of bits read so far.
     Number(Number, u64, u32),
     /// The content of the field with this number; this many bytes are left.
     Content(u64, u64),

@@ -1,5 +1,5 @@
-//! The container runtime, through its CRI (`runtime.v1` of k8s.io/cri-api): lists pods and containers and their states, and
-//! stops and restarts containers. Commands in containers are run by [`mechanism::exec`](crate::mechanism::exec).
+//! The container runtime, through its CRI (`runtime.v1` of k8s.io/cri-api): lists pods and containers and their states,
+//! and stops and restarts containers. Commands in containers are run by [`mechanism::exec`](crate::mechanism::exec).
 
 mod config;
 mod error;
@@ -97,8 +97,8 @@ impl Runtime {
         &self.socket
     }
 
-    /// Stops a container: it may take `grace` (whole seconds, rounded up) to exit by itself, and is killed after that. Also
-    /// succeeds if it is gone or has already exited.
+    /// Stops a container: it may take `grace` (whole seconds, rounded up) to exit by itself, and is killed after that.
+    /// Also succeeds if it is gone or has already exited.
     pub async fn stop(&self, container_id: &str, grace: Duration) -> Result<(), RuntimeError> {
         let seconds = grace.as_secs() + u64::from(grace.subsec_nanos() > 0);
         let request = StopContainerRequest {
@@ -164,13 +164,13 @@ impl Runtime {
 
 impl From<&Status> for Reason {
     fn from(status: &Status) -> Self {
-        let told = match std::error::Error::source(status) {
+        let reported = match std::error::Error::source(status) {
             Some(source) => format!("{}: {}", status.message(), chain(source)),
             None => status.message().to_owned(),
         };
         match status.code() {
-            Code::Unavailable => Self::Away(told),
-            code => Self::Refused(code, told),
+            Code::Unavailable => Self::Away(reported),
+            code => Self::Refused(code, reported),
         }
     }
 }

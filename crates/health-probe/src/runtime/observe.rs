@@ -15,9 +15,9 @@ use super::{Observation, PATIENCE, Reason, Runtime, RuntimeContainer, RuntimeErr
 use crate::worker::ContainerState;
 
 impl Runtime {
-    /// Returns all pods and containers. Only asks for details if the state differs from `known`, so an unchanged node costs
-    /// two calls. Leaves out whatever vanishes meanwhile; if something cannot be determined, keeps the previous value and
-    /// adds a problem to the observation.
+    /// Returns all pods and containers. Only asks for details if the state differs from `known`, so an unchanged node
+    /// costs two calls. Leaves out whatever vanishes meanwhile; if something cannot be determined, keeps the previous
+    /// value and adds a problem to the observation.
     pub async fn observe(&self, known: &Observation) -> Result<Observation, RuntimeError> {
         let pods: PodSandboxList = self
             .call("ListPodSandbox", "", Nothing {}, PATIENCE)
@@ -130,19 +130,20 @@ impl Runtime {
 }
 
 impl Observation {
-    /// The reported value, or else the previous one. Fails if the runtime is away, which does not concern only this item.
+    /// The reported value, or else the previous one. Fails if the runtime is away, which does not concern only this
+    /// item.
     fn or_before<T: Clone>(
         &mut self,
-        told: Result<Option<T>, RuntimeError>,
+        reported: Result<Option<T>, RuntimeError>,
         before: Option<&T>,
     ) -> Result<Option<T>, RuntimeError> {
-        match told {
+        match reported {
             Err(error) if matches!(error.reason(), Reason::Away(_)) => Err(error),
             Err(error) => {
                 self.problems.push(error);
                 Ok(before.cloned())
             }
-            told => told,
+            reported => reported,
         }
     }
 }

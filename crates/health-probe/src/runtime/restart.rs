@@ -8,13 +8,13 @@ use super::messages::{
 use super::{LONG_PATIENCE, PATIENCE, Reason, Runtime, RuntimeError};
 
 impl Runtime {
-    /// Restarts an exited container: creates the next one from its configuration, in the same pod, starts it, and removes
-    /// the earlier attempts. If a later attempt already exists, because an agent was killed midway, starts that one unless
-    /// it was already started; if the container itself was created but never started, starts it. Returns the ID of the
-    /// container that then runs; `None` if the container is running, so nothing was done.
+    /// Restarts an exited container: creates the next one from its configuration, in the same pod, starts it, and
+    /// removes the earlier attempts. If a later attempt already exists, because an agent was killed midway, starts that
+    /// one unless it was already started; if the container itself was created but never started, starts it. Returns the
+    /// ID of the container that then runs; `None` if the container is running, so nothing was done.
     ///
-    /// The configuration is taken from the container's details, as reported by the runtime. Fields unknown in CRI 1.33 are
-    /// not carried over.
+    /// The configuration is taken from the container's details, as reported by the runtime. Fields unknown in CRI 1.33
+    /// are not carried over.
     pub async fn restart(&self, container_id: &str) -> Result<Option<String>, RuntimeError> {
         let containers: ContainerList = self
             .call("ListContainers", container_id, Nothing {}, PATIENCE)
@@ -43,8 +43,8 @@ impl Runtime {
         started.map(|_| Some(id))
     }
 
-    /// Removes an exited container. Its successor is running by now, and whatever is left is collected by the process that
-    /// runs the pods.
+    /// Removes an exited container. Its successor is running by now, and whatever is left is collected by the process
+    /// that runs the pods.
     async fn remove(&self, container_id: &str) {
         let request = ContainerId {
             container_id: container_id.to_owned(),

@@ -56,8 +56,8 @@ pub struct RuntimeContainer {
 }
 
 impl RuntimePod {
-    /// The status that the kubelet would report for a pod with this `spec`: its containers in manifest order, and its phase
-    /// (pkg/kubelet/kubelet_pods.go, `getPhase`). A container that the runtime does not have is waiting.
+    /// The status that the kubelet would report for a pod with this `spec`: its containers in manifest order, and its
+    /// phase (pkg/kubelet/kubelet_pods.go, `getPhase`). A container that the runtime does not have is waiting.
     pub fn status(&self, spec: &PodSpec) -> PodStatus {
         let status = |name: &std::sync::Arc<str>| {
             let known = self.containers.iter().find(|known| *known.name == **name);

@@ -48,9 +48,9 @@ impl Drop for Merged {
     }
 }
 
-/// Merges these sets; each pod appears once. If two sets have the same pod, the first one decides about its probes, and a
-/// kubelet about the state of its containers. A pod in two sets is a problem, unless one set only mirrors the other's pod,
-/// as a kubelet mirrors the pods of its own folder in the API.
+/// Merges these sets; each pod appears once. If two sets have the same pod, the first one decides about its probes, and
+/// a kubelet about the state of its containers. A pod in two sets is a problem, unless one set only mirrors the other's
+/// pod, as a kubelet mirrors the pods of its own folder in the API.
 pub fn merge(sets: &[Arc<PodSet>]) -> PodSet {
     let mut merged = PodSet {
         is_complete: sets.iter().all(|set| set.is_complete),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_source_has_its_way_and_a_duplicate_is_told() {
+    fn the_first_source_has_its_way_and_a_duplicate_is_reported() {
         let folder = set(&[pod("a.yaml", "a", Some("u"), Keeper::Agent)]);
         let kubernetes = set(&[
             pod("kubernetes", "a", Some("u"), KUBELET),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_is_no_problem_and_tells_how_the_static_pod_does() {
+    fn a_mirror_is_no_problem_and_reports_how_the_static_pod_does() {
         let folder = set(&[
             pod("a.yaml", "a-n1", None, Keeper::Agent),
             pod("b.yaml", "b-n1", Some("hash"), Keeper::Agent),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_of_any_source_is_told_and_all_must_be_complete() {
+    async fn a_change_of_any_source_is_reported_and_all_must_be_complete() {
         let (folder, first) = watch::channel(Arc::<PodSet>::default());
         let (kubernetes, second) = watch::channel(Arc::<PodSet>::default());
         let merged = Merged::of(vec![first, second]);

@@ -11,8 +11,8 @@ use crate::spec;
 
 /// The value of [`SourcedPod::source`] for these pods.
 const SOURCE: &str = "kubernetes";
-/// The annotation by which a kubelet marks an object that only mirrors a pod of its own manifest folder. Its value is that
-/// pod's UID, which the runtime has too. Others can write it as well.
+/// The annotation by which a kubelet marks an object that only mirrors a pod of its own manifest folder. Its value is
+/// that pod's UID, which the runtime has too. Others can write it as well.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What was read from an object.
@@ -27,8 +27,8 @@ pub struct ObjectPod {
 }
 
 impl ObjectPod {
-    /// Reads an object of kind `Pod`; `before` is what was last read for this name. If the object has an error, the probes
-    /// stay unchanged, but the state of its containers is still followed.
+    /// Reads an object of kind `Pod`; `before` is what was last read for this name. If the object has an error, the
+    /// probes stay unchanged, but the state of its containers is still followed.
     pub fn read(object: Value, before: Option<&Self>) -> Self {
         let text = |pointer: &str| {
             let found = object.pointer(pointer).and_then(Value::as_str);

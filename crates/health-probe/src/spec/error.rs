@@ -11,8 +11,8 @@ pub struct SpecError {
     pub pod: Option<String>,
     /// The container, if the problem concerns one that has a name.
     pub container: Option<String>,
-    /// The path of the field as Kubernetes writes it, such as `spec.containers[0].livenessProbe.httpGet.port`; empty for the
-    /// text as a whole.
+    /// The path of the field as Kubernetes writes it, such as `spec.containers[0].livenessProbe.httpGet.port`; empty
+    /// for the text as a whole.
     pub path: String,
     /// What is wrong.
     pub problem: Problem,

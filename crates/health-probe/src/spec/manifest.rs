@@ -102,9 +102,9 @@ pub struct Manifest {
     uids: BTreeSet<Arc<str>>,
 }
 
-/// Reads the pods in a text, which is JSON, or YAML with one or more documents: objects of kind `Pod`, objects with a pod
-/// template, and lists. A template becomes one pod with the name of its object. Unknown fields of probes are errors; other
-/// fields are ignored.
+/// Reads the pods in a text, which is JSON, or YAML with one or more documents: objects of kind `Pod`, objects with a
+/// pod template, and lists. A template becomes one pod with the name of its object. Unknown fields of probes are
+/// errors; other fields are ignored.
 pub fn read(text: &str) -> Manifest {
     let mut manifest = Manifest::default();
     let mut others = Vec::new();

@@ -1,8 +1,8 @@
 //! What to probe, read from pod manifests.
 //!
-//! [`read`] takes YAML or JSON text, [`PodSpec::from_pod`] a pod of the Kubernetes API. Both apply the defaults and checks
-//! of Kubernetes 1.20 and later to all fields that matter for probes, and to our [`annotation`]s. They report all errors at
-//! once, each with the path of its field.
+//! [`read`] takes YAML or JSON text, [`PodSpec::from_pod`] a pod of the Kubernetes API. Both apply the defaults and
+//! checks of Kubernetes 1.20 and later to all fields that matter for probes, and to our [`annotation`]s. They report
+//! all errors at once, each with the path of its field.
 
 pub mod annotation;
 mod container;
@@ -56,8 +56,8 @@ pub struct PodSpec {
 }
 
 impl PodSpec {
-    /// Makes it the mirror of the static pod with this UID. Anyone who may write pods can claim a UID, but only for a pod of
-    /// the same name: so the name is part of the unique ID.
+    /// Makes it the mirror of the static pod with this UID. Anyone who may write pods can claim a UID, but only for a
+    /// pod of the same name: so the name is part of the unique ID.
     pub(crate) fn mirror(&mut self, uid: &str) {
         self.uid = Arc::from(format!("{uid}@{}/{}", self.namespace, self.name));
         self.mirrored_uid = Some(Arc::from(uid));
@@ -290,8 +290,8 @@ pub struct HttpGet {
     pub headers: Vec<(String, String)>,
 }
 
-/// TLS settings from annotations. Files are names in the node's folder of certificates, never paths: those who may write a
-/// pod must not choose what the agent reads.
+/// TLS settings from annotations. Files are names in the node's folder of certificates, never paths: those who may
+/// write a pod must not choose what the agent reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     /// How to check the server's certificate; `None` if it is not checked.

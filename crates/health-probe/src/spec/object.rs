@@ -1,5 +1,5 @@
-//! The fields of a pod that matter for probes, as they appear in text. Parsing the unused fields of Kubernetes' own types
-//! would cost half a megabyte of code.
+//! The fields of a pod that matter for probes, as they appear in text. Parsing the unused fields of Kubernetes' own
+//! types would cost half a megabyte of code.
 
 use std::collections::BTreeMap;
 

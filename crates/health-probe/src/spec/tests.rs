@@ -362,7 +362,7 @@ fn fields_and_types_that_do_not_exist_are_errors_with_all_others() {
         "grpc": {"port": 1, "mode": "TLS"},
         "periodSecond": 3, "timeoutSeconds": "1", "failureThreshold": 3000000000_u32,
     });
-    let told = errors_of("readinessProbe", probe);
+    let reported = errors_of("readinessProbe", probe);
     for expected in [
         ".periodSecond: unknown field",
         ".httpGet.pfad: unknown field",
@@ -375,19 +375,19 @@ fn fields_and_types_that_do_not_exist_are_errors_with_all_others() {
         ".tcpSocket: Forbidden: may not specify more than 1 handler type",
     ] {
         assert!(
-            told.iter().any(|error| error == expected),
-            "{expected}: {told:#?}"
+            reported.iter().any(|error| error == expected),
+            "{expected}: {reported:#?}"
         );
     }
-    let too_large = told
+    let too_large = reported
         .iter()
         .find(|error| error.starts_with(".failureThreshold: Invalid value"));
-    assert!(too_large.is_some(), "{told:#?}");
+    assert!(too_large.is_some(), "{reported:#?}");
     assert!(
-        !told
+        !reported
             .iter()
             .any(|error| error.contains(".httpGet.port: Invalid value: 0")),
-        "no error follows from another: {told:#?}"
+        "no error follows from another: {reported:#?}"
     );
     let typo = manifest(json!([{"name": "app", "livenesProbe": {}}]), json!({}));
     assert_eq!(
@@ -428,7 +428,7 @@ items:
     let manifest = read(text);
     assert_eq!(manifest.pods.len(), 1);
     assert_eq!(&*manifest.pods[0].uid, "default/good");
-    let told: Vec<_> = manifest.errors.iter().map(ToString::to_string).collect();
+    let reported: Vec<_> = manifest.errors.iter().map(ToString::to_string).collect();
     let name = "must be lower-case letters, digits and '-', not at an end, 63 at most";
     let range = "must be between 1 and 65535, inclusive";
     let expected = [
@@ -467,7 +467,7 @@ items:
         "items[3].apiVersion: Required value".to_owned(),
         "items[4]: Invalid value: must be an object".to_owned(),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
 }
 
 #[test]
@@ -517,10 +517,10 @@ fn texts_of_every_wrong_kind_are_refused() {
         );
     }
     let other = "kind: Service\napiVersion: v1";
-    let told = "kind: Unsupported value: \"Service\": supported values: \"Pod\", \"Deployment\", \
+    let reported = "kind: Unsupported value: \"Service\": supported values: \"Pod\", \"Deployment\", \
                 \"DaemonSet\", \"StatefulSet\", \"ReplicaSet\", \"ReplicationController\", \"Job\", \
                 \"CronJob\", \"List\"";
-    assert_eq!(errors(other), [told]);
+    assert_eq!(errors(other), [reported]);
 }
 
 #[test]
@@ -602,8 +602,8 @@ fn what_is_wrong_with_a_template_is_reported_with_its_place() {
     let twice =
         deployment("metadata: {name: a}\nspec: {template: {spec: {containers: [{name: a}]}}}");
     let manifest = read(&format!("{pod}\n---\n{twice}"));
-    let told: Vec<_> = manifest.errors.iter().map(ToString::to_string).collect();
-    assert_eq!(told, ["metadata.name: Duplicate value: \"default/a\""]);
+    let reported: Vec<_> = manifest.errors.iter().map(ToString::to_string).collect();
+    assert_eq!(reported, ["metadata.name: Duplicate value: \"default/a\""]);
 }
 
 #[test]
@@ -641,9 +641,9 @@ fn lists_and_documents_hold_many_pods_of_different_names() {
     let manifest = read(&list.to_string());
     let uids: Vec<_> = manifest.pods.iter().map(|pod| &*pod.uid).collect();
     assert_eq!(uids, ["default/a", "default/b"]);
-    let told: Vec<_> = manifest.errors.iter().map(ToString::to_string).collect();
+    let reported: Vec<_> = manifest.errors.iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        reported,
         ["items[2].metadata.uid: Duplicate value: \"default/a\""]
     );
 
@@ -825,17 +825,17 @@ fn annotations_that_mean_nothing_are_errors_with_their_path() {
             "metadata.annotations[probe.health-agent.io/{}]",
             annotation.0
         );
-        let told = errors(&annotated(&[annotation]));
-        assert_eq!(told, [format!("{path}: {problem}")]);
+        let reported = errors(&annotated(&[annotation]));
+        assert_eq!(reported, [format!("{path}: {problem}")]);
     }
-    let told = errors(&annotated(&[
+    let reported = errors(&annotated(&[
         ("web.readiness.peroid", "1s"),
         ("web.readiness.ca", "a/b"),
     ]));
-    assert_eq!(told.len(), 2);
+    assert_eq!(reported.len(), 2);
     assert!(
-        told[0].contains("Unsupported value: \"peroid\""),
-        "{told:?}"
+        reported[0].contains("Unsupported value: \"peroid\""),
+        "{reported:?}"
     );
 }
 
@@ -888,6 +888,6 @@ fn hostile_types_end() {
     }
     // If there are many at once, not all are reported, but reading finishes.
     let many: Vec<_> = (0..1000).map(|_| json!({"name": 1})).collect();
-    let told = errors(&manifest(json!(many), json!({})));
-    assert!((32..100).contains(&told.len()), "{}", told.len());
+    let reported = errors(&manifest(json!(many), json!({})));
+    assert!((32..100).contains(&reported.len()), "{}", reported.len());
 }

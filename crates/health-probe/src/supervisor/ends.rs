@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use crate::runtime::{Observation, RuntimeContainer};
 use crate::worker::ContainerState;
 
-/// When containers exited, since the agent started. A runtime reports it on the wall clock, which may be set meanwhile, so
-/// the reported time is clamped to the interval between two looks.
+/// When containers exited, since the agent started. A runtime reports it on the wall clock, which may be set meanwhile,
+/// so the reported time is clamped to the interval between two looks.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     /// By container ID.
@@ -96,11 +96,11 @@ mod tests {
         let mut ends = Ends::default();
         ends.note(&observed(&[]), secs(100), secs(101), wall);
         let all = [
-            ("told", Some(-2)),
+            ("reported", Some(-2)),
             ("stepped", Some(-3600)),
             ("never", Some(i64::from(i32::MIN))),
             ("future", Some(3600)),
-            ("untold", None),
+            ("unreported", None),
         ];
         ends.note(&observed(&all), secs(109), secs(110), wall);
         let of = |ends: &Ends| all.map(|(id, _)| ends.of(id).map(|at| at.as_secs()));

@@ -129,7 +129,7 @@ impl EventLog {
                 };
                 if of_pod.lines.allows(since) {
                     of_pod.lines.take(since);
-                    tell(&event, level);
+                    report(&event, level);
                 }
                 event
             }
@@ -148,7 +148,8 @@ impl EventLog {
         }
     }
 
-    /// The oldest event of the pod with the most events in the namespace with the most events; in a tie, the oldest of all.
+    /// The oldest event of the pod with the most events in the namespace with the most events; in a tie, the oldest of
+    /// all.
     fn first_of_largest(&self) -> Option<u64> {
         let first = |pod: &OfPod| pod.numbers.first().copied();
         let largest = self.namespaces.values().max_by_key(|one| {
@@ -190,7 +191,7 @@ impl EventLog {
 }
 
 /// Logs an event when it first happens: repetitions would fill the log.
-fn tell(event: &ContainerEvent, level: Level) {
+fn report(event: &ContainerEvent, level: Level) {
     let ContainerEvent {
         pod,
         container,
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_again_is_counted_and_told_anew() {
+    fn what_happens_again_is_counted_and_reported_again() {
         let mut log = EventLog::default();
         for message in ["x", "y", "x"] {
             note(&mut log, message);

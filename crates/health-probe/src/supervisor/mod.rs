@@ -1,9 +1,10 @@
 //! The supervisor: has the pods of its sources probed, and acts on the results.
 //!
-//! A source says which pods exist; the container runtime (or else the source, or else the pod's endpoint) says what state
-//! their containers are in. The [`Prober`] probes them. The supervisor stops a container that fails its liveness or startup
-//! probe, through the runtime; it restarts one that has exited, according to the pod's restart policy and the kubelet's
-//! back-off. It passes readiness on to the pod's endpoint. Its state survives a restart of the agent in a file.
+//! A source says which pods exist; the container runtime (or else the source, or else the pod's endpoint) says what
+//! state their containers are in. The [`Prober`] probes them. The supervisor stops a container that fails its liveness
+//! or startup probe, through the runtime; it restarts one that has exited, according to the pod's restart policy and
+//! the kubelet's back-off. It passes readiness on to the pod's endpoint. Its state survives a restart of the agent in a
+//! file.
 
 mod acting;
 mod containers;
@@ -185,7 +186,7 @@ impl Supervisor {
         });
         let task = Task::new(
             shared.clone(),
-            task::Parts {
+            task::TaskParts {
                 pods,
                 runtime,
                 restarts,

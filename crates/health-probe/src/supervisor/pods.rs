@@ -23,7 +23,7 @@ pub(super) struct TrackedPod {
     /// The probed spec: the source's, with the pod's addresses.
     pub(super) spec: Arc<PodSpec>,
     /// The status last passed to the prober.
-    pub(super) told: Option<PodStatus>,
+    pub(super) reported: Option<PodStatus>,
     /// The status that follows from that and its probes.
     pub(super) status: Option<PodStatus>,
     /// Whether an earlier agent knew it to be ready. Applies until this agent knows.
@@ -41,7 +41,7 @@ impl TrackedPod {
         Self {
             spec: sourced.spec.clone(),
             sourced,
-            told: None,
+            reported: None,
             status: None,
             was_ready,
             endpoint: None,
@@ -147,8 +147,8 @@ impl Pods {
         shown
     }
 
-    /// Whether the pod at each address can serve. Leaves out pods of unknown state, the node's addresses, and addresses that
-    /// several pods share: one of them must not speak for the others.
+    /// Whether the pod at each address can serve. Leaves out pods of unknown state, the node's addresses, and addresses
+    /// that several pods share: one of them must not speak for the others.
     pub(super) fn readiness(&self, node_addresses: &[IpAddr]) -> HashMap<IpAddr, bool> {
         let mut owners: HashMap<IpAddr, Vec<&TrackedPod>> = HashMap::new();
         for pod in self.iter() {
@@ -240,22 +240,22 @@ mod tests {
     fn readiness(pods: Vec<TrackedPod>) -> Vec<(u8, bool)> {
         let mut all = Pods::default();
         pods.into_iter().for_each(|pod| all.insert(pod));
-        let told = all.readiness(&[NODE.into()]).into_iter();
-        let mut told: Vec<_> = told
+        let reported = all.readiness(&[NODE.into()]).into_iter();
+        let mut reported: Vec<_> = reported
             .map(|(ip, ready)| match ip {
                 IpAddr::V4(ip) => (ip.octets()[3], ready),
                 IpAddr::V6(_) => panic!("{ip}"),
             })
             .collect();
-        told.sort_unstable();
-        told
+        reported.sort_unstable();
+        reported
     }
 
     #[test]
     fn the_readiness_of_an_address_is_that_of_the_only_pod_that_has_it() {
         let running = Phase::Running;
         let one = |name, ip, ready| pod(name, ip, running, ready);
-        let told = readiness(vec![
+        let reported = readiness(vec![
             one("a", "10.1.0.1", Some(true)),
             one("b", "10.1.0.2", Some(false)),
             // Its state is unknown.
@@ -265,17 +265,17 @@ mod tests {
             one("e", "10.1.0.4", Some(false)),
             one("f", "172.30.0.1", Some(false)),
         ]);
-        assert_eq!(told, [(1, true), (2, false)]);
+        assert_eq!(reported, [(1, true), (2, false)]);
     }
 
     #[test]
     fn a_pod_that_is_over_cannot_serve_and_leaves_its_address_to_the_next() {
         let over = |name, ip| pod(name, ip, Phase::Succeeded, Some(true));
-        let told = readiness(vec![
+        let reported = readiness(vec![
             over("a", "10.1.0.1"),
             over("b", "10.1.0.2"),
             pod("c", "10.1.0.2", Phase::Running, Some(true)),
         ]);
-        assert_eq!(told, [(1, false), (2, true)]);
+        assert_eq!(reported, [(1, false), (2, true)]);
     }
 }

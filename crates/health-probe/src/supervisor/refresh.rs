@@ -22,15 +22,17 @@ impl Task {
 
     /// Updates a pod's probes, and the status passed to the prober, to what is now known.
     pub(super) fn refresh(&mut self, uid: &Arc<str>, is_changed: bool) {
-        let Some((sourced, spec, told, was_ready)) = self.shared.state().pods.get(uid).map(|pod| {
-            let was_ready = pod.ready().unwrap_or(pod.was_ready);
-            (
-                pod.sourced.clone(),
-                pod.spec.clone(),
-                pod.told.clone(),
-                was_ready,
-            )
-        }) else {
+        let Some((sourced, spec, reported, was_ready)) =
+            self.shared.state().pods.get(uid).map(|pod| {
+                let was_ready = pod.ready().unwrap_or(pod.was_ready);
+                (
+                    pod.sourced.clone(),
+                    pod.spec.clone(),
+                    pod.reported.clone(),
+                    was_ready,
+                )
+            })
+        else {
             return;
         };
         let observation = self.observation.clone();
@@ -54,14 +56,14 @@ impl Task {
         if let Some(status) = &mut status {
             status.ready = was_ready;
         }
-        let is_like = |told: &PodStatus, now: &PodStatus| {
+        let is_like = |reported: &PodStatus, now: &PodStatus| {
             PodStatus {
                 ready: now.ready,
-                ..told.clone()
+                ..reported.clone()
             } == *now
         };
-        let is_news = match (&told, &status) {
-            (Some(told), Some(status)) => !is_like(told, status),
+        let is_news = match (&reported, &status) {
+            (Some(reported), Some(status)) => !is_like(reported, status),
             (None, Some(_)) => true,
             // Its state is no longer known: keep the last known one.
             (_, None) => false,
@@ -73,7 +75,7 @@ impl Task {
             };
             pod.spec = wanted;
             if is_news {
-                pod.told.clone_from(&status);
+                pod.reported.clone_from(&status);
             }
             std::mem::replace(&mut pod.endpoint, endpoint.as_ref().map(|one| one.id))
         };
@@ -84,18 +86,18 @@ impl Task {
         if let Some(former) = former.filter(|former| now != Some(*former)) {
             self.parts.endpoints.set_ready(former, None);
         }
-        self.tell_endpoint(uid);
+        self.notify_endpoint(uid);
     }
 
     /// Passes on to a pod's endpoint whether it can serve.
-    pub(super) fn tell_endpoint(&self, uid: &str) {
-        let told = {
+    pub(super) fn notify_endpoint(&self, uid: &str) {
+        let reported = {
             let state = self.shared.state();
             let pod = state.pods.get(uid);
             // Unknown does not mean "not ready".
             pod.and_then(|pod| Some((pod.endpoint?, pod.ready().or(pod.was_ready.then_some(true)))))
         };
-        if let Some((endpoint, ready)) = told {
+        if let Some((endpoint, ready)) = reported {
             self.parts.endpoints.set_ready(endpoint, ready);
         }
     }
@@ -178,10 +180,10 @@ impl Task {
 /// Only a pod's kubelet knows that the pod is being deleted or has finished.
 fn with_end(observed: PodStatus, sourced: &SourcedPod) -> PodStatus {
     match (&sourced.status, sourced.keeper) {
-        (Some(told), Keeper::Kubelet { .. }) => PodStatus {
-            deleting: told.deleting,
-            phase: match told.phase.is_final() {
-                true => told.phase,
+        (Some(reported), Keeper::Kubelet { .. }) => PodStatus {
+            deleting: reported.deleting,
+            phase: match reported.phase.is_final() {
+                true => reported.phase,
                 false => observed.phase,
             },
             ..observed

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_is_spared_is_told_once_and_wakes_nobody() {
+    fn a_container_that_is_spared_is_reported_once_and_wakes_nobody() {
         let mut actions = Actions::default();
         assert!(actions.spare(&kill()));
         assert!(!actions.spare(&kill()));

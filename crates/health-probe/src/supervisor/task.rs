@@ -36,7 +36,7 @@ const SAVE_DELAY: Duration = Duration::from_millis(500);
 const SAVE_PERIOD: Duration = Duration::from_secs(10);
 
 /// What the task works with.
-pub(super) struct Parts {
+pub(super) struct TaskParts {
     pub(super) pods: watch::Receiver<Arc<PodSet>>,
     pub(super) runtime: Option<Runtime>,
     pub(super) restarts: Restarts,
@@ -51,7 +51,7 @@ pub(super) struct Parts {
 
 pub(super) struct Task {
     pub(super) shared: Arc<Shared>,
-    pub(super) parts: Parts,
+    pub(super) parts: TaskParts,
     pub(super) began: Instant,
     pub(super) observation: Arc<Observation>,
     /// Whether the runtime has answered yet.
@@ -72,7 +72,7 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) fn new(shared: Arc<Shared>, parts: Parts) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, parts: TaskParts) -> Self {
         let now = Instant::now();
         Self {
             shared,
@@ -104,11 +104,11 @@ impl Task {
             let timer = self.next_timer();
             tokio::select! {
                 _ = stopped.wait_for(|stop| *stop) => break,
-                told = news.recv() => {
-                    let Some(told) = told else { break };
-                    self.take(told);
-                    while let Some(told) = news.try_recv() {
-                        self.take(told);
+                reported = news.recv() => {
+                    let Some(reported) = reported else { break };
+                    self.take(reported);
+                    while let Some(reported) = news.try_recv() {
+                        self.take(reported);
                     }
                     self.shared.note_change();
                 }
@@ -166,7 +166,7 @@ impl Task {
 
     fn observed(&mut self, observed: Result<Observation, String>) {
         let problem = match &observed {
-            Ok(observation) => told_as_one(&observation.problems),
+            Ok(observation) => combined_problem(&observation.problems),
             Err(problem) => Some(problem.clone()),
         };
         if self.runtime_problem != problem {
@@ -278,7 +278,7 @@ impl Task {
                     pod.status = Some(status);
                 }
                 self.save_soon();
-                self.tell_endpoint(&uid);
+                self.notify_endpoint(&uid);
             }
             News::Event {
                 pod,
@@ -368,7 +368,7 @@ impl Task {
 }
 
 /// The first problem, and the number of others.
-fn told_as_one(problems: &[RuntimeError]) -> Option<String> {
+fn combined_problem(problems: &[RuntimeError]) -> Option<String> {
     let (first, others) = problems.split_first()?;
     Some(match others.len() {
         0 => first.to_string(),

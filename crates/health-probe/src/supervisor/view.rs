@@ -17,8 +17,8 @@ use health_model::duration::duration_text;
 /// How far the wall clock must have moved from the known value before we believe it.
 const STEP: Duration = Duration::from_millis(100);
 
-/// The prober's start time on the wall clock. Cached, so that the same run always shows the same time, unless the clock was
-/// set meanwhile.
+/// The prober's start time on the wall clock. Cached, so that the same run always shows the same time, unless the clock
+/// was set meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Beginning(Mutex<Option<Timestamp>>);
 

@@ -13,7 +13,8 @@ const KEPT: usize = 1000;
 
 type Key = (String, String, ProbeType);
 
-/// An earlier agent's state for pods that have not appeared yet, and the held results of removed pods: they may come back.
+/// An earlier agent's state for pods that have not appeared yet, and the held results of removed pods: they may come
+/// back.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     /// With the time until which it is kept; `None` while its pod may still exist.
@@ -21,8 +22,8 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// An earlier agent's state. State of pods that had not been removed is kept until the sources have listed all their
-    /// pods.
+    /// An earlier agent's state. State of pods that had not been removed is kept until the sources have listed all
+    /// their pods.
     pub(super) fn by_earlier_agent(workers: impl IntoIterator<Item = SavedWorker>) -> Self {
         let workers = workers.into_iter().map(|mut saved| {
             let until = saved.gone.take();

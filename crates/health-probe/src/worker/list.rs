@@ -59,8 +59,8 @@ pub struct WorkerView<'a> {
 }
 
 impl WorkerView<'_> {
-    /// How long no run has learned anything about a container that should be probed, if a result should be there by now: a
-    /// run has to start within a few periods, and to end within its timeout.
+    /// How long no run has learned anything about a container that should be probed, if a result should be there by
+    /// now: a run has to start within a few periods, and to end within its timeout.
     pub fn overdue(&self, now: Duration) -> Option<Duration> {
         let is_probed = self.waiting.is_none() && !self.on_hold && self.container_id.is_some();
         let longest = self.period.saturating_mul(FRESH_PERIODS).max(FRESH_MIN);

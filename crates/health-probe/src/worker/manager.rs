@@ -109,8 +109,8 @@ impl Manager {
         }
     }
 
-    /// From now on, probes a pod according to its spec. A known pod is updated: workers are added for new probes and stopped
-    /// for removed ones, and all others carry on with their state.
+    /// From now on, probes a pod according to its spec. A known pod is updated: workers are added for new probes and
+    /// stopped for removed ones, and all others carry on with their state.
     pub fn add_pod(&mut self, now: Duration, spec: Arc<PodSpec>) {
         let uid = spec.uid.clone();
         let known = self.pods.entry(uid.clone()).or_insert_with(|| Pod {
@@ -160,15 +160,16 @@ impl Manager {
         }
     }
 
-    /// Passes in the known status of a pod. `ready` and `started` of its containers are computed; `ready` of a container
-    /// that has not started stays as given. Each call makes containers that are not ready probe their readiness at once:
-    /// call it when something has changed, and now and then. Has no effect for a pod that was not added.
+    /// Passes in the known status of a pod. `ready` and `started` of its containers are computed; `ready` of a
+    /// container that has not started stays as given. Each call makes containers that are not ready probe their
+    /// readiness at once: call it when something has changed, and now and then. Has no effect for a pod that was not
+    /// added.
     pub fn set_status(&mut self, now: Duration, uid: &str, mut status: PodStatus) {
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
-        let told = pod.status.is_none().then(|| status.clone());
-        let before = pod.status.as_ref().or(told.as_ref());
+        let reported = pod.status.is_none().then(|| status.clone());
+        let before = pod.status.as_ref().or(reported.as_ref());
         let to_probe = self.compute(pod, &mut status, before);
         self.replace_status(now, uid, status, &to_probe);
     }
@@ -241,8 +242,9 @@ impl Manager {
         Some(&self.pods.get(uid)?.spec)
     }
 
-    /// Stops all probes of a pod that may come back. Its held results are kept for [`RESET_AFTER`](restart::RESET_AFTER): a
-    /// container that must be killed still is, and one that has started still counts as started.
+    /// Stops all probes of a pod that may come back. Its held results are kept for
+    /// [`RESET_AFTER`](restart::RESET_AFTER): a container that must be killed still is, and one that has started still
+    /// counts as started.
     pub(crate) fn retire_pod(&mut self, now: Duration, uid: &str) {
         let ids = self.pods.get(uid).map(|pod| pod.workers.values());
         let slots = ids
@@ -311,8 +313,8 @@ impl Manager {
         }
     }
 
-    /// Whether a result must kill its container: a failed liveness or startup probe of a running container. A failure that
-    /// no probe concluded kills nothing: the container was not running yet when it was checked.
+    /// Whether a result must kill its container: a failed liveness or startup probe of a running container. A failure
+    /// that no probe concluded kills nothing: the container was not running yet when it was checked.
     pub fn kill(&self, update: &ResultUpdate) -> Option<Kill> {
         let pod = self.pods.get(&update.pod_uid)?;
         let (container, id) = pod.status.as_ref()?.container(&update.container)?;

@@ -141,8 +141,8 @@ pub struct SavedBackoff {
 }
 
 impl Backoffs {
-    /// The earliest time at which a container that exited at `ended` may be started. If a start has failed since then, the
-    /// wait counts from that attempt.
+    /// The earliest time at which a container that exited at `ended` may be started. If a start has failed since then,
+    /// the wait counts from that attempt.
     pub fn ready(&self, pod_uid: &str, container: &str, ended: Duration) -> Duration {
         let backoff = self.pods.get(pod_uid).and_then(|pod| pod.get(container));
         let backoff = backoff.filter(|backoff| !backoff.is_over(ended));

@@ -280,8 +280,8 @@ impl Manager {
         }
     }
 
-    /// Makes a worker check its container now, and then once per period. A worker that is about to check, or is in a run,
-    /// does not do it twice.
+    /// Makes a worker check its container now, and then once per period. A worker that is about to check, or is in a
+    /// run, does not do it twice.
     pub(super) fn trigger(&mut self, now: Duration, id: WorkerId) {
         if let Some(slot) = self.slots.get_mut(id)
             && let State::Timed(timer) = slot.state

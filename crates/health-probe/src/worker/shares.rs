@@ -1,9 +1,9 @@
 //! Whose turn it is. Due probes wait here, and the pods and namespaces of a node share its run slots and its rate.
 //!
-//! A run may hold its slot for as long as its timeout, which the pod chooses. So no pod and no namespace may hold what the
-//! others need: a run starts only while the slots that its pod and its namespace hold, added up, are fewer than the free
-//! ones. A single namespace gets half of the slots, and a single pod a third; the more of them are slow, the less each gets,
-//! and a few slots stay free for newcomers. Namespaces take turns, and so do the pods within each.
+//! A run may hold its slot for as long as its timeout, which the pod chooses. So no pod and no namespace may hold what
+//! the others need: a run starts only while the slots that its pod and its namespace hold, added up, are fewer than the
+//! free ones. A single namespace gets half of the slots, and a single pod a third; the more of them are slow, the less
+//! each gets, and a few slots stay free for newcomers. Namespaces take turns, and so do the pods within each.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -206,8 +206,8 @@ impl Shares {
         self.is_stuck = false;
     }
 
-    /// Takes out the worker whose turn it is, with `free` slots left. A pod whose rate is used up waits for the timer that
-    /// `park` sets.
+    /// Takes out the worker whose turn it is, with `free` slots left. A pod whose rate is used up waits for the timer
+    /// that `park` sets.
     pub(super) fn next(
         &mut self,
         now: Duration,

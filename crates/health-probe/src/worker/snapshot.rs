@@ -13,8 +13,8 @@ use crate::spec::ProbeType;
 pub struct Snapshot {
     /// The workers.
     pub workers: Vec<SavedWorker>,
-    /// The waits before further restarts. The owner of the [`Backoffs`](super::restart::Backoffs) fills them in and takes
-    /// them out.
+    /// The waits before further restarts. The owner of the [`Backoffs`](super::restart::Backoffs) fills them in and
+    /// takes them out.
     #[serde(default)]
     pub backoffs: Vec<SavedBackoff>,
 }

@@ -75,6 +75,7 @@ pub(super) fn compute(
 
 /// Whether the same container was reported as started.
 fn was_started(before: Option<&PodStatus>, container: &ContainerStatus) -> bool {
-    let told = before.and_then(|status| status.container(&container.name));
-    told.is_some_and(|(told, _)| told.id == container.id && told.started == Some(true))
+    let reported = before.and_then(|status| status.container(&container.name));
+    reported
+        .is_some_and(|(reported, _)| reported.id == container.id && reported.started == Some(true))
 }

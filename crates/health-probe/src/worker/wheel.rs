@@ -15,9 +15,9 @@ const SLOTS: usize = 1 << BITS;
 /// Enough for all 64-bit times.
 const LEVELS: usize = u64::BITS.div_ceil(BITS) as usize;
 
-/// Timers, by the millisecond in which they fire, in a hierarchy of slots: 1 ms each at the lowest level, and at each level
-/// above as long as all slots of the level below. The cost of adding, cancelling and firing does not depend on the number of
-/// timers; a timer moves down at most once per level. No timer fires early.
+/// Timers, by the millisecond in which they fire, in a hierarchy of slots: 1 ms each at the lowest level, and at each
+/// level above as long as all slots of the level below. The cost of adding, cancelling and firing does not depend on
+/// the number of timers; a timer moves down at most once per level. No timer fires early.
 #[derive(Debug)]
 pub struct Wheel<T> {
     timers: SlotMap<TimerId, Timer<T>>,
@@ -143,8 +143,8 @@ impl<T> Wheel<T> {
         self.timers.is_empty()
     }
 
-    /// The first slot that holds timers, and when it begins. All timers of a level come before those of the next level: they
-    /// share more of their bits with `now`.
+    /// The first slot that holds timers, and when it begins. All timers of a level come before those of the next level:
+    /// they share more of their bits with `now`.
     fn next_slot(&self) -> Option<(usize, usize, u64)> {
         let level = self.levels.iter().position(|level| level.occupied != 0)?;
         let slot = self.levels[level].occupied.trailing_zeros();
@@ -156,7 +156,8 @@ impl<T> Wheel<T> {
         Some((level, slot as usize, above | (u64::from(slot) << shift)))
     }
 
-    /// Puts a timer where it belongs at the current time: at the level of the highest bits in which it differs from `now`.
+    /// Puts a timer where it belongs at the current time: at the level of the highest bits in which it differs from
+    /// `now`.
     fn put(&mut self, id: TimerId) {
         let timer = &mut self.timers[id];
         timer.place = (timer.at > self.now).then(|| {

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_a_configuration_is_told() {
+    fn what_is_wrong_with_a_configuration_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etcd.yaml");
         for (text, expected) in [

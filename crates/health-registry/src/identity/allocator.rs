@@ -196,7 +196,7 @@ impl Shared {
         });
         self.store_reporter
             .end(Some(Problem::warning(&reason)), None);
-        self.hub.tell_stale(Staleness { since, reason });
+        self.hub.publish_stale(Staleness { since, reason });
     }
 }
 

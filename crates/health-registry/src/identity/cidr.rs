@@ -59,7 +59,7 @@ impl CidrIdentities {
             hub,
         };
         let kept = cidrs.kept();
-        cidrs.tell(&kept.prefixes);
+        cidrs.publish(&kept.prefixes);
         drop(kept);
         cidrs
     }
@@ -75,7 +75,7 @@ impl CidrIdentities {
             if let Err(error) = write(&self.path, &next) {
                 tracing::warn!(path = %self.path.display(), %error, "cannot save CIDR identities; a restart will lose them");
             }
-            self.tell(&next.prefixes);
+            self.publish(&next.prefixes);
             *kept = next;
         }
         kept.prefixes.clone()
@@ -91,13 +91,13 @@ impl CidrIdentities {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, prefixes: &BTreeMap<IpNet, Identity>) {
+    fn publish(&self, prefixes: &BTreeMap<IpNet, Identity>) {
         let labelled = prefixes.iter().filter_map(|(prefix, identity)| {
             let labels = labels_of(*prefix)
                 .inspect_err(|error| tracing::error!(%prefix, %error, "cannot label a prefix"));
             Some((*identity, Arc::new(labels.ok()?)))
         });
-        self.hub.tell_local(labelled.collect());
+        self.hub.publish_local(labelled.collect());
     }
 }
 

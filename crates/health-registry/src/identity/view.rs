@@ -228,7 +228,12 @@ impl Hub {
     }
 
     /// Publishes the current contents of a view.
-    pub(super) fn tell(&self, view: &View, rejected: Vec<UnusableEntry>, stale: Option<Staleness>) {
+    pub(super) fn publish(
+        &self,
+        view: &View,
+        rejected: Vec<UnusableEntry>,
+        stale: Option<Staleness>,
+    ) {
         let local = self.local();
         let known = self.identities.borrow().clone();
         let mut labels: BTreeMap<_, _> = local.clone();
@@ -264,7 +269,7 @@ impl Hub {
     }
 
     /// Publishes that the store cannot be used; what is known stands.
-    pub(super) fn tell_stale(&self, stale: Staleness) {
+    pub(super) fn publish_stale(&self, stale: Staleness) {
         self.identities.send_modify(|known| {
             let next = Identities {
                 stale: Some(stale),
@@ -275,7 +280,7 @@ impl Hub {
     }
 
     /// Publishes this node's own identities.
-    pub(super) fn tell_local(&self, next: BTreeMap<Identity, Arc<LabelSet>>) {
+    pub(super) fn publish_local(&self, next: BTreeMap<Identity, Arc<LabelSet>>) {
         let mut local = self.local();
         *local = next;
         self.identities.send_modify(|known| {
@@ -291,7 +296,7 @@ impl Hub {
     }
 
     /// Publishes what this node holds.
-    pub(super) fn tell_held(&self, held: HeldIdentities) {
+    pub(super) fn publish_held(&self, held: HeldIdentities) {
         self.held.send_if_modified(|known| {
             let is_other = **known != held;
             if is_other {

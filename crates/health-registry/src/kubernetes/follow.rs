@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::access::{self, Access};
-use crate::nodes::backoff::Backoff;
+use crate::backoff::Backoff;
 use crate::nodes::{LastHeard, Staleness};
 
 /// Objects per page of a listing: a page is some megabytes of text, which is the memory cost of a listing.

@@ -75,7 +75,7 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
             read,
             table,
             listed: OrdMap::new(),
-            is_told: false,
+            is_reported: false,
             sender,
         };
         let follower = Follower::new(access, heard, kept);
@@ -104,7 +104,7 @@ struct KeptObjects<T, R> {
     /// Objects of a listing that is not complete yet.
     listed: OrdMap<String, Arc<T>>,
     /// Whether the log says that the objects are outdated.
-    is_told: bool,
+    is_reported: bool,
     sender: watch::Sender<Arc<ObjectTable<T>>>,
 }
 
@@ -195,8 +195,8 @@ where
     fn set_stale(&mut self, stale: Option<Staleness>) {
         let resource = self.scope.resource;
         match &stale {
-            Some(stale) if !self.is_told => {
-                self.is_told = true;
+            Some(stale) if !self.is_reported => {
+                self.is_reported = true;
                 tracing::warn!(
                     reason = stale.reason,
                     "Kubernetes {resource} are not up to date; keeping the last known ones"
@@ -204,7 +204,7 @@ where
             }
             Some(_) => {}
             None => {
-                self.is_told = false;
+                self.is_reported = false;
                 let count = self.table.objects.len();
                 tracing::info!(count, "Kubernetes {resource} are up to date");
             }

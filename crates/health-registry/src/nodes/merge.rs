@@ -90,7 +90,7 @@ impl Registry for MergedRegistry {
     fn standing(&self) -> watch::Receiver<Standing> {
         match self.sources.first() {
             Some(own_cluster) => own_cluster.standing(),
-            None => watch::channel(Standing::Untold).1,
+            None => watch::channel(Standing::Unknown).1,
         }
     }
 }
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_are_told_apart_and_the_first_claim_stands() {
+    fn clusters_are_distinguished_and_the_first_claim_stands() {
         let own = set("home", None, vec![node("home", "a", "10.0.0.1")]);
         let west = set(
             "west",

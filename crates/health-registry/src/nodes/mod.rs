@@ -1,6 +1,5 @@
 //! The node registry: which nodes are in the mesh, and at which addresses.
 
-pub mod backoff;
 mod cache;
 pub mod document;
 #[cfg(feature = "etcd")]
@@ -104,7 +103,7 @@ pub struct UnusableEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Unknown: the registry has not been read yet, does not report this, or does not list this node.
-    Untold,
+    Unknown,
     /// The cluster knows this node.
     Known {
         /// Whether its object is being deleted.
@@ -127,7 +126,7 @@ pub trait Registry: Send + Sync {
 
     /// Follows how the cluster sees this node. Only Kubernetes reports this.
     fn standing(&self) -> watch::Receiver<Standing> {
-        watch::channel(Standing::Untold).1
+        watch::channel(Standing::Unknown).1
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::pages::json;
-use crate::monitor::{Answer, BACKLOG, Monitor, Page, is_missing};
+use crate::page_server::{Answer, BACKLOG, Page, PageServer, is_missing};
 
 /// The answers for load balancers, by family as in [`Family::ALL`](health_model::ipam::Family::ALL). Sent with each
 /// sync, even if unchanged.
@@ -84,7 +84,7 @@ struct Family {
     address: IpAddr,
     health: Arc<SharedHealth>,
     /// By service.
-    open: HashMap<ServiceName, Monitor>,
+    open: HashMap<ServiceName, PageServer>,
     /// Ports that could not be opened, and why.
     failed: BTreeMap<ServiceName, (u16, String)>,
 }
@@ -132,9 +132,9 @@ impl Family {
     async fn sync(&mut self, checks: &state::HealthChecks) {
         let listeners = self.health.known().sync(checks);
         let closing = listeners.close.iter().filter_map(|(service, port)| {
-            let monitor = self.open.remove(service)?;
+            let server = self.open.remove(service)?;
             info!(%service, port, "closed the health-check node port of a service");
-            Some(monitor.shutdown())
+            Some(server.shutdown())
         });
         // Other services may need these ports, so slow requests are cut off.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, join_all(closing)).await;
@@ -142,10 +142,10 @@ impl Family {
             .retain(|service, (port, _)| checks.get(service).is_some_and(|one| one.port == *port));
         for (service, port) in listeners.open {
             match self.listen(&service, port) {
-                Ok(monitor) => {
+                Ok(server) => {
                     self.failed.remove(&service);
-                    if let Some(monitor) = monitor {
-                        self.open.insert(service.clone(), monitor);
+                    if let Some(server) = server {
+                        self.open.insert(service.clone(), server);
                         let address = self.address;
                         info!(%service, %address, port, "opened the health-check node port of a service");
                     }
@@ -159,7 +159,7 @@ impl Family {
     }
 
     /// Opens a listener; `None` on a host without this family.
-    fn listen(&self, service: &ServiceName, port: u16) -> io::Result<Option<Monitor>> {
+    fn listen(&self, service: &ServiceName, port: u16) -> io::Result<Option<PageServer>> {
         let listener = match listen::tcp(SocketAddr::new(self.address, port), BACKLOG) {
             Ok(listener) => listener,
             Err(error) if is_missing(&error) => return Ok(None),
@@ -174,7 +174,7 @@ impl Family {
                 answer: Box::new(answer),
             }
         });
-        Monitor::start(vec![listener], pages).map(Some)
+        PageServer::start(vec![listener], pages).map(Some)
     }
 
     /// Notes a failure, and logs it only if it is new.
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn load_balancers_are_told_of_endpoints_at_any_path() {
+    async fn load_balancers_are_notified_of_endpoints_at_any_path() {
         let mut stand = Stand::start(&[true, false]).await;
         let port = free_port();
         stand.sync(&[("web", port, 2)]).await;
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_in_use_is_told_and_tried_again_at_the_next_sync() {
+    async fn a_port_in_use_is_reported_and_tried_again_at_the_next_sync() {
         let mut stand = Stand::start(&[true]).await;
         let [taken, free] = [free_port(), free_port()];
         let other = TcpListener::bind((addresses()[0], taken)).unwrap();

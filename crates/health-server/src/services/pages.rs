@@ -11,7 +11,7 @@ use hyper::header::{HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
 
-use crate::monitor::{Answer, Page};
+use crate::page_server::{Answer, Page};
 
 /// `/healthz` and `/livez`.
 pub fn health(handle: &Handle, metrics: &Arc<ServiceMetrics>) -> [Page; 2] {
@@ -100,22 +100,22 @@ mod tests {
 
     use super::super::testing::{Bed, get};
     use super::*;
-    use crate::monitor::Monitor;
+    use crate::page_server::PageServer;
 
-    fn serve(pages: impl IntoIterator<Item = Page>) -> (Monitor, std::net::SocketAddr) {
+    fn serve(pages: impl IntoIterator<Item = Page>) -> (PageServer, std::net::SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        (Monitor::start(vec![listener], pages).unwrap(), address)
+        (PageServer::start(vec![listener], pages).unwrap(), address)
     }
 
     #[tokio::test]
-    async fn load_balancers_and_supervisors_are_told_how_services_do() {
+    async fn load_balancers_and_supervisors_learn_how_services_do() {
         let mut bed = Bed::start(&[true, false]);
         bed.until(|view| view.is_synced && view.failure.is_none())
             .await;
         let metrics = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ebpf));
-        let (_monitor, address) = serve(health(&bed.handle, &metrics));
+        let (_server, address) = serve(health(&bed.handle, &metrics));
         bed.until_healthy(true).await;
         let (code, headers, body) = get(address, "/healthz").await;
         let body: Value = serde_json::from_str(&body).unwrap();
@@ -144,12 +144,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_and_the_mode_are_told() {
+    async fn metrics_and_the_mode_are_reported() {
         let mut bed = Bed::start(&[true]);
         bed.until(|view| view.is_synced).await;
         let counts = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ipvs));
         counts.note_livez(200);
-        let (_monitor, address) = serve(metrics(&bed.handle, &counts));
+        let (_server, address) = serve(metrics(&bed.handle, &counts));
         let (code, headers, text) = get(address, "/metrics").await;
         assert_eq!(code, 200);
         assert_eq!(headers["content-type"], Format::Classic.content_type());

@@ -140,8 +140,8 @@ impl Preference {
 }
 
 impl TopologyMode {
-    /// Hints count only if every ready endpoint has one and at least one is for this node or zone: incomplete hints could
-    /// leave traffic with too few endpoints, or none.
+    /// Hints count only if every ready endpoint has one and at least one is for this node or zone: incomplete hints
+    /// could leave traffic with too few endpoints, or none.
     pub fn of(endpoints: &[Endpoint], topology: &Topology) -> Self {
         let mut ready = endpoints
             .iter()

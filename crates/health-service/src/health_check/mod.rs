@@ -1,8 +1,8 @@
-//! Health checks for load balancers and supervisors (`pkg/proxy/healthcheck` of Kubernetes): the state behind their HTTP
-//! servers, and the answers with the same field names.
+//! Health checks for load balancers and supervisors (`pkg/proxy/healthcheck` of Kubernetes): the state behind their
+//! HTTP servers, and the answers with the same field names.
 //!
-//! [`ProxyHealth`] reports whether changes reach the kernel in time (`/healthz`, `/livez`). [`ServiceHealth`] reports, on
-//! the health-check node port of a service, whether this node has endpoints of that service.
+//! [`ProxyHealth`] reports whether changes reach the kernel in time (`/healthz`, `/livez`). [`ServiceHealth`] reports,
+//! on the health-check node port of a service, whether this node has endpoints of that service.
 
 mod proxy;
 mod service;

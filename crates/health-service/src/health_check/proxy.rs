@@ -49,8 +49,8 @@ pub struct NodeStanding<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthAnswer {
-    /// When the last change reached the kernel; `current_time` if the node is healthy, as in Kubernetes, where both were
-    /// one field at first.
+    /// When the last change reached the kernel; `current_time` if the node is healthy, as in Kubernetes, where both
+    /// were one field at first.
     pub last_updated: Timestamp,
     /// Now.
     pub current_time: Timestamp,

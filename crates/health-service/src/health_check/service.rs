@@ -56,8 +56,8 @@ impl ServiceAnswer {
 }
 
 impl ServiceHealth {
-    /// Takes over the state's health checks. Returns what to do with the listeners. A listener whose port changes is closed
-    /// and reopened.
+    /// Takes over the state's health checks. Returns what to do with the listeners. A listener whose port changes is
+    /// closed and reopened.
     pub fn sync(&mut self, checks: &HealthChecks) -> Listeners {
         let mut listeners = Listeners::default();
         self.open.retain(|service, known| {

@@ -1,18 +1,18 @@
-//! Lookup tables for consistent choice of a backend (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
-//! Balancer", NSDI 2016, §3.4).
+//! Lookup tables for consistent choice of a backend (Eisenbud et al., "Maglev: A Fast and Reliable Software Network
+//! Load Balancer", NSDI 2016, §3.4).
 //!
-//! Each backend has its own order of the table's slots, and takes the next free one on its turn. So all backends get equal
-//! shares, and few slots change hands when a backend is added or removed. Nodes with the same backends and seed have the
-//! same table.
+//! Each backend has its own order of the table's slots, and takes the next free one on its turn. So all backends get
+//! equal shares, and few slots change hands when a backend is added or removed. Nodes with the same backends and seed
+//! have the same table.
 
 #[cfg(test)]
 mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Default size, in slots. When one of up to 128 backends is removed, the number of slots that move between the others is at
-/// most the number that it had; with 20 backends, a tenth of that. Twice the backends need four times the slots. The size is
-/// the same for all numbers of backends: with another size, all slots would move.
+/// Default size, in slots. When one of up to 128 backends is removed, the number of slots that move between the others
+/// is at most the number that it had; with 20 backends, a tenth of that. Twice the backends need four times the slots.
+/// The size is the same for all numbers of backends: with another size, all slots would move.
 pub const SIZE: u32 = 65_537;
 /// Default seed: nodes with different seeds choose different backends.
 pub const SEED: u64 = 0x6865_616c_7468_2d61;
@@ -76,8 +76,8 @@ impl Maglev {
         self.size
     }
 
-    /// Fills a table. The order of the backends does not matter. Without backends, or if all weights are 0, every slot is 0.
-    /// With equal weights, shares differ by at most one slot.
+    /// Fills a table. The order of the backends does not matter. Without backends, or if all weights are 0, every slot
+    /// is 0. With equal weights, shares differ by at most one slot.
     ///
     /// # Panics
     ///

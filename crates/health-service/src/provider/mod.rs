@@ -1,4 +1,5 @@
-//! Providers: each writes a [`State`](crate::state::State) into the kernel, through eBPF maps ([`ebpf`]) or IPVS ([`ipvs`]).
+//! Providers: each writes a [`State`](crate::state::State) into the kernel, through eBPF maps ([`ebpf`]) or IPVS
+//! ([`ipvs`]).
 
 pub mod ebpf;
 pub mod ipvs;

@@ -70,7 +70,7 @@ impl Driver {
                     Ok(Err(error)) => Some(error.to_string()),
                     Err(_) => Some("the sync panicked".to_owned()),
                 };
-                tell(&failure, &error);
+                report(&failure, &error);
                 failure = error;
                 self.runner
                     .finished(self.start.elapsed(), failure.is_none());
@@ -91,7 +91,7 @@ impl Driver {
 }
 
 /// Logs failures of runs, once per series of equal ones.
-fn tell(before: &Option<String>, now: &Option<String>) {
+fn report(before: &Option<String>, now: &Option<String>) {
     match now {
         Some(error) if before.as_ref() != Some(error) => {
             warn!(error, "a sync failed; it will be retried");

@@ -1,8 +1,9 @@
 //! Moves services of this node from their sources into the kernel.
 //!
 //! One task feeds what the sources say into the trackers and, as often as a runner says, into a
-//! [`State`](crate::state::State) that a [`Provider`] writes into the kernel. Nothing happens before services and endpoint
-//! slices have been read completely once: until then, the node keeps serving what it served before the restart.
+//! [`State`](crate::state::State) that a [`Provider`] writes into the kernel. Nothing happens before services and
+//! endpoint slices have been read completely once: until then, the node keeps serving what it served before the
+//! restart.
 
 mod provider;
 mod syncer;
@@ -53,8 +54,8 @@ pub struct Services {
 }
 
 impl Services {
-    /// Starts serving the services of these sources, in order of precedence, on a node whose place may change but not its
-    /// name. Fails if the intervals contradict each other. Must be called in a tokio runtime.
+    /// Starts serving the services of these sources, in order of precedence, on a node whose place may change but not
+    /// its name. Fails if the intervals contradict each other. Must be called in a tokio runtime.
     pub fn start<P: Provider>(
         settings: SyncSettings,
         node: impl Into<NodeFacts>,
@@ -168,8 +169,8 @@ impl Handle {
         self.health.with(|health| health.livez(now, wall))
     }
 
-    /// Requests a sync, such as when something else has changed that the provider depends on. Does nothing once serving has
-    /// stopped.
+    /// Requests a sync, such as when something else has changed that the provider depends on. Does nothing once serving
+    /// has stopped.
     pub fn sync(&self) {
         self.health.queued();
         // A stopped driver has nothing to do.

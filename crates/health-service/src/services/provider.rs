@@ -10,13 +10,13 @@ pub trait Provider: Send + 'static {
     /// Why it failed.
     type Error: fmt::Display + Send;
 
-    /// Writes the changes, or the whole state, into the kernel. After an error that concerns everything, and after a panic,
-    /// it is asked for the whole state, with the same changes and those that came since; after an error about ports, for
-    /// these.
+    /// Writes the changes, or the whole state, into the kernel. After an error that concerns everything, and after a
+    /// panic, it is asked for the whole state, with the same changes and those that came since; after an error about
+    /// ports, for these.
     fn sync(&mut self, work: Work<'_>) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// The ports that an error concerns, each with what went wrong: they stayed unchanged, and all others are as they should
-    /// be. Empty if the error concerns everything.
+    /// The ports that an error concerns, each with what went wrong: they stayed unchanged, and all others are as they
+    /// should be. Empty if the error concerns everything.
     fn refused(error: &Self::Error) -> impl Iterator<Item = (PortKey, String)> {
         let _ = error;
         std::iter::empty()
@@ -36,7 +36,7 @@ pub struct Work<'a> {
     pub state: &'a State,
     /// What has changed since the provider last succeeded.
     pub changes: &'a Changes,
-    /// Whether to check everything in the kernel, and not only what has changed: at the start, after a failure, and now and
-    /// then.
+    /// Whether to check everything in the kernel, and not only what has changed: at the start, after a failure, and now
+    /// and then.
     pub is_full: bool,
 }

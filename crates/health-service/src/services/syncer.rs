@@ -70,7 +70,7 @@ impl<P: Provider> Syncer<P> {
     }
 
     /// Reports to the trackers what differs from their state.
-    fn tell(&mut self, mut set: ServiceSet) {
+    fn publish(&mut self, mut set: ServiceSet) {
         // Once started, never wait again.
         set.synced = Synced {
             services: true,
@@ -137,7 +137,7 @@ impl<P: Provider> Job for Syncer<P> {
         let NodeFacts { topology, reserved } = &self.node;
         let mut moved = self.state.set_topology(topology.borrow().clone());
         moved.extend(self.state.set_reserved(&reserved.borrow()));
-        self.tell(set);
+        self.publish(set);
         self.count();
         let changes = self.state.sync(&mut self.services, &mut self.endpoints);
         self.note(changes, moved);

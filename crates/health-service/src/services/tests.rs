@@ -531,9 +531,9 @@ async fn after_the_end_nothing_is_done_and_intervals_that_exclude_each_other_are
         done,
     };
     let refused = Services::start(settings, place, Vec::new(), provider).unwrap_err();
-    let told = RunnerError::MaxBelowMin {
+    let reported = RunnerError::MaxBelowMin {
         min: s(2),
         max: s(1),
     };
-    assert_eq!(refused, told);
+    assert_eq!(refused, reported);
 }

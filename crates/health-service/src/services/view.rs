@@ -18,8 +18,8 @@ use crate::source::{ServiceSet, Sourced};
 use crate::spec::{PortKey, Service, ServiceName, ServicePort};
 use crate::state::{Backend, Frontend, FrontendKind, PortState, State, Target};
 
-/// The services, for display. A clone shares everything with the original, and a service's entry is only built on request: a
-/// change costs as much as it changes, however many watch.
+/// The services, for display. A clone shares everything with the original, and a service's entry is only built on
+/// request: a change costs as much as it changes, however many watch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
     /// Whether the sources have been read completely once: before that, nothing is known.

@@ -46,8 +46,8 @@ pub struct Folder(folder::Folder<ServiceSet>);
 
 impl Folder {
     /// Starts watching a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name does not start with a dot.
-    /// Anything unusable is listed in [`ServiceSet::problems`]; objects read earlier from such a file stay unchanged. Must
-    /// be called in a tokio runtime.
+    /// Anything unusable is listed in [`ServiceSet::problems`]; objects read earlier from such a file stay unchanged.
+    /// Must be called in a tokio runtime.
     pub fn watch(path: &Path, selection: Selection) -> Self {
         let empty = FileObjects {
             selection: Arc::new(selection),

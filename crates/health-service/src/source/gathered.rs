@@ -11,8 +11,8 @@ use super::{ServiceSet, Sourced, Synced};
 use crate::difference::differences;
 use crate::spec::{EndpointSlice, Service, ServiceName, SliceName};
 
-/// Gathers what is known of objects, each under its own key. Keeps its last input, so that another table costs only what
-/// differs.
+/// Gathers what is known of objects, each under its own key. Keeps its last input, so that another table costs only
+/// what differs.
 #[derive(Debug, Default)]
 pub struct Gathered {
     known_services: OrdMap<String, Arc<KnownService>>,

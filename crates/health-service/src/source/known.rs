@@ -32,8 +32,8 @@ pub type KnownService = Known<ServiceName, Service>;
 pub type KnownSlice = Known<SliceName, EndpointSlice>;
 
 impl<T: Readable> Known<T::Name, T> {
-    /// Reads an object of the API; `before` is what was last known for this name. A field with an error is left out, as in
-    /// kube-proxy: the rest of the object counts. If that leaves nothing to serve, the last good form stays.
+    /// Reads an object of the API; `before` is what was last known for this name. A field with an error is left out, as
+    /// in kube-proxy: the rest of the object counts. If that leaves nothing to serve, the last good form stays.
     pub fn of_api(object: Value, before: Option<&Self>, selection: &Selection) -> Self {
         let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
         let uid = uid.map(str::to_owned);
@@ -61,8 +61,8 @@ impl<T: Readable> Known<T::Name, T> {
         .log_new_problems(before)
     }
 
-    /// Reads the manifest of an object with this `NAMESPACE/NAME`; `before` is what was last known from there. List members
-    /// with an error are left out; with any other error, the last good form stays.
+    /// Reads the manifest of an object with this `NAMESPACE/NAME`; `before` is what was last known from there. List
+    /// members with an error are left out; with any other error, the last good form stays.
     pub(crate) fn of_manifest(
         name: &str,
         text: Result<&[u8], String>,
@@ -186,8 +186,8 @@ pub enum ServiceDocument {
 }
 
 impl ServiceDocument {
-    /// Reads the document at a key, or the reason why it could not be fetched; `source` names its location, and `before` is
-    /// what was last known from there.
+    /// Reads the document at a key, or the reason why it could not be fetched; `source` names its location, and
+    /// `before` is what was last known from there.
     pub fn read(
         key: &str,
         text: Result<&[u8], String>,
@@ -284,7 +284,7 @@ mod tests {
         Some(service.common.cluster_ips[0].to_string())
     }
 
-    fn told(problems: &[ServiceProblem]) -> Vec<String> {
+    fn reported(problems: &[ServiceProblem]) -> Vec<String> {
         let line = |one: &ServiceProblem| format!("{}: {}", one.subject, one.problem);
         problems.iter().map(line).collect()
     }
@@ -301,11 +301,11 @@ mod tests {
         let read = read.expect("a slice");
         assert_eq!(read.endpoints[0].address.to_string(), "10.1.0.1");
         assert_eq!(read.weight, 1);
-        let told = told(&set.problems);
-        assert_eq!(told.len(), 1);
+        let reported = reported(&set.problems);
+        assert_eq!(reported.len(), 1);
         assert!(
-            told[0].starts_with("kubernetes: endpoint slice shop/web-1: metadata.annotations"),
-            "{told:?}"
+            reported[0].starts_with("kubernetes: endpoint slice shop/web-1: metadata.annotations"),
+            "{reported:?}"
         );
     }
 
@@ -374,9 +374,12 @@ mod tests {
             let set = gathered([&kept]);
             let read = &set.services[&ServiceName::new("shop", "web")];
             assert_eq!(&*read.source, "etcd:services/shop/web");
-            let told = told(&set.problems);
-            assert!(told[0].contains(expected), "{told:?} for {text}");
-            assert!(told[0].starts_with("etcd:services/shop/web: "), "{told:?}");
+            let reported = reported(&set.problems);
+            assert!(reported[0].contains(expected), "{reported:?} for {text}");
+            assert!(
+                reported[0].starts_with("etcd:services/shop/web: "),
+                "{reported:?}"
+            );
             let again = document(KEY, &service("10.96.0.3").to_string(), Some(&kept));
             let ServiceDocument::Service(again) = again else {
                 panic!("{again:?}")
@@ -387,7 +390,7 @@ mod tests {
             ServiceDocument::read(KEY, Err("too large".to_owned()), "etcd", Some(&good), &ALL);
         let set = gathered([&unread]);
         assert_eq!(
-            (set.services.len(), told(&set.problems)),
+            (set.services.len(), reported(&set.problems)),
             (1, vec!["etcd: too large".to_owned()])
         );
     }

@@ -19,8 +19,8 @@ use crate::spec::{EndpointSlice, Extent, Kind, Service, ServiceName, SliceName, 
 pub struct Merger(Holders<usize>);
 
 impl Merger {
-    /// All objects of these sets, without duplicates: if two sets have an object, the first one's counts, and the other is a
-    /// problem. The sets must come from the same sources each time.
+    /// All objects of these sets, without duplicates: if two sets have an object, the first one's counts, and the other
+    /// is a problem. The sets must come from the same sources each time.
     pub fn merge(&mut self, sets: &[Arc<ServiceSet>]) -> ServiceSet {
         if let [only] = sets {
             return ServiceSet::clone(only);
@@ -198,7 +198,7 @@ mod tests {
     use super::super::testing::{ServiceText, service_set};
     use super::*;
 
-    fn told(set: &ServiceSet) -> Vec<String> {
+    fn reported(set: &ServiceSet) -> Vec<String> {
         let problems = set.problems.iter();
         problems
             .map(|one| format!("{}: {}", one.subject, one.problem))
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_object_that_two_sources_have_the_first_counts_and_the_other_is_told() {
+    fn the_first_of_two_sources_with_an_object_counts_and_the_other_is_reported() {
         let set = |source: &str, ip: &str| {
             let service = ServiceText::new("web", ip);
             Arc::new(service_set(source, &[service]))
@@ -221,7 +221,7 @@ mod tests {
             )
         };
         assert_eq!(
-            told(&merged),
+            reported(&merged),
             [duplicate("service"), duplicate("endpoint slice")]
         );
         assert!(merged.synced.is_complete());
@@ -262,7 +262,7 @@ mod tests {
         })
     });
 
-    /// The set of a source: of each service, no version or one of them, counted from one.
+    /// The set of a source: one version of each service, counted from one, or none (0).
     fn set_of(source: usize, versions: [usize; NAMES.len()]) -> ServiceSet {
         let mut set = service_set(&source.to_string(), &[]);
         for (name, version) in versions.into_iter().enumerate() {

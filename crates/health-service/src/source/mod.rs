@@ -1,12 +1,12 @@
 //! Where services and their endpoints come from.
 //!
 //! A source publishes what it knows as a [`ServiceSet`], now and whenever that changes. [`Folder`] reads manifests.
-//! [`Gathered`] builds a set from objects that others follow in the Kubernetes API or in etcd, each of which is a [`Known`].
-//! [`Probed`] lets the probes of this node decide which endpoints of [`Manifests`] are ready. [`Merger`] merges several sets
-//! into one.
+//! [`Gathered`] builds a set from objects that others follow in the Kubernetes API or in etcd, each of which is a
+//! [`Known`]. [`Probed`] lets the probes of this node decide which endpoints of [`Manifests`] are ready. [`Merger`]
+//! merges several sets into one.
 //!
-//! The maps of a set are persistent: sets share all equal parts, and differences are found without looking at the rest. So a
-//! change costs only what it changes, however many services there are.
+//! The maps of a set are persistent: sets share all equal parts, and differences are found without looking at the rest.
+//! So a change costs only what it changes, however many services there are.
 
 mod folder;
 mod gathered;

@@ -50,8 +50,8 @@ pub(super) struct Unreadable {
     pub(super) errors: Vec<SpecError>,
 }
 
-/// Reads an object of a manifest. List members with an error are left out, unless that leaves the list empty. With any other
-/// error the meaning is unclear, because the API would not have accepted the object.
+/// Reads an object of a manifest. List members with an error are left out, unless that leaves the list empty. With any
+/// other error the meaning is unclear, because the API would not have accepted the object.
 pub(super) fn read<T: Readable>(
     object: Object,
     selection: &Selection,

@@ -15,8 +15,8 @@ use crate::spec::{EndpointSlice, SliceName};
 /// Whether the owner of each address can serve, as far as known.
 pub type Readiness = HashMap<IpAddr, bool>;
 
-/// The objects of a manifest source: written by people, so nothing else says which of their endpoints are ready. Endpoints
-/// from the API are different: a controller of the cluster decides, based on what all kubelets report.
+/// The objects of a manifest source: written by people, so nothing else says which of their endpoints are ready.
+/// Endpoints from the API are different: a controller of the cluster decides, based on what all kubelets report.
 #[derive(Clone, Debug)]
 pub struct Manifests(watch::Receiver<Arc<ServiceSet>>);
 
@@ -102,8 +102,8 @@ impl Overlay {
         }
     }
 
-    /// The set combined with the probes. Only checks slices that differ from the last ones, and slices with addresses whose
-    /// readiness has changed.
+    /// The set combined with the probes. Only checks slices that differ from the last ones, and slices with addresses
+    /// whose readiness has changed.
     fn update(&mut self, set: &ServiceSet, readiness: Arc<Readiness>) -> ServiceSet {
         let mut touched = self.index(&set.slices);
         let former = std::mem::replace(&mut self.readiness, readiness);
@@ -128,7 +128,7 @@ impl Overlay {
         }
     }
 
-    /// Takes over the slices as now written. Returns those that differ.
+    /// Adopts the current slices. Returns those that have changed.
     fn index(&mut self, now: &OrdMap<SliceName, Sourced<EndpointSlice>>) -> BTreeSet<SliceName> {
         let mut touched = BTreeSet::new();
         let before = std::mem::replace(&mut self.written, now.clone());
@@ -210,10 +210,11 @@ mod tests {
             .collect()
     }
 
-    fn known(told: &[(u8, bool)]) -> Arc<Readiness> {
-        let told = told.iter();
+    fn known(reported: &[(u8, bool)]) -> Arc<Readiness> {
+        let reported = reported.iter();
         Arc::new(
-            told.map(|&(last, ready)| ([10, 1, 0, last].into(), ready))
+            reported
+                .map(|&(last, ready)| ([10, 1, 0, last].into(), ready))
                 .collect(),
         )
     }
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_of_the_probes_or_of_the_source_is_told() {
+    async fn a_change_of_the_probes_or_of_the_source_is_reported() {
         let (source, services) = watch::channel(Arc::<ServiceSet>::default());
         let (probes, readiness) = watch::channel(Arc::<Readiness>::default());
         let probed = Probed::of(Manifests::new(services), "here".into(), readiness);

@@ -6,8 +6,8 @@
 //! | a service | `forwarding` | `snat`, `dsr`, `hybrid` | how packets from clients outside reach backends on other nodes; the node's default if not set |
 //! | an endpoint slice | `weight` | 1 to 1000 | the share of new flows of each endpoint of the slice, relative to those of the same service; 1 if not set |
 //!
-//! Weights are set on slices, because users who manage endpoints themselves write slices: the old version in one, the new
-//! version in another. An endpoint that should get no new flows is not ready; there is no weight of 0.
+//! Weights are set on slices, because users who manage endpoints themselves write slices: the old version in one, the
+//! new version in another. An endpoint that should get no new flows is not ready; there is no weight of 0.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -32,7 +32,8 @@ pub enum Extent {
     Object,
 }
 
-/// An error in an object. The field that the path names is left out or gets its default; the rest of the object is used.
+/// An error in an object. The field that the path names is left out or gets its default; the rest of the object is
+/// used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {}: {}: {problem}", printable(.object), printable(.path))]
 pub struct SpecError {

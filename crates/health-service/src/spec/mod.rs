@@ -1,8 +1,8 @@
 //! Services and endpoint slices, read from the `Service` and `EndpointSlice` objects of Kubernetes.
 //!
 //! [`read_service`] and [`read_slice`] apply the defaults of Kubernetes, and kube-proxy's rules for which objects to
-//! serve. They report all errors at once, each with the path of its field and how much it [concerns](Extent). A member of
-//! a list with an error is left out; the other ports and addresses of the object are still served.
+//! serve. They report all errors at once, each with the path of its field and how much it [concerns](Extent). A member
+//! of a list with an error is left out; the other ports and addresses of the object are still served.
 
 mod address;
 pub mod annotation;
@@ -56,7 +56,8 @@ pub struct Common {
     pub name: ServiceName,
     /// Its type.
     pub kind: ServiceType,
-    /// When it was created: if two services claim an address, the older one owns it. `None` counts as older than any time.
+    /// When it was created: if two services claim an address, the older one owns it. `None` counts as older than any
+    /// time.
     pub created: Option<Timestamp>,
     /// Its ClusterIPs: at least one, and at most one of each family. A family without one is not served.
     pub cluster_ips: Vec<IpAddr>,
@@ -135,8 +136,8 @@ impl ServicePort {
             || !self.service.load_balancer_ips.is_empty()
     }
 
-    /// Whether some of its traffic may use all endpoints of the cluster. Traffic from this node and its pods to an external
-    /// address may, whatever the policy.
+    /// Whether some of its traffic may use all endpoints of the cluster. Traffic from this node and its pods to an
+    /// external address may, whatever the policy.
     pub(crate) fn uses_cluster_endpoints(&self) -> bool {
         self.service.internal_policy == TrafficPolicy::Cluster || self.is_external()
     }
@@ -179,8 +180,8 @@ pub struct SourceRanges {
 }
 
 impl SourceRanges {
-    /// The allowed networks of this family; `None` if all sources are allowed. As in Kubernetes, networks of one family do
-    /// not restrict the other.
+    /// The allowed networks of this family; `None` if all sources are allowed. As in Kubernetes, networks of one family
+    /// do not restrict the other.
     pub fn of(&self, family: Family) -> Option<Vec<IpNet>> {
         let networks = self.networks.iter().copied();
         let networks: Vec<_> = networks

@@ -10,7 +10,8 @@ const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Selects the objects that this proxy serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// The name of this proxy: it serves the objects labelled with that name. `None`: it serves those without the label.
+    /// The name of this proxy: it serves the objects labelled with that name. `None`: it serves those without the
+    /// label.
     pub proxy_name: Option<String>,
 }
 

@@ -106,8 +106,8 @@ fn time(text: &str, errors: &mut Errors) -> Option<Timestamp> {
     time
 }
 
-/// The ports that can be served. To Kubernetes, a port whose name or number is not set means all ports, which no service
-/// has; an empty name is a name.
+/// The ports that can be served. To Kubernetes, a port whose name or number is not set means all ports, which no
+/// service has; an empty name is a name.
 fn ports(slice: &k8s::EndpointSlice, errors: &mut Errors) -> Vec<SlicePort> {
     let mut ports: Vec<SlicePort> = Vec::new();
     let first = errors.len();
@@ -203,8 +203,8 @@ impl Names {
         name
     }
 
-    /// The hints of the endpoint at this index. A hint without a name applies to no client, so it changes nothing for the
-    /// other endpoints: hints count only where every ready endpoint has some.
+    /// The hints of the endpoint at this index. A hint without a name applies to no client, so it changes nothing for
+    /// the other endpoints: hints count only where every ready endpoint has some.
     fn hints(
         &mut self,
         endpoint: &k8s::Endpoint,

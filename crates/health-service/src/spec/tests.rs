@@ -384,7 +384,7 @@ fn read_one(object: Value) -> SliceReading {
 }
 
 #[test]
-fn conditions_that_are_not_told_are_those_of_a_ready_endpoint() {
+fn conditions_that_are_not_reported_are_those_of_a_ready_endpoint() {
     let endpoints = json!([
         { "addresses": ["10.1.0.1", "10.1.0.9"] },
         { "addresses": ["10.1.0.2"], "conditions": { "ready": false, "terminating": true } },
@@ -486,7 +486,7 @@ fn slices_of_names_or_of_no_service_are_skipped() {
 }
 
 #[test]
-fn a_slice_tells_when_it_changed_and_the_weight_of_its_endpoints() {
+fn a_slice_reports_when_it_changed_and_the_weight_of_its_endpoints() {
     let with = |time: &str, weight: &str| {
         let mut object = slice(json!({}));
         object["metadata"]["annotations"] = json!({

@@ -74,8 +74,8 @@ impl Claimed {
     }
 }
 
-/// A claim on an address or node port; the smallest one that may be served there owns it. ClusterIPs come first: the cluster
-/// assigns each only once, while anyone may write an external address into a service.
+/// A claim on an address or node port; the smallest one that may be served there owns it. ClusterIPs come first: the
+/// cluster assigns each only once, while anyone may write an external address into a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
     is_written: bool,

@@ -103,7 +103,8 @@ pub(super) fn wanted(port: &ServicePort, family: Family) -> Vec<(Listen, Fronten
     wanted
 }
 
-/// The networks that may use the load balancer's addresses of a port; `None` if the port has no such address or all may.
+/// The networks that may use the load balancer's addresses of a port; `None` if the port has no such address or all
+/// may.
 pub(super) fn source_ranges(port: &ServicePort, family: Family) -> Option<Arc<[IpNet]>> {
     if port.service.load_balancer_ips.is_empty() {
         return None;

@@ -236,8 +236,8 @@ impl State {
         &self.conflicts
     }
 
-    /// The port that is served at a place which it claims itself; an address at which its NodePort is served does not count.
-    /// `None` if no port is.
+    /// The port that is served at a place which it claims itself; an address at which its NodePort is served does not
+    /// count. `None` if no port is.
     pub fn owner(
         &self,
         family: Family,
@@ -262,8 +262,8 @@ impl State {
         self.no_local_endpoints
     }
 
-    /// What load balancers that check through this family see, for each service that has a health-check node port. A service
-    /// without this family reports its other one.
+    /// What load balancers that check through this family see, for each service that has a health-check node port. A
+    /// service without this family reports the health of its other family.
     pub fn health_checks(&self, family: Family) -> &HealthChecks {
         &self.health_checks[family as usize]
     }
@@ -339,8 +339,8 @@ impl State {
             .collect()
     }
 
-    /// Claims the places that these ports have now, and drops their former claims. Returns the ports to recompute: these,
-    /// and those that gain or lose a place.
+    /// Claims the places that these ports have now, and drops their former claims. Returns the ports to recompute:
+    /// these, and those that gain or lose a place.
     fn claim(&mut self, names: &BTreeSet<ServicePortName>) -> BTreeSet<PortKey> {
         let mut touched = Touched::default();
         let mut affected = BTreeSet::new();

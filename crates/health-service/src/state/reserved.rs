@@ -52,8 +52,8 @@ impl fmt::Display for ReservedFor {
     }
 }
 
-/// The external addresses (`spec.externalIPs`) that services may have. Anyone who may write a service may write any address
-/// there, and receives what this node and its pods send to it (CVE-2020-8554).
+/// The external addresses (`spec.externalIPs`) that services may have. Anyone who may write a service may write any
+/// address there, and receives what this node and its pods send to it (CVE-2020-8554).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExternalIps {
     /// All except addresses of nodes.
@@ -79,8 +79,8 @@ pub struct Peer {
 pub struct Reserved {
     /// Addresses that this node's endpoints use. No service of any kind is served there.
     pub addresses: BTreeMap<IpAddr, ReservedFor>,
-    /// Where the servers listen that the agent depends on, over TCP, with a description. No address that a user wrote into a
-    /// service is served there.
+    /// Where the servers listen that the agent depends on, over TCP, with a description. No address that a user wrote
+    /// into a service is served there.
     pub sources: BTreeMap<SocketAddr, String>,
     /// The pod CIDRs of all nodes, by first address, with the node's name. No such address is served there either.
     pub pod_cidrs: BTreeMap<IpAddr, (IpNet, String)>,

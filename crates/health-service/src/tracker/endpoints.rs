@@ -61,8 +61,8 @@ impl EndpointsChangeTracker {
         }
     }
 
-    /// Adds or changes a slice. `trigger_time`: when the event happened that changed it. Returns whether the slice differs
-    /// from the known one. A slice whose service has changed is removed from the former service.
+    /// Adds or changes a slice. `trigger_time`: when the event happened that changed it. Returns whether the slice
+    /// differs from the known one. A slice whose service has changed is removed from the former service.
     pub fn update(&mut self, slice: Arc<EndpointSlice>, trigger_time: Option<Timestamp>) -> bool {
         self.total += 1;
         let owner = self.owners.get(&slice.name);
@@ -167,8 +167,8 @@ impl EndpointsChangeTracker {
 }
 
 impl Slices {
-    /// The endpoints of all ports. If several have the same address, the one with the best [`rank`] counts, else the one of
-    /// the first slice.
+    /// The endpoints of all ports. If several have the same address, the one with the best [`rank`] counts, else the
+    /// one of the first slice.
     fn endpoints(&self, node: &str) -> BTreeMap<PortKey, Vec<Endpoint>> {
         let mut ports: BTreeMap<PortKey, Vec<Endpoint>> = BTreeMap::new();
         for slice in self.applied.values() {
@@ -208,9 +208,9 @@ impl Slices {
     }
 }
 
-/// Decides which of several endpoints with one address counts: the one with the smallest rank. While a pod ends, a new one
-/// may already have its address, so endpoints that are not terminating come first; then serving ones, then ready ones, and
-/// then those on this node.
+/// Decides which of several endpoints with one address counts: the one with the smallest rank. While a pod ends, a new
+/// one may already have its address, so endpoints that are not terminating come first; then serving ones, then ready
+/// ones, and then those on this node.
 fn rank(endpoint: &Endpoint) -> [bool; 4] {
     let Conditions {
         ready,

@@ -51,8 +51,8 @@ impl ServicePortMap {
     }
 }
 
-/// The endpoints of all ports, by port and family; each list is sorted by the text of its addresses, and contains no address
-/// twice. A clone shares everything with the original.
+/// The endpoints of all ports, by port and family; each list is sorted by the text of its addresses, and contains no
+/// address twice. A clone shares everything with the original.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndpointsMap(OrdMap<PortKey, Arc<[Endpoint]>>);
 

@@ -32,7 +32,7 @@ use tracing::{info, warn};
 
 use super::previous::PreviousState;
 use super::{LeftFaults, NodeDatapath, addresses, mtu_of};
-use crate::agent::foundation::Foundation;
+use crate::agent::start_context::StartContext;
 use crate::agent::uplinks::{UplinkSurvey, Uplinks};
 use crate::agent::{own_addresses, own_node};
 
@@ -40,17 +40,17 @@ impl NodeDatapath {
     /// Creates what is missing and takes over what a former agent left. After a failure, nothing exists that did not
     /// exist before.
     pub(in crate::agent) async fn establish(
-        foundation: &Foundation<'_>,
+        context: &StartContext<'_>,
         attachments: Attachments,
         keys: MeshKeys,
         (uplinks, found): (Uplinks, UplinkSurvey),
         endpoints: &[SavedEndpoint],
     ) -> anyhow::Result<Self> {
-        let Foundation {
+        let StartContext {
             config,
             own,
             netlink,
-        } = foundation;
+        } = context;
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),
             node_addresses: own.addresses.clone(),
@@ -67,7 +67,7 @@ impl NodeDatapath {
         let before = PreviousState::find(&config.location, netlink).await?;
         let ipam = NodeIpam::new(&spec.pod_cidrs, &spec.node_addresses, &[], Duration::ZERO)?;
         let gateways = Family::ALL.map(|family| ipam.gateway(family));
-        let endpoint = ensure_endpoint(foundation, &spec, &ipam).await?;
+        let endpoint = ensure_endpoint(context, &spec, &ipam).await?;
         let mtu = match &endpoint {
             Some(endpoint) => endpoint.mtu(),
             None => {
@@ -80,7 +80,7 @@ impl NodeDatapath {
             let datapath = Self::load(config, attachments, &spec, workloads)?;
             // Before packets reach its programs.
             own_addresses::note(netlink, &mut datapath.own_addresses()?).await?;
-            let parts = Parts {
+            let parts = NodeParts {
                 name: own.full_name(),
                 keys,
                 datapath,
@@ -171,8 +171,8 @@ impl NodeDatapath {
     }
 
     /// Creates everything that goes with the endpoint.
-    fn make(config: &Settings, parts: Parts) -> anyhow::Result<Self> {
-        let Parts {
+    fn make(config: &Settings, parts: NodeParts) -> anyhow::Result<Self> {
+        let NodeParts {
             name,
             keys,
             datapath,
@@ -244,7 +244,7 @@ impl NodeDatapath {
 }
 
 /// The parts of a [`NodeDatapath`].
-struct Parts {
+struct NodeParts {
     /// Full name of the node.
     name: String,
     keys: MeshKeys,
@@ -260,7 +260,7 @@ struct Parts {
 
 /// Creates or takes over the health endpoint. Without one, only makes the host forward.
 async fn ensure_endpoint(
-    Foundation { config, own, .. }: &Foundation<'_>,
+    StartContext { config, own, .. }: &StartContext<'_>,
     spec: &HealthEndpointSpec,
     ipam: &NodeIpam,
 ) -> anyhow::Result<Option<HealthEndpoint>> {

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_told_is_there_for_the_next_agent_of_the_boot() {
+    async fn what_was_reported_is_there_for_the_next_agent_of_the_boot() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(read(folder.path()), HealthChecks::default());
         let (sender, receiver) = watch::channel(Arc::default());

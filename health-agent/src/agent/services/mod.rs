@@ -5,8 +5,8 @@ mod announcing;
 mod instrumented;
 pub(super) mod kept_checks;
 mod node_addresses;
-mod parts;
 mod proxy;
+mod proxy_parts;
 mod publish;
 mod readiness;
 pub(super) mod reserved;
@@ -18,5 +18,5 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 
-pub(super) use self::parts::Parts;
+pub(super) use self::proxy_parts::ProxyParts;
 pub(super) use self::served::{Links, ServedServices, forwarding, start};

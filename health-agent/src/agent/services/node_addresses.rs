@@ -19,7 +19,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::publish::publish;
-use crate::agent::pace::CHANGES_PERIOD;
+use crate::agent::check_schedule::CHANGES_PERIOD;
 
 /// Time from a failed listing to the next.
 const LISTING_RETRY: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use health_metrics::services::ServiceMetrics;
 use health_model::ipam::Family;
-use health_server::monitor::Monitor;
+use health_server::page_server::PageServer;
 use health_server::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
 use health_server::services::{ServiceCatalog, pages};
 use health_service::forwarding::Forwarding;
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::instrumented::InstrumentedProvider;
 use super::kept_checks::{self, KeptChecks};
-use super::parts::Ports;
+use super::proxy_parts::Ports;
 use super::readiness::PodReadiness;
 use super::sources::Sources;
 
@@ -28,7 +28,7 @@ const SYNC_RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Proxy {
     services: Services,
     pub(super) catalog: ServiceCatalog,
-    monitors: [Monitor; 2],
+    page_servers: [PageServer; 2],
     /// Changed by each successful sync.
     pub(super) in_force: watch::Receiver<Arc<HealthChecks>>,
     /// Kept only to be dropped with the proxy.
@@ -84,14 +84,14 @@ impl Proxy {
             listener_problems: listeners.problems(),
             handle,
         };
-        let monitors = [
-            Monitor::start(ports.health, pages::health(&catalog.handle, &metrics))?,
-            Monitor::start(ports.metrics, pages::metrics(&catalog.handle, &metrics))?,
+        let page_servers = [
+            PageServer::start(ports.health, pages::health(&catalog.handle, &metrics))?,
+            PageServer::start(ports.metrics, pages::metrics(&catalog.handle, &metrics))?,
         ];
         Ok(Self {
             services,
             catalog,
-            monitors,
+            page_servers,
             _sources: (sources, pods),
             _listeners: listeners,
             _kept_checks: KeptChecks::follow(&ports.state_dir, checks.clone()),
@@ -102,7 +102,7 @@ impl Proxy {
     /// Stops after any running sync, once pending requests are answered. The kernel keeps serving.
     pub(super) async fn stop(self) {
         self.services.stop().await;
-        let [health, metrics] = self.monitors;
+        let [health, metrics] = self.page_servers;
         tokio::join!(health.shutdown(), metrics.shutdown());
     }
 }

@@ -10,8 +10,8 @@ use health_endpoint::manager::Manager;
 use health_model::address::parse_ip;
 use health_model::policy::Protocol;
 use health_model::task::AbortOnDrop;
-use health_registry::asked::{self, Asked};
 use health_registry::nodes::{Node, NodeSet};
+use health_registry::queried_servers::{self, QueriedServer};
 use health_service::provider::ebpf::NodeAddresses;
 use health_service::state::{ExternalIps, Peer, Reserved, ReservedFor};
 use health_settings::{ExternalIpSetting, ListenAddress, Settings};
@@ -24,7 +24,7 @@ use super::publish::publish;
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
 
 /// Addresses that the agent connects to, and what they are.
-type AskedAddresses = BTreeMap<SocketAddr, String>;
+type ServerAddresses = BTreeMap<SocketAddr, String>;
 
 /// Sources of the reserved addresses.
 pub(in crate::agent) struct ReservedSources {
@@ -59,11 +59,11 @@ pub(super) async fn follow(
     };
     let own = own.clone();
     let port = config.mesh.health_port;
-    let look_up = |one: Asked| async move { asked::addresses(&[one]).await };
-    let (mut sources, look_ups) = resolve(asked::asked(config).await, look_up);
+    let look_up = |one: QueriedServer| async move { queried_servers::addresses(&[one]).await };
+    let (mut sources, look_ups) = resolve(queried_servers::of_settings(config).await, look_up);
     let now = move |from: &mut ReservedSources,
                     addresses: &mut OwnAddresses,
-                    sources: &mut watch::Receiver<AskedAddresses>| {
+                    sources: &mut watch::Receiver<ServerAddresses>| {
         let nodes = from.nodes.borrow_and_update().clone();
         let own_addresses = addresses.all.borrow_and_update().clone();
         let node_ports = addresses.node_ports.borrow_and_update().clone();
@@ -101,15 +101,17 @@ pub(super) async fn follow(
 /// The addresses that the agent connects to, and what they are. Looks names up periodically, each in its own task: a
 /// name server that does not answer holds up nothing else. Keeps every address that a name has ever had.
 fn resolve<F>(
-    asked: Vec<Asked>,
-    look_up: impl Fn(Asked) -> F + Clone + Send + 'static,
-) -> (watch::Receiver<AskedAddresses>, Vec<AbortOnDrop>)
+    servers: Vec<QueriedServer>,
+    look_up: impl Fn(QueriedServer) -> F + Clone + Send + 'static,
+) -> (watch::Receiver<ServerAddresses>, Vec<AbortOnDrop>)
 where
-    F: Future<Output = AskedAddresses> + Send,
+    F: Future<Output = ServerAddresses> + Send,
 {
     // Starting must not depend on an answer from a name server.
-    let (sender, receiver) = watch::channel(literals(&asked));
-    let names = asked.into_iter().filter(|one| parse_ip(&one.host).is_err());
+    let (sender, receiver) = watch::channel(literals(&servers));
+    let names = servers
+        .into_iter()
+        .filter(|one| parse_ip(&one.host).is_err());
     let look_ups = names.map(|one| {
         let (sender, look_up) = (sender.clone(), look_up.clone());
         AbortOnDrop::spawn(async move {
@@ -131,12 +133,12 @@ where
 }
 
 /// The literal addresses in the settings.
-fn literals(asked: &[Asked]) -> AskedAddresses {
-    let literal = |one: &Asked| {
+fn literals(servers: &[QueriedServer]) -> ServerAddresses {
+    let literal = |one: &QueriedServer| {
         let ip = parse_ip(&one.host).ok()?;
         Some((SocketAddr::new(ip, one.port), one.what.clone()))
     };
-    asked.iter().filter_map(literal).collect()
+    servers.iter().filter_map(literal).collect()
 }
 
 fn taken(gateways: &[IpAddr], endpoints: &Manager) -> BTreeMap<IpAddr, ReservedFor> {
@@ -256,18 +258,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_name_that_is_never_resolved_holds_up_no_other_one() {
-        let asked = ["192.0.2.1", "slow.example", "fast.example"].map(|host| Asked {
+        let servers = ["192.0.2.1", "slow.example", "fast.example"].map(|host| QueriedServer {
             what: format!("etcd http://{host}:2379"),
             host: host.to_owned(),
             port: 2379,
         });
-        let look_up = |one: Asked| async move {
+        let look_up = |one: QueriedServer| async move {
             if one.host == "slow.example" {
                 std::future::pending::<()>().await;
             }
             BTreeMap::from([(([192, 0, 2, 7], one.port).into(), one.what)])
         };
-        let (mut found, _look_ups) = resolve(asked.to_vec(), look_up);
+        let (mut found, _look_ups) = resolve(servers.to_vec(), look_up);
         let literal: SocketAddr = ([192, 0, 2, 1], 2379).into();
         assert!(found.borrow_and_update().keys().eq([&literal]));
         found.changed().await.unwrap();

@@ -20,14 +20,14 @@ use tokio::sync::watch;
 
 use super::announcing::AnnouncingProvider;
 use super::node_addresses::NodeAddressWatch;
-use super::parts::{Parts, ipvs_settings};
 use super::proxy::{Proxy, ProxyOptions};
+use super::proxy_parts::{ProxyParts, ipvs_settings};
 use super::readiness::PodReadiness;
 use super::reserved::{self, OwnAddresses, ReservedSources};
 use super::sockets::SocketWatch;
 use super::standing;
 use super::takeover::{Other, Takeover};
-use crate::agent::foundation::Foundation;
+use crate::agent::start_context::StartContext;
 
 /// The served services.
 pub(in crate::agent) struct ServedServices {
@@ -70,16 +70,16 @@ pub(in crate::agent) fn forwarding(config: &Settings, keys: &MeshKeys) -> Forwar
 
 /// Starts to serve services. `probes` decides which endpoints on this node are ready.
 pub(in crate::agent) async fn start(
-    foundation: &Foundation<'_>,
-    parts: Parts,
+    context: &StartContext<'_>,
+    parts: ProxyParts,
     probes: Option<&Supervisor>,
     links: Links,
 ) -> anyhow::Result<ServedServices> {
-    let Foundation {
+    let StartContext {
         config,
         own,
         netlink,
-    } = foundation;
+    } = context;
     let pods = probes.map(|probes| {
         let shared = own.secondary_addresses.clone();
         PodReadiness::follow(probes.clone(), shared)
@@ -123,7 +123,7 @@ pub(in crate::agent) async fn start(
         }
     };
     let takeover = Takeover::begin(other, proxy.in_force.clone());
-    tell_proxy(&proxy, &node_addresses, links.standing);
+    notify_proxy(&proxy, &node_addresses, links.standing);
     Ok(ServedServices {
         proxy,
         takeover,
@@ -147,7 +147,7 @@ fn topology(config: &Settings, standing: &watch::Receiver<Standing>) -> watch::R
 }
 
 /// Passes changes of this node's addresses and of its standing to the proxy from now on.
-fn tell_proxy(
+fn notify_proxy(
     proxy: &Proxy,
     node_addresses: &NodeAddressWatch,
     standing: watch::Receiver<Standing>,
@@ -162,7 +162,7 @@ fn tell_proxy(
     });
     // Ends with the registry.
     let handle = proxy.catalog.handle.clone();
-    tokio::spawn(standing::tell(standing, handle));
+    tokio::spawn(standing::follow(standing, handle));
 }
 
 impl ServedServices {

@@ -7,11 +7,11 @@ use health_service::services::Handle;
 use tokio::sync::watch;
 
 /// Passes on what the registry says, until the registry ends.
-pub(super) async fn tell(mut standing: watch::Receiver<Standing>, handle: Handle) {
+pub(super) async fn follow(mut standing: watch::Receiver<Standing>, handle: Handle) {
     loop {
         match &*standing.borrow_and_update() {
             // Until the registry has an answer, the node may get traffic.
-            Standing::Untold => handle.node(NodeStanding {
+            Standing::Unknown => handle.node(NodeStanding {
                 is_deleting: false,
                 taints: &[],
             }),

@@ -19,8 +19,8 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::instrumented::InstrumentedProvider;
-use super::parts::Ports;
 use super::proxy::{Proxy, ProxyOptions};
+use super::proxy_parts::Ports;
 use super::readiness::PodReadiness;
 use super::sources::Sources;
 use super::standing;
@@ -221,7 +221,7 @@ fn always() -> watch::Receiver<bool> {
 }
 
 #[tokio::test]
-async fn load_balancers_are_told_of_what_is_in_force_and_no_more() {
+async fn load_balancers_are_notified_of_what_is_in_force_and_no_more() {
     let (works, mood) = watch::channel(false);
     let (sender, mut checks) = watch::channel(Arc::<HealthChecks>::default());
     let metrics = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ebpf));
@@ -250,12 +250,12 @@ async fn load_balancers_are_told_of_what_is_in_force_and_no_more() {
 }
 
 #[tokio::test]
-async fn load_balancers_are_told_when_the_cluster_is_about_to_remove_this_node() {
+async fn load_balancers_are_notified_when_the_cluster_is_about_to_remove_this_node() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), None);
     let handle = served.catalog.handle.clone();
-    let (cluster, standing) = watch::channel(Standing::Untold);
-    let telling = tokio::spawn(standing::tell(standing, handle.clone()));
+    let (cluster, standing) = watch::channel(Standing::Unknown);
+    let following = tokio::spawn(standing::follow(standing, handle.clone()));
     let known = |is_deleting, taints: &[&str]| Standing::Known {
         is_deleting,
         taints: taints.iter().map(|&key| key.to_owned()).collect(),
@@ -265,29 +265,31 @@ async fn load_balancers_are_told_when_the_cluster_is_about_to_remove_this_node()
     for (standing, is_eligible) in [
         (known(false, &["node.kubernetes.io/unschedulable"]), true),
         (known(false, &[doomed]), false),
-        (Standing::Untold, true),
+        (Standing::Unknown, true),
         (known(false, &[]), true),
         (known(true, &[]), false),
     ] {
         cluster.send_replace(standing.clone());
-        let told = async {
+        let reported = async {
             while handle.healthz().node_eligible != Some(is_eligible) {
                 tokio::task::yield_now().await;
             }
         };
-        timeout(PATIENCE, told).await.expect("the node's standing");
+        timeout(PATIENCE, reported)
+            .await
+            .expect("the node's standing");
         assert!(handle.livez().healthy, "{standing:?}");
     }
     // A registry that has ended reports nothing more.
     drop(cluster);
-    telling.await.unwrap();
+    following.await.unwrap();
     assert_eq!(handle.healthz().node_eligible, Some(false));
     served.stop().await;
 }
 
 #[tokio::test]
 async fn the_zone_is_the_one_that_the_cluster_says() {
-    let (cluster, standing) = watch::channel(Standing::Untold);
+    let (cluster, standing) = watch::channel(Standing::Unknown);
     let (place, mut topology) = watch::channel(Topology {
         node: "here".into(),
         zone: None,
@@ -299,11 +301,14 @@ async fn the_zone_is_the_one_that_the_cluster_says() {
             taints: Vec::new(),
             zone: zone.map(str::to_owned),
         });
-        let told = topology.wait_for(|topology| topology.zone.as_deref() == zone);
-        timeout(PATIENCE, told).await.expect("the zone").unwrap();
+        let reported = topology.wait_for(|topology| topology.zone.as_deref() == zone);
+        timeout(PATIENCE, reported)
+            .await
+            .expect("the zone")
+            .unwrap();
     }
     // A node whose object is gone stays in its zone.
-    cluster.send_replace(Standing::Untold);
+    cluster.send_replace(Standing::Unknown);
     drop(cluster);
     following.await.unwrap();
     assert_eq!(topology.borrow().zone.as_deref(), Some("z2"));

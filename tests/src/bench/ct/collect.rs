@@ -10,7 +10,7 @@ use aya::maps::{HashMap, Map, MapData};
 use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
 use health_common::tuple::Tuple as _;
-use health_datapath::collect::KernelTables;
+use health_datapath::conntrack::KernelTables;
 use health_datapath::conntrack::{CollectionOutcome, Family, Tables as _};
 use health_datapath::dump::Pinned;
 use health_datapath::{Datapath, LoadSettings, MapSizes, layout};

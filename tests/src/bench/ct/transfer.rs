@@ -20,7 +20,7 @@ use crate::bench::endpoint::{NODE, with_endpoint};
 use crate::bench::iperf::received_gigabits;
 use crate::bench::parts::median;
 use crate::bench::{Figure, Target};
-use crate::process::{Running, run, tell};
+use crate::process::{Running, print_line, run};
 use crate::wait_for;
 
 const INSTANCE: &str = "bench-transfer";
@@ -73,7 +73,7 @@ async fn measure(
     wait_for("iperf3 to serve", PATIENCE, || gigabits(endpoint).map(Some))?;
     let mut rates = [const { Vec::new() }; WAYS.len()];
     for round in 1..=ROUNDS {
-        tell(format_args!("  round {round} of {ROUNDS}"));
+        print_line(format_args!("  round {round} of {ROUNDS}"));
         for (way, rates) in WAYS.iter().zip(&mut rates) {
             way.prepare(endpoint, datapath)?;
             rates.push(gigabits(endpoint)?);

@@ -11,7 +11,7 @@ use health_model::api::Protocol;
 
 use crate::Node;
 use crate::bench::tap::Tap;
-use crate::process::tell;
+use crate::process::print_line;
 
 const PORT: u16 = 4240;
 const PROTOCOL_ICMP: u8 = 1;
@@ -66,7 +66,7 @@ impl Capture {
                         }
                         Ok(None) => {}
                         Err(errno) => {
-                            tell(format_args!("bench: the capture stopped: {errno}"));
+                            print_line(format_args!("bench: the capture stopped: {errno}"));
                             return;
                         }
                     }
@@ -107,7 +107,7 @@ impl Drop for Capture {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tell("bench: the capture panicked");
+            print_line("bench: the capture panicked");
         }
     }
 }

@@ -22,7 +22,7 @@ use self::fault::Fault;
 use self::watch::{Place, Story, Watch, clock};
 use super::requests::quantile;
 use super::{Figure, Options, Report, Target};
-use crate::process::tell;
+use crate::process::print_line;
 use crate::{Bed, Node, wait_for};
 
 /// The first node watches; faults happen to the next ones at the same time. The others stay healthy: an agent that
@@ -87,7 +87,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
         None,
     )];
     let mut add = |figure: Figure| {
-        tell(format_args!(
+        print_line(format_args!(
             "  {}: {:.2} {}",
             figure.name, figure.ours, figure.unit
         ));
@@ -98,7 +98,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     let watch = Watch::start(bed.node(1), PAUSE);
     let mut false_verdicts = Falsehoods::default();
     for &fault in kinds {
-        tell(format_args!("{}, {faults} times", fault.name()));
+        print_line(format_args!("{}, {faults} times", fault.name()));
         let observer = Observer {
             capture: &capture,
             watch: &watch,
@@ -123,7 +123,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
         return Report::new(figures, faults);
     }
     if minutes > 0 {
-        tell(format_args!("{LOSS_PERCENT} % of all packets lost"));
+        print_line(format_args!("{LOSS_PERCENT} % of all packets lost"));
         bed.wait_all_reachable(RECOVERY_PATIENCE)?;
         let time = Duration::from_secs(60) * minutes;
         let found = calm::under_loss(&bed, LOSS_PERCENT, time)?;
@@ -132,7 +132,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
             add(figure);
         }
     }
-    tell("all CPUs busy");
+    print_line("all CPUs busy");
     bed.wait_all_reachable(RECOVERY_PATIENCE)?;
     let found = calm::under_load(&bed, LOAD_TIME)?;
     let when = format!("in {} s with all CPUs busy", LOAD_TIME.as_secs());
@@ -209,7 +209,7 @@ impl Observer<'_> {
         let broken = |place: &&Place| fault.breaks(place.path, place.protocol);
         let begun = clock();
         fault.make(node, round)?;
-        let told = wait_for("the fault to be reported", PATIENCE, || {
+        let reports = wait_for("the fault to be reported", PATIENCE, || {
             let story = story();
             let all: Option<Vec<_>> = places
                 .iter()
@@ -242,13 +242,13 @@ impl Observer<'_> {
             accused: 0,
         };
         let mut first_lost = ended;
-        let mut first_told = ended;
-        for (place, reported) in told {
+        let mut first_reported = ended;
+        for (place, reported) in reports {
             let target = (place.address, place.protocol);
             let lost = self.capture.first_lost(target, reported);
             let lost = lost.with_context(|| format!("no lost probe of {target:?} was captured"))?;
             first_lost = first_lost.min(lost);
-            first_told = first_told.min(reported);
+            first_reported = first_reported.min(reported);
             outcome.confirmed = outcome.confirmed.max(reported.saturating_sub(lost));
 
             let again = changed(&after, &place, ended, true);
@@ -264,7 +264,7 @@ impl Observer<'_> {
                 Some(cause) if cause == fault.cause() => {
                     diagnosed = diagnosed.or((report.at >= begun).then_some(report.at));
                 }
-                Some(cause) if report.at >= first_told => outcome.wrong.push(cause.to_owned()),
+                Some(cause) if report.at >= first_reported => outcome.wrong.push(cause.to_owned()),
                 _ => {}
             }
         }
@@ -277,7 +277,7 @@ impl Observer<'_> {
         outcome.spared = spared().count() as u32;
         outcome.accused = spared().filter(failed).count() as u32;
         if !outcome.wrong.is_empty() || outcome.accused > 0 {
-            tell(format_args!(
+            print_line(format_args!(
                 "  {} at {name}: {outcome:?}; diagnoses since the first failure: {:?}",
                 fault.name(),
                 during
@@ -367,7 +367,7 @@ fn falsehoods(when: &str, found: &Falsehoods) -> [Figure; 2] {
     ]
     .map(|(what, counts)| {
         for (text, count) in counts {
-            tell(format_args!("  {what} {when}: {count} x {text}"));
+            print_line(format_args!("  {what} {when}: {count} x {text}"));
         }
         let number: u32 = counts.values().sum();
         let name = format!("{what} {when} (other: faults)");

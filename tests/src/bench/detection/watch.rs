@@ -9,7 +9,7 @@ use health_model::api::{HealthStatus, NodeStatus, PathKind, Protocol};
 
 use super::super::requests::Asker;
 use crate::Node;
-use crate::process::tell;
+use crate::process::print_line;
 
 const STATUS: &str = "/v1beta/status";
 
@@ -121,7 +121,7 @@ impl Watch {
                         push_change(&mut own.diagnoses, at, Some(diagnosis.cause));
                     }
                 }
-                Err(error) => tell(format_args!("bench: cannot read the status: {error}")),
+                Err(error) => print_line(format_args!("bench: cannot read the status: {error}")),
             }
             Ok(())
         });

@@ -17,7 +17,7 @@ use super::cluster::{Cluster, DeadPeers};
 use super::requests::{Asker, get, quantile};
 use super::usage::ResidentMemory;
 use super::{Figure, Findings, MIB, Options, Report, Target};
-use crate::process::tell;
+use crate::process::print_line;
 
 /// Numbers of peers.
 const SIZES: [u32; 4] = [100, 1_000, 10_000, 50_000];
@@ -98,7 +98,7 @@ struct Latencies {
 
 impl Scale {
     fn measure(peers: u32) -> anyhow::Result<Self> {
-        tell(format_args!("{peers} peers"));
+        print_line(format_args!("{peers} peers"));
         let cluster = Cluster::new(peers, DeadPeers::ThreeOfTen, &Probes::All.flags())?;
         let results = 2 * cluster.probed_addresses() as usize;
         let pass = || rivals::fping_once(&cluster, probing_time(peers), TIMEOUT);
@@ -232,7 +232,7 @@ fn side_by_side(peers: u32, findings: &mut Findings) {
     ] {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for round in 1..=ROUNDS {
-            tell(format_args!(
+            print_line(format_args!(
                 "{peers} peers: {other}, round {round} of {ROUNDS}"
             ));
             let name =

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use crate::bed::BPFFS;
 use crate::bench::cluster::{Cluster, DeadPeers, is_peer};
 use crate::bench::{Figure, Options, Target};
-use crate::process::{run_with_input, tell};
+use crate::process::{print_line, run_with_input};
 use crate::{Node, wait_for};
 
 const PROBES: u64 = 1_000_000;
@@ -22,19 +22,19 @@ const FLAGS: &str =
 /// How long the probes may take in all, and the agent for some of them.
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Probes between two progress lines.
-const TOLD: u64 = 100_000;
+const PROGRESS_STEP: u64 = 100_000;
 
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     let wanted = options.probes.unwrap_or(PROBES);
     let cluster = Cluster::new(PEERS, DeadPeers::ThreeOfTen, FLAGS)?;
     count_requests(cluster.rest())?;
     cluster.node().start_agent()?;
-    let mut told = 0;
+    let mut reported = 0;
     wait_for("the probes to be sent", PATIENCE, || {
         let sent = counted(cluster.rest())?;
-        if sent >= told + TOLD {
-            told = sent - sent % TOLD;
-            tell(format_args!("  {told} of {wanted} probes"));
+        if sent >= reported + PROGRESS_STEP {
+            reported = sent - sent % PROGRESS_STEP;
+            print_line(format_args!("  {reported} of {wanted} probes"));
         }
         Ok((sent >= wanted).then_some(()))
     })?;

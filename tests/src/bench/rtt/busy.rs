@@ -14,7 +14,7 @@ use super::micros;
 use super::prober::{Answer, Prober};
 use crate::bench::requests::quantile;
 use crate::bench::{Figure, Target};
-use crate::process::tell;
+use crate::process::print_line;
 
 /// Rounds with idle and with busy CPUs, alternating.
 const ROUNDS: u32 = 5;
@@ -92,7 +92,7 @@ impl Burners {
             let stop = burners.stop.clone();
             burners.threads.push(thread::spawn(move || {
                 if let Err(errno) = sched_setaffinity(Pid::from_raw(0), &alone) {
-                    tell(format_args!("bench: cannot keep a CPU busy: {errno}"));
+                    print_line(format_args!("bench: cannot keep a CPU busy: {errno}"));
                 }
                 while !stop.load(Ordering::Relaxed) {
                     spin_loop();
@@ -108,7 +108,7 @@ impl Drop for Burners {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tell("bench: a thread that kept a CPU busy panicked");
+                print_line("bench: a thread that kept a CPU busy panicked");
             }
         }
     }

@@ -54,15 +54,15 @@ impl Capture {
             folder,
         };
         let stderr = capture.tcpdump.stderr.take().context("no standard error")?;
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for line in BufReader::new(stderr).lines() {
             let line = line.context("cannot read the output of tcpdump")?;
             if line.contains("listening on") {
                 return Ok(capture);
             }
-            told.push(line);
+            reported.push(line);
         }
-        anyhow::bail!("tcpdump ended: {}", told.join("; "))
+        anyhow::bail!("tcpdump ended: {}", reported.join("; "))
     }
 
     /// Waits for the packets, and returns them.

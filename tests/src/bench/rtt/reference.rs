@@ -14,7 +14,7 @@ use super::micros;
 use super::prober::{ProbeOutcome, Prober, read_reply, read_request};
 use crate::bench::requests::quantile;
 use crate::bench::{Figure, Target};
-use crate::process::tell;
+use crate::process::print_line;
 use crate::relay::Handling;
 
 /// The relay's delay, both directions together.
@@ -38,7 +38,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut line = Line::relayed(Handling::hold(Duration::ZERO))?;
     let mut figures = Vec::new();
     for delay in DELAYS {
-        tell(format_args!("  packets held for {delay:?}"));
+        print_line(format_args!("  packets held for {delay:?}"));
         line.set_relay(Handling::hold(delay / 2))?;
         figures.extend(compare(&line, delay)?);
     }

@@ -9,7 +9,7 @@ use super::median;
 use super::prober::Prober;
 use crate::bench::iperf::received_gigabits;
 use crate::bench::{Figure, Target};
-use crate::process::{Running, tell};
+use crate::process::{Running, print_line};
 use crate::wait_for;
 
 /// Runs of each side, alternating.
@@ -27,7 +27,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     wait_for("iperf3 to serve", PATIENCE, || gigabits(&line).map(Some))?;
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
-        tell(format_args!("  round {round} of {ROUNDS}"));
+        print_line(format_args!("  round {round} of {ROUNDS}"));
         prober.attach()?;
         let through = gigabits(&line)?;
         prober.detach()?;

@@ -11,7 +11,7 @@ use super::cluster::{counted, endpoint_count};
 use super::stand::{AGENT_BY_IPVS, KUBE_PROXY_BY_IPVS, Place, Stand, cpu};
 use super::traffic::{Medians, Rates, Targets, Traffic};
 use crate::bench::{Figure, Options, Target};
-use crate::process::tell;
+use crate::process::print_line;
 
 const ROUNDS: u32 = 8;
 /// Numbers of services, ascending.
@@ -44,7 +44,7 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
     let mut inside = Vec::new();
     for services in sizes.iter().copied() {
         let [ours, nft] = stand.serve(services)?;
-        tell(format_args!(
+        print_line(format_args!(
             "  {} with {} endpoints: the agent served them after {:.1} s, nft after {:.1} s",
             counted(services),
             endpoint_count(services),
@@ -57,7 +57,7 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
             counted(services)
         );
         let new = side_by_side(&named, &found);
-        new.iter().for_each(Figure::tell);
+        new.iter().for_each(Figure::print);
         figures.extend(new);
         figures.extend(added(&named, &found, &bare));
         figures.extend(least(&named, &found, &floor));
@@ -71,7 +71,7 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
                 &found,
             ));
         } else {
-            tell("  the agent serves no NodePort to hosts outside");
+            print_line("  the agent serves no NodePort to hosts outside");
         }
     }
     if let ([few, .., many], [first, .., last]) = (sizes, &inside[..]) {

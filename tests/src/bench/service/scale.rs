@@ -29,7 +29,7 @@ use crate::bench::endpoint::output;
 use crate::bench::requests::quantile;
 use crate::bench::usage::ResidentMemory;
 use crate::bench::{Figure, MIB, Options, Target};
-use crate::process::{run_with_input, tell};
+use crate::process::{print_line, run_with_input};
 use crate::served::Manifests;
 use crate::{Bed, wait_for};
 
@@ -156,9 +156,9 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
 }
 
 /// Prints how long changes took. The times are sorted.
-fn tell_changes(what: &str, times: &[Duration]) -> anyhow::Result<()> {
+fn print_change_times(what: &str, times: &[Duration]) -> anyhow::Result<()> {
     let ms = |part| anyhow::Ok(quantile(times, part)?.as_secs_f64() * 1e3);
-    tell(format_args!(
+    print_line(format_args!(
         "  {what}: {:.1} ms, p99 {:.1} ms",
         ms(0.5)?,
         ms(0.99)?
@@ -224,12 +224,12 @@ fn objects(number: u32, endpoints: usize) -> anyhow::Result<[Value; 2]> {
 }
 
 /// A provider that reports when it has finished its work.
-struct Told {
+struct ReportingProvider {
     provider: EbpfProvider,
     done: watch::Sender<u64>,
 }
 
-impl Provider for Told {
+impl Provider for ReportingProvider {
     type Error = ebpf::EbpfError;
 
     async fn sync(&mut self, work: Work<'_>) -> Result<(), ebpf::EbpfError> {
@@ -245,11 +245,11 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
     let settings = ebpf::Settings::new(clock::now_ns);
     let addresses = watch::channel(Arc::default());
     let (done, mut is_done) = watch::channel(0);
-    let provider = Told {
+    let provider = ReportingProvider {
         provider: EbpfProvider::new(tables, settings, addresses.1)?,
         done,
     };
-    let (source, told) = watch::channel(Arc::<ServiceSet>::default());
+    let (source, reported) = watch::channel(Arc::<ServiceSet>::default());
     let topology = Topology {
         node: NODE.into(),
         zone: None,
@@ -267,7 +267,7 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
             clock: Timestamp::now,
         },
         watch::channel(topology).1,
-        vec![told],
+        vec![reported],
         provider,
     )?;
     let mut known = Objects::default();
@@ -283,7 +283,7 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
     is_done.changed().await?;
     start += begun.elapsed();
     let memory = ResidentMemory::of(Pid::this())?.now - before;
-    tell(format_args!(
+    print_line(format_args!(
         "  all in the maps after {:.1} s",
         start.as_secs_f64()
     ));
@@ -304,8 +304,8 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
     services.stop().await;
     times.sort_unstable();
     sets.sort_unstable();
-    tell_changes("a change", &times)?;
-    tell_changes("of which until its source has reported all", &sets)?;
+    print_change_times("a change", &times)?;
+    print_change_times("of which until its source has reported all", &sets)?;
     Ok(Found {
         start,
         changes: times,
@@ -334,7 +334,7 @@ fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
         }
         start += nft(&text.0)?;
     }
-    tell(format_args!(
+    print_line(format_args!(
         "  nft has all after {:.1} s",
         start.as_secs_f64()
     ));
@@ -347,7 +347,7 @@ fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
         times.push(nft(&text.0)?);
     }
     times.sort_unstable();
-    tell_changes("a change by nft", &times)?;
+    print_change_times("a change by nft", &times)?;
     Ok((start, times))
 }
 

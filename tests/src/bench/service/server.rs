@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 
 use super::cluster::{BACKEND_ECHO_PORT, BACKEND_PORT};
 use crate::bench::sent::{SNMP, snmp};
-use crate::process::tell;
+use crate::process::print_line;
 
 /// Length of the accept queue: the kernel's default limit.
 pub(super) const BACKLOG: usize = 4096;
@@ -52,7 +52,7 @@ impl Server {
             let stop = stop.clone();
             move || {
                 if let Err(error) = run_on(cpu).and_then(|()| echo_all(&echoing, &stop)) {
-                    tell(format_args!("bench: a server stopped: {error:#}"));
+                    print_line(format_args!("bench: a server stopped: {error:#}"));
                 }
             }
         })?;
@@ -103,7 +103,7 @@ impl Drop for Server {
         if let Some(echo) = self.echo.take()
             && echo.join().is_err()
         {
-            tell("bench: a server panicked");
+            print_line("bench: a server panicked");
         }
     }
 }

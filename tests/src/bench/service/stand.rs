@@ -23,7 +23,7 @@ use super::ruleset::{self, Text};
 use super::server::Server;
 use super::traffic::Targets;
 use crate::bed::{BPFFS, add_host, sysctl};
-use crate::process::{run_with_input, tell};
+use crate::process::{print_line, run_with_input};
 use crate::served::Manifests;
 use crate::{Bed, Member, Node, PATIENCE, wait_for};
 
@@ -71,7 +71,7 @@ impl Stand {
         let manifests = Manifests::new()?;
         let has_ipvs = ipvs::is_there()?;
         if !has_ipvs {
-            tell("  this kernel has no IPVS");
+            print_line("  this kernel has no IPVS");
         }
         let nodes = if has_ipvs { IPVS[1] } else { FLOOR };
         let bed = Bed::builder().nodes(nodes as u8).without_agents().start()?;

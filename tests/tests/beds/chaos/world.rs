@@ -171,7 +171,7 @@ impl<'a> World<'a> {
 
     fn relabel(&mut self, one: usize, app: &'static str) -> anyhow::Result<Change> {
         let workload = &mut self.workloads[one];
-        let id = workload.id.take().context("nobody told its number")?;
+        let id = workload.id.take().context("its number is unknown")?;
         workload.app = app;
         let node = workload.node;
         let words = format!("endpoint labels {id} --add app={app}");
@@ -235,8 +235,8 @@ impl<'a> World<'a> {
             return Ok(());
         };
         let workload = self.workloads.remove(one);
-        let told = EndpointReport::by(self.node(at))?;
-        let endpoint = told.at(&workload.place).context("it is not told of")?;
+        let reported = EndpointReport::by(self.node(at))?;
+        let endpoint = reported.at(&workload.place).context("it is not reported")?;
         println!("  {} goes", endpoint.interface);
         self.node(at)
             .exec(&format!("ip link delete {}", endpoint.interface))
@@ -274,22 +274,22 @@ impl<'a> World<'a> {
                 .with_context(|| node.name().to_owned())?;
             reports.push(report);
         }
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for workload in &mut self.workloads {
             let endpoint = reports[workload.node].at(&workload.place);
             is_whole(&workload.place, endpoint)?;
             let endpoint = endpoint.with_context(|| format!("none in {}", workload.place.path))?;
             ensure!(endpoint.labels == [label(workload.app)], "{endpoint:?}");
             workload.id = Some(endpoint.id);
-            told.push(endpoint.clone());
+            reported.push(endpoint.clone());
         }
-        self.check_packets(&told)
+        self.check_packets(&reported)
     }
 
     /// Sends an echo from each endpoint to every other one, and compares what arrives with what the policy allows.
-    fn check_packets(&self, told: &[Endpoint]) -> anyhow::Result<()> {
+    fn check_packets(&self, reported: &[Endpoint]) -> anyhow::Result<()> {
         let pairs = self.workloads.iter().flat_map(|from| {
-            let others = self.workloads.iter().zip(told);
+            let others = self.workloads.iter().zip(reported);
             let others = others.filter(|(to, _)| to.place.path != from.place.path);
             others.flat_map(move |(to, endpoint)| {
                 addresses(endpoint).map(move |address| (from, to, address))

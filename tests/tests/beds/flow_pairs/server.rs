@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use health_net::netns::NetNs;
 use mio::net::{TcpListener, TcpStream, UdpSocket};
 use mio::{Events, Interest, Poll, Token};
-use tests::process::tell;
+use tests::process::print_line;
 use tests::served::PORT;
 
 /// How often a server sends a line to clients that have closed their side.
@@ -46,7 +46,7 @@ impl Server {
             let (stop, name) = (stop.clone(), name.to_owned());
             move || {
                 if let Err(error) = serve(listener, datagrams, &name, &stop) {
-                    tell(format_args!("{name} has stopped serving: {error}"));
+                    print_line(format_args!("{name} has stopped serving: {error}"));
                 }
             }
         })?;
@@ -63,7 +63,7 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tell("a server of pairs panicked");
+            print_line("a server of pairs panicked");
         }
     }
 }

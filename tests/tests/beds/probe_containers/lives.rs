@@ -166,13 +166,13 @@ fn check_events(stand: &Stand, all: &[Living]) -> anyhow::Result<()> {
             .push(event);
     }
     for one in all {
-        let told = by_container.remove(&*one.name).unwrap_or_default();
+        let reported = by_container.remove(&*one.name).unwrap_or_default();
         let (must, may) = one.life.reasons();
-        let mut reasons: Vec<&str> = told.iter().map(|event| &*event.reason).collect();
+        let mut reasons: Vec<&str> = reported.iter().map(|event| &*event.reason).collect();
         reasons.sort_unstable();
         reasons.dedup();
         reasons.retain(|reason| !may.contains(reason));
-        ensure!(reasons == must, "{}: {told:?}", one.name);
+        ensure!(reasons == must, "{}: {reported:?}", one.name);
     }
     Ok(())
 }

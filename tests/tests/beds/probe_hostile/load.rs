@@ -104,7 +104,7 @@ async fn probe_all(hostile: &Arc<Hostile>, amount: Amount) -> anyhow::Result<Vec
 }
 
 /// Prints how late probes ended, and returns the lateness that at most one in a thousand exceeds.
-fn tell_lateness(samples: &[Sample]) -> Duration {
+fn report_lateness(samples: &[Sample]) -> Duration {
     let mut late: Vec<_> = samples.iter().filter_map(|sample| sample.late).collect();
     late.sort_unstable();
     let share = |share: f64| {
@@ -177,7 +177,7 @@ fn probes_of_hostile_servers_leave_nothing_behind() -> anyhow::Result<()> {
         peak - before
     );
     println!("right after it: {left:?}; before: {at_rest:?}");
-    let lateness = tell_lateness(&samples);
+    let lateness = report_lateness(&samples);
     let odd: Vec<_> = samples
         .iter()
         .filter(|sample| sample.odd.is_some())

@@ -45,9 +45,9 @@ fn the_program_comes_stays_and_goes_as_those_of_tc_do() -> anyhow::Result<()> {
     let link = node.pins().join(LINK);
     node.exec(&format!("bpftool link detach pinned {}", link.display()))?;
     wait_program(node, Mode::Native, None)?;
-    wait_for("the repair to be told", PATIENCE, || {
-        let told = node.logged(&["program xdp_netdev of eth0 was detached"])?;
-        Ok((!told.is_empty()).then_some(()))
+    wait_for("the repair to be reported", PATIENCE, || {
+        let reported = node.logged(&["program xdp_netdev of eth0 was detached"])?;
+        Ok((!reported.is_empty()).then_some(()))
     })?;
     fs::remove_file(&link).context("the link's pin")?;
     wait_for("the pin to be back", PATIENCE, || {

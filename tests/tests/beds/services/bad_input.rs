@@ -13,18 +13,18 @@ use tests::{Node, PATIENCE, wait_for};
 use super::{Mode, Stand, targets, wait_answered_by};
 
 /// Waits until a line of `service list`, or of `service get` for one service, contains all these words.
-fn wait_told(node: &Node, service: Option<&str>, words: &[&str]) -> anyhow::Result<()> {
+fn wait_reported(node: &Node, service: Option<&str>, words: &[&str]) -> anyhow::Result<()> {
     let ask = match service {
         Some(name) => format!("service get {name}"),
         None => "service list".to_owned(),
     };
-    wait_for("the agent to tell what is wrong", PATIENCE, || {
+    wait_for("the agent to report what is wrong", PATIENCE, || {
         let ran = node.cli(&ask)?;
         let said = format!("{}{}", ran.stdout, ran.stderr);
-        let is_told = said
+        let is_reported = said
             .lines()
             .any(|line| words.iter().all(|word| line.contains(word)));
-        ensure!(is_told, "{said}");
+        ensure!(is_reported, "{said}");
         Ok(Some(()))
     })
     .with_context(|| format!("{ask}, wanted {words:?}"))
@@ -54,7 +54,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
         ..ServiceManifest::new("taken", 2).of(&stand.backends[..1])
     };
     stand.write(&taken)?;
-    wait_told(
+    wait_reported(
         node,
         Some("taken"),
         &["default/taken", "default/neighbour", "10.96.0.1:80"],
@@ -63,7 +63,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     let mut taken = ServiceManifest::new("taken", 2).of(&stand.backends[..1]);
     taken.ports[0].node_port = Some(30_080);
     stand.write(&taken)?;
-    wait_told(
+    wait_reported(
         node,
         Some("taken"),
         &["default/taken", "default/neighbour", "30080"],
@@ -80,7 +80,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
         ..ServicePort::http(81)
     });
     stand.write(&unnamed)?;
-    wait_told(
+    wait_reported(
         node,
         Some("unnamed"),
         &["default/unnamed", "spec.ports[2].name"],
@@ -93,7 +93,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     wrong.cluster_ips.truncate(1);
     stand.write(&wrong)?;
     for address in ["fd00::77", "2001:db8:1::12"] {
-        wait_told(node, Some("wrong"), &["default/wrong", address])?;
+        wait_reported(node, Some("wrong"), &["default/wrong", address])?;
     }
     for ip in wrong
         .cluster_ips
@@ -119,13 +119,13 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
         "endpoints[2].addresses",
         "ports[0].port",
     ] {
-        wait_told(node, None, &["default/torn", path])?;
+        wait_reported(node, None, &["default/torn", path])?;
     }
     for target in targets(&stand.service("torn", 6)) {
         wait_answered_by(&client.name, target, &names)?;
     }
     stand.manifests.write_file("broken", "{")?;
-    wait_told(node, None, &["broken.json"])?;
+    wait_reported(node, None, &["broken.json"])?;
     is_served("beside bad ones")?;
     Ok(())
 }
@@ -153,8 +153,8 @@ fn no_service_takes_an_address_that_its_node_uses() -> anyhow::Result<()> {
     stand.write(&usurper.clone().spec(external))?;
     for ip in &all {
         let listen = SocketAddr::new(*ip, PORT).to_string();
-        let told = ["spec.externalIPs", "of this node", &listen];
-        wait_told(node, Some("usurper"), &told)?;
+        let reported = ["spec.externalIPs", "of this node", &listen];
+        wait_reported(node, Some("usurper"), &reported)?;
     }
     let undisturbed = || -> anyhow::Result<()> {
         for ip in &endpoint {
@@ -176,7 +176,7 @@ fn no_service_takes_an_address_that_its_node_uses() -> anyhow::Result<()> {
     usurper.cluster_ips = health;
     stand.write(&usurper)?;
     let words = ["spec.clusterIPs", "of this node"];
-    wait_told(node, Some("usurper"), &words)?;
+    wait_reported(node, Some("usurper"), &words)?;
     undisturbed().context("a ClusterIP")
 }
 
@@ -225,13 +225,13 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
         "endpoints": endpoints,
     });
     stand.manifests.write_file("crowd", &slice.to_string())?;
-    wait_told(
+    wait_reported(
         node,
         None,
         &["cannot serve default/crowded:http/TCP IPv4", "has no room"],
     )?;
-    wait_told(node, None, &["default/crowded", "not in force"])?;
-    wait_told(
+    wait_reported(node, None, &["default/crowded", "not in force"])?;
+    wait_reported(
         node,
         Some("crowded"),
         &["Not in force:", "IPv4: HEALTH_BACKENDS has no room"],
@@ -241,8 +241,8 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
     wait_for("more syncs to fail", PATIENCE, || {
         Ok((failures(node)? > before + 2).then_some(()))
     })?;
-    let told = node.logged(&["a sync failed", "has no room"])?;
-    ensure!(told.len() == 1, "{told:?}");
+    let reported = node.logged(&["a sync failed", "has no room"])?;
+    ensure!(reported.len() == 1, "{reported:?}");
     for target in targets(&neighbour) {
         wait_answered_by(&client.name, target, &names)?;
     }
@@ -303,12 +303,12 @@ fn no_service_captures_what_its_nodes_need() -> anyhow::Result<()> {
         stand.write(&service.spec(json!({ "externalIPs": ips })))?;
         for ip in ips {
             let listen = SocketAddr::new(*ip, port).to_string();
-            wait_told(here, Some(&name), &["spec.externalIPs", words, &listen])?;
+            wait_reported(here, Some(&name), &["spec.externalIPs", words, &listen])?;
         }
     }
     let node_port = at_port(&stand, ("captor-mesh", 30), 80).with_node_port(4240);
     stand.write(&node_port)?;
-    wait_told(
+    wait_reported(
         here,
         Some("captor-mesh"),
         &["spec.ports.nodePort", "--health-port", "node port 4240"],
@@ -385,7 +385,7 @@ pub(crate) fn show_that_the_older_is_served(mode: Mode) -> anyhow::Result<()> {
         };
         for ip in &own {
             let target = SocketAddr::new(*ip, port);
-            wait_told(
+            wait_reported(
                 node,
                 Some(loser),
                 &[field, &format!("default/{winner}"), &target.to_string()],
@@ -420,7 +420,7 @@ fn line_breaks_in_names_make_no_rows() -> anyhow::Result<()> {
     stand
         .manifests
         .write_file("broken-lines", &manifest.to_string())?;
-    wait_told(
+    wait_reported(
         node,
         Some("broken-lines"),
         &[r"z1\nProblems", r"there\r\n      10.9.9.9:80"],
@@ -443,11 +443,11 @@ fn line_breaks_in_names_make_no_rows() -> anyhow::Result<()> {
         "metadata": { "name": "a\n2026-01-01T00:00:00Z ERROR false" }, "spec": { "clusterIP": "10.96.0.9" },
     });
     stand.manifests.write_file("other", &other.to_string())?;
-    wait_told(node, None, &["other.json", r"a\n2026-01-01"])?;
-    let told = node.logged(&["ERROR false"])?;
+    wait_reported(node, None, &["other.json", r"a\n2026-01-01"])?;
+    let reported = node.logged(&["ERROR false"])?;
     ensure!(
-        !told.iter().any(|line| line.starts_with("2026-01-01")),
-        "{told:?}"
+        !reported.iter().any(|line| line.starts_with("2026-01-01")),
+        "{reported:?}"
     );
     Ok(())
 }

@@ -26,7 +26,7 @@ pub(super) const EBPF_ROWS: &[Row] = &[
         smaller_path_by_another_port,
     ),
     (
-        "an_endpoint_that_is_its_own_backend_is_told_that_nobody_listens",
+        "an_endpoint_that_is_its_own_backend_learns_that_nobody_listens",
         own_port_unreachable,
     ),
 ];

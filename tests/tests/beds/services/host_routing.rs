@@ -112,11 +112,14 @@ fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
                 .then_some(()))
         })?;
         // The kernel limits how many such errors it sends (`net.ipv4.icmp_ratelimit`), and other rows cause some.
-        wait_for("an error to be told", PATIENCE, || {
+        wait_for("an error to be reported", PATIENCE, || {
             let answer = ping(client, address, 1)?;
             assert!(answer.contains("0 received"), "{answer}");
-            let told = ["Time to live exceeded", "Hop limit"];
-            ensure!(told.iter().any(|text| answer.contains(text)), "{answer}");
+            let reported = ["Time to live exceeded", "Hop limit"];
+            ensure!(
+                reported.iter().any(|text| answer.contains(text)),
+                "{answer}"
+            );
             Ok(Some(()))
         })?;
     }
@@ -124,7 +127,7 @@ fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
 }
 
 fn ping(from: &Member, to: IpAddr, ttl: u8) -> anyhow::Result<String> {
-    let told = command_in(&from.name, "ping")
+    let reported = command_in(&from.name, "ping")
         .args([
             "-n",
             "-c",
@@ -136,5 +139,5 @@ fn ping(from: &Member, to: IpAddr, ttl: u8) -> anyhow::Result<String> {
             &to.to_string(),
         ])
         .output()?;
-    Ok(String::from_utf8(told.stdout)?)
+    Ok(String::from_utf8(reported.stdout)?)
 }

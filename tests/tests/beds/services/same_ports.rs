@@ -102,26 +102,26 @@ pub(super) fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
 
 /// Opens a flow to each target, one after the other, from the same port, and asks through all of them in turn.
 fn all_answer(ways: &[(&str, SocketAddr)], port: u16, backend: &str) -> anyhow::Result<()> {
-    let told = || format!("{ways:?} from port {port}");
+    let reported = || format!("{ways:?} from port {port}");
     let mut connections = Vec::new();
     for (from, target) in ways {
         let connection = Connection::open_from(from, port, *target);
-        connections.push(connection.with_context(|| format!("TCP, {}", told()))?);
+        connections.push(connection.with_context(|| format!("TCP, {}", reported()))?);
         for connection in &mut connections {
             let answer = connection
                 .ask()
-                .with_context(|| format!("TCP, {}", told()))?;
-            ensure!(answer.backend == backend, "TCP, {}: {answer:?}", told());
+                .with_context(|| format!("TCP, {}", reported()))?;
+            ensure!(answer.backend == backend, "TCP, {}: {answer:?}", reported());
         }
     }
     let mut sockets = Vec::new();
     for (from, target) in ways {
         let socket = Datagrams::open_from(from, port, *target);
-        sockets.push(socket.with_context(|| format!("UDP, {}", told()))?);
+        sockets.push(socket.with_context(|| format!("UDP, {}", reported()))?);
         for socket in &mut sockets {
             let answer = wait_for("an answer", PATIENCE, || Ok(socket.ask(SOON)?));
-            let answer = answer.with_context(|| format!("UDP, {}", told()))?;
-            ensure!(answer.backend == backend, "UDP, {}: {answer:?}", told());
+            let answer = answer.with_context(|| format!("UDP, {}", reported()))?;
+            ensure!(answer.backend == backend, "UDP, {}: {answer:?}", reported());
         }
     }
     Ok(())

@@ -70,12 +70,12 @@ fn wide(number: u8, ports: u16, algorithm: Option<&str>, endpoints: &[IpAddr]) -
 }
 
 /// The output of `service get` for a service, once a line of it contains these words.
-fn wait_told(node: &Node, service: &str, words: &[&str]) -> anyhow::Result<String> {
-    wait_for("the agent to tell who has no room", PATIENCE, || {
+fn wait_reported(node: &Node, service: &str, words: &[&str]) -> anyhow::Result<String> {
+    wait_for("the agent to report who has no room", PATIENCE, || {
         let said = node.cli(&format!("service get {service}"))?.stdout;
         let mut lines = said.lines();
-        let is_told = lines.any(|line| words.iter().all(|word| line.contains(word)));
-        ensure!(is_told, "{said}");
+        let is_reported = lines.any(|line| words.iter().all(|word| line.contains(word)));
+        ensure!(is_reported, "{said}");
         Ok(Some(said))
     })
 }
@@ -129,12 +129,12 @@ fn a_namespace_that_fills_the_maps_is_refused_and_no_neighbour_is() -> anyhow::R
         "of tenant",
         "reserved for others",
     ];
-    wait_told(node, &last, &words)?;
-    ensure!(refused(node, GREEDY)? > 0, "the metrics tell nothing");
+    wait_reported(node, &last, &words)?;
+    ensure!(refused(node, GREEDY)? > 0, "the metrics report nothing");
     let health = node.exec("curl -sS http://127.0.0.1:10256/healthz")?;
     ensure!(health.contains("\"healthy\":true"), "{health}");
     let logged = node.logged(&["cannot update the port in the maps", GREEDY])?;
-    ensure!(!logged.is_empty(), "the log tells nothing");
+    ensure!(!logged.is_empty(), "the log reports nothing");
 
     // Its neighbour's only backend is replaced, twice, and another service is added.
     for (backend, name) in [(1, "web-2"), (2, "web-3")] {
@@ -175,7 +175,7 @@ fn without_a_maglev_table_backends_are_chosen_at_random() -> anyhow::Result<()> 
     let greedy = wide(0, MAGLEV_PORTS, Some("maglev"), &ips);
     stand.manifests.write_file("wide-0", &greedy.to_string())?;
     let words = ["Not in force:", "maglev", "at random", "HEALTH_MAGLEV"];
-    let said = wait_told(node, &format!("{GREEDY}/wide-0"), &words)?;
+    let said = wait_reported(node, &format!("{GREEDY}/wide-0"), &words)?;
     let without = said.matches("maglev is not in force").count() as u64;
     ensure!((1..u64::from(MAGLEV_PORTS)).contains(&without), "{said}");
     ensure!(refused(node, GREEDY)? == without);

@@ -20,7 +20,7 @@ const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 const IPVS_ROWS: &[Row] = &[
     ("tools_list_what_was_asked_for", tools),
     ("timeouts_are_those_of_the_flags", timeouts),
-    ("the_mode_is_told", mode_is_told),
+    ("the_mode_is_reported", mode_is_reported),
     ("a_node_reaches_services", from_node),
     ("cluster_ips_are_reached_from_outside", from_outside),
     ("node_ports_are_reached_from_everywhere", node_ports),
@@ -131,8 +131,8 @@ fn timeouts(stand: &Stand, _: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn mode_is_told(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    let service = stand.service("told", number);
+fn mode_is_reported(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let service = stand.service("reported", number);
     stand.write(&service)?;
     let [client, _] = &stand.clients;
     wait_answered_by(&client.name, targets(&service)[0], &ALL)?;
@@ -142,7 +142,7 @@ fn mode_is_told(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let metrics = page("metrics")?;
     let failures = "kubeproxy_sync_proxy_rules_ipvs_sync_failures_total ";
     ensure!(metrics.contains(failures), "{metrics}");
-    let listed = node.cli("service get told")?.success()?;
+    let listed = node.cli("service get reported")?.success()?;
     ensure!(
         listed.contains(&targets(&service)[0].to_string()),
         "{listed}"
@@ -345,11 +345,14 @@ fn health_check(stand: &Stand, number: u8) -> anyhow::Result<()> {
         stand.write(&service)?;
         for target in node_targets(stand, port) {
             let body = format!("\"localEndpoints\":{}", u8::from(is_ready));
-            wait_for("the load balancer to be told", PATIENCE, || {
+            wait_for("the load balancer to be reported", PATIENCE, || {
                 let mut curl = command_in(outside::CLIENT, "curl");
                 curl.args(["-s", "-m", "10", "-w", "%{http_code}"]);
-                let told = run(curl.arg(format!("http://{target}/")))?.success()?;
-                ensure!(told.ends_with(code) && told.contains(&body), "{told}");
+                let reported = run(curl.arg(format!("http://{target}/")))?.success()?;
+                ensure!(
+                    reported.ends_with(code) && reported.contains(&body),
+                    "{reported}"
+                );
                 Ok(Some(()))
             })?;
         }

@@ -97,7 +97,7 @@ fn serve(name: &'static str, netns: &NetNs) -> anyhow::Result<()> {
     thread::spawn(move || {
         let mut buffer = [0; 64];
         while let Ok((_, from)) = socket.recv_from(&mut buffer) {
-            let _ = socket.send_to(told(name, from).as_bytes(), from);
+            let _ = socket.send_to(reported(name, from).as_bytes(), from);
         }
     });
     Ok(())
@@ -108,18 +108,18 @@ fn answer(name: &str, stream: TcpStream) -> io::Result<()> {
     let mut writer = stream.try_clone()?;
     for line in BufReader::new(stream).lines() {
         line?;
-        writer.write_all(told(name, from).as_bytes())?;
+        writer.write_all(reported(name, from).as_bytes())?;
     }
     Ok(())
 }
 
-fn told(name: &str, from: SocketAddr) -> String {
+fn reported(name: &str, from: SocketAddr) -> String {
     format!("{name} {}\n", from.ip().to_canonical())
 }
 
 /// A server's answer.
 #[derive(Debug, PartialEq)]
-pub(super) struct Told {
+pub(super) struct Reported {
     pub(super) server: String,
     pub(super) client: IpAddr,
 }
@@ -140,7 +140,7 @@ impl Connection {
         Ok(Self(BufReader::new(stream)))
     }
 
-    pub(super) fn ask(&mut self) -> anyhow::Result<Told> {
+    pub(super) fn ask(&mut self) -> anyhow::Result<Reported> {
         self.0.get_mut().write_all(b"who\n")?;
         let mut line = String::new();
         self.0.read_line(&mut line).context("no answer")?;
@@ -154,24 +154,24 @@ impl Connection {
     }
 }
 
-fn parse(line: &str) -> anyhow::Result<Told> {
+fn parse(line: &str) -> anyhow::Result<Reported> {
     let (server, client) = line.trim().split_once(' ').context("a broken answer")?;
-    Ok(Told {
+    Ok(Reported {
         server: server.to_owned(),
         client: client.parse()?,
     })
 }
 
 /// Asks once over TCP.
-pub(super) fn ask(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<Told> {
+pub(super) fn ask(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<Reported> {
     let mut connection = Connection::open(from, to)?;
-    let told = connection.ask()?;
+    let reported = connection.ask()?;
     connection.reset()?;
-    Ok(told)
+    Ok(reported)
 }
 
 /// Asks once over UDP.
-pub(super) fn ask_udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<Told> {
+pub(super) fn ask_udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<Reported> {
     let socket = udp(from, to)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     exchange(&socket)
@@ -189,7 +189,7 @@ pub(super) fn udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<UdpSocket> {
 }
 
 /// Asks through a connected socket.
-pub(super) fn exchange(socket: &UdpSocket) -> anyhow::Result<Told> {
+pub(super) fn exchange(socket: &UdpSocket) -> anyhow::Result<Reported> {
     socket.send(b"who")?;
     let mut buffer = [0; 64];
     let len = socket.recv(&mut buffer).context("no answer by UDP")?;

@@ -10,7 +10,7 @@ use tests::xdp::mac;
 const FOREVER: u64 = u32::MAX as u64;
 
 /// What was reported to conntrack: packets and bytes that the client sent, then those that the backend sent.
-fn told<T: Version>(known: &Known<'_, T>) -> anyhow::Result<[(u64, u64); 2]>
+fn reported<T: Version>(known: &Known<'_, T>) -> anyhow::Result<[(u64, u64); 2]>
 where
     T::Translation: Pod,
     T::ServiceFlow: Pod,
@@ -60,21 +60,25 @@ where
         let len = |packet: &Packet| packet.frame().len() as u64 - 14;
         let [(_, request, sent_on), _] = &ways;
         let first = (1, len(request));
-        assert_eq!(told(&known)?, [first; 2], "the first ones were looked up");
+        assert_eq!(
+            reported(&known)?,
+            [first; 2],
+            "the first ones were looked up"
+        );
 
         stand.note_change()?;
         for (from, packet, sent_on) in &ways {
             goes_on(stand, (*from, packet), (code, sent_on))?;
         }
         let all = (5, 4 * len(request) + len(&varied(request, sent_on)[0]));
-        assert_eq!(told(&known)?, [all; 2]);
+        assert_eq!(reported(&known)?, [all; 2]);
     }
     Ok(())
 }
 
 #[test]
 #[ignore = "needs root"]
-fn packets_behind_the_first_become_what_it_does_and_are_told_to_conntrack_later()
+fn packets_behind_the_first_become_what_it_does_and_are_reported_to_conntrack_later()
 -> anyhow::Result<()> {
     in_namespace(|stand| {
         let [v4, v6] = hosts();
@@ -100,8 +104,8 @@ where
         };
         both_ways()?;
         both_ways()?;
-        let packets = |told: [(u64, u64); 2]| told.map(|(packets, _)| packets);
-        assert_eq!(packets(told(&known)?), [1; 2]);
+        let packets = |reported: [(u64, u64); 2]| reported.map(|(packets, _)| packets);
+        assert_eq!(packets(reported(&known)?), [1; 2]);
         let end = Packet {
             flags,
             ..match is_answer {
@@ -112,9 +116,13 @@ where
         let frame = end.frame();
         let (code, bytes) = stand.send(usize::from(is_answer), &frame)?;
         assert!(code == PASS && bytes == frame, "it is for the stack");
-        assert_eq!(packets(told(&known)?), [2; 2]);
+        assert_eq!(packets(reported(&known)?), [2; 2]);
         both_ways()?;
-        assert_eq!(packets(told(&known)?), [3; 2], "they are looked up again");
+        assert_eq!(
+            packets(reported(&known)?),
+            [3; 2],
+            "they are looked up again"
+        );
     }
     Ok(())
 }
@@ -129,7 +137,7 @@ where
         let sent_on = (REDIRECT, &known.sent_on(1));
         goes_on(known.stand, (0, &known.request()), sent_on)?;
     }
-    assert_eq!(told(known)?[0].0, 1);
+    assert_eq!(reported(known)?[0].0, 1);
     Ok(())
 }
 
@@ -143,14 +151,14 @@ where
     two_requests(&former)?;
     let present = Known::<T>::enter(stand, hosts, hosts.near_backend, UDP)?;
     goes_on(stand, (0, &present.request()), (TX, &present.sent_on(0)))?;
-    assert_eq!(told(&former)?[0].0, 2);
-    assert_eq!(told(&present)?[0].0, 1);
+    assert_eq!(reported(&former)?[0].0, 2);
+    assert_eq!(reported(&present)?[0].0, 1);
     Ok(())
 }
 
 #[test]
 #[ignore = "needs root"]
-fn what_went_to_a_former_backend_is_told_to_the_flow_with_it() -> anyhow::Result<()> {
+fn what_went_to_a_former_backend_is_reported_to_its_flow() -> anyhow::Result<()> {
     in_namespace(|stand| {
         let [v4, v6] = hosts();
         packets_to_a_former_backend::<Tuple4>(stand, v4).context("IPv4")?;
@@ -160,7 +168,7 @@ fn what_went_to_a_former_backend_is_told_to_the_flow_with_it() -> anyhow::Result
 
 #[test]
 #[ignore = "needs root"]
-fn what_went_by_before_an_end_that_tc_alone_saw_is_told_to_conntrack() -> anyhow::Result<()> {
+fn what_went_by_before_an_end_that_tc_alone_saw_is_reported_to_conntrack() -> anyhow::Result<()> {
     in_namespace(|stand| {
         let [v4, _] = hosts();
         let known = Known::<Tuple4>::enter(stand, v4, v4.backend, TCP)?;
@@ -172,7 +180,7 @@ fn what_went_by_before_an_end_that_tc_alone_saw_is_told_to_conntrack() -> anyhow
         let (code, bytes) = stand.send(0, &frame)?;
         assert!(code == PASS && bytes == frame, "it is for the stack");
         assert_eq!(
-            told(&known)?[0].0,
+            reported(&known)?[0].0,
             1,
             "the one that is for the stack is not"
         );
@@ -188,7 +196,7 @@ fn a_later_flow_between_the_same_ports_starts_with_no_packets() -> anyhow::Resul
         let enter = |protocol| Known::<Tuple4>::enter(stand, v4, v4.backend, protocol);
         let starts = |later: Known<'_, Tuple4>| {
             goes_on(stand, (0, &later.request()), (REDIRECT, &later.sent_on(1)))?;
-            assert_eq!(told(&later)?[0].0, 1);
+            assert_eq!(reported(&later)?[0].0, 1);
             anyhow::Ok(())
         };
         let known = enter(TCP)?;
@@ -202,7 +210,7 @@ fn a_later_flow_between_the_same_ports_starts_with_no_packets() -> anyhow::Resul
         let frame = opens.frame();
         let (code, bytes) = stand.send(0, &frame)?;
         assert!(code == PASS && bytes == frame, "it is for the stack");
-        assert_eq!(told(&known)?[0].0, 2, "those of the former connection");
+        assert_eq!(reported(&known)?[0].0, 2, "those of the former connection");
         starts(enter(TCP)?).context("a connection")?;
 
         let known = enter(UDP)?;
@@ -320,12 +328,12 @@ where
     }
     let frame = request.frame();
     is_left(&known, 0, &frame[..frame.len() - 1]).context("it is cut off")?;
-    assert_eq!(told(&known)?[0].0, 1);
+    assert_eq!(reported(&known)?[0].0, 1);
     // Through the other device, it has another path.
     let mut elsewhere = request;
     elsewhere.macs[0] = MACS[1];
     goes_on(stand, (1, &elsewhere), (TX, &known.sent_on(1)))?;
-    assert_eq!(told(&known)?[0].0, 3);
+    assert_eq!(reported(&known)?[0].0, 3);
     Ok(())
 }
 

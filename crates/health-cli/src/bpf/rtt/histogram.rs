@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn halved_counts_and_no_counts_are_told() {
+    fn halved_counts_and_no_counts_are_reported() {
         let halved = row(&[(20_000, 70_000)]);
         assert!(halved.histogram[bucket(20_000)] < 65_535);
         let text = drawn(&halved, (80, 24));

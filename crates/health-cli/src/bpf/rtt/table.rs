@@ -154,7 +154,7 @@ PEER          NODE             PATH   PROTOCOL   SOURCE   SAMPLES   LOSS    LAST
     }
 
     #[test]
-    fn differences_are_marked_as_such_and_tell_how_many_were_lost() {
+    fn differences_are_marked_as_such_and_report_how_many_were_lost() {
         let columns = Columns {
             names: false,
             wide: false,
@@ -180,7 +180,7 @@ PEER          NODE             PATH   PROTOCOL   SOURCE   SAMPLES   LOSS    LAST
     }
 
     #[test]
-    fn wide_tells_what_delays_of_one_direction_are_worth() {
+    fn wide_shows_what_delays_of_one_direction_are_worth() {
         let columns = Columns {
             names: false,
             wide: true,

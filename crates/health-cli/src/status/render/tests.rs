@@ -107,9 +107,9 @@ fn a_node_that_is_probed_at_its_host_alone_is_not_unknown() {
         node.health_endpoint = None;
         node.hosts_only = true;
     }
-    let told = "Health endpoints:   not probed, this node has no pod CIDR\n";
+    let reported = "Health endpoints:   not probed, this node has no pod CIDR\n";
     let text = full(&all(&status), &Detail::Normal, None);
-    assert!(text.contains(told), "{text}");
+    assert!(text.contains(reported), "{text}");
     assert_eq!(
         text.matches("    Endpoint connectivity:   Not probed\n")
             .count(),
@@ -117,7 +117,7 @@ fn a_node_that_is_probed_at_its_host_alone_is_not_unknown() {
     );
     for verbose in [false, true] {
         let text = succinct(&all(&status), verbose, None);
-        assert!(text.contains(told), "{text}");
+        assert!(text.contains(reported), "{text}");
         let of_local = text.lines().find(|line| line.contains("hnode2"));
         assert!(of_local.unwrap().trim_end().ends_with(NONE), "{text}");
     }

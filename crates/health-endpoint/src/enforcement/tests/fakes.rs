@@ -332,12 +332,12 @@ impl Session {
             held: watch::Sender::default(),
         };
         drop(state);
-        session.tell();
+        session.publish();
         Arc::new(session)
     }
 
     /// Reports the current contents of the store to the agent, or that the store is away.
-    pub(super) fn tell(&self) {
+    pub(super) fn publish(&self) {
         let state = self.store.now();
         let known = self.identities.borrow().clone();
         let mut labels = state.labels();
@@ -393,7 +393,7 @@ impl Session {
             state.numbers.entry(labels.clone()).or_insert(next);
         }
         drop(state);
-        self.tell();
+        self.publish();
     }
 
     /// The addresses that nodes announce for their endpoints.
@@ -411,7 +411,7 @@ impl Session {
             state.numbers.insert(other.clone(), first);
         }
         drop(state);
-        self.tell();
+        self.publish();
     }
 }
 
@@ -450,7 +450,7 @@ impl IdentitySource for Session {
         let held = &mut state.agents[self.number].held;
         *held.entry(labels.clone()).or_default() += 1;
         drop(state);
-        self.tell();
+        self.publish();
         Box::pin(ready(Ok(Hold {
             labels: labels.clone(),
             identity,
@@ -502,7 +502,7 @@ impl Cluster for SessionCluster {
         let local = state.local.clone();
         drop(state);
         if local != before {
-            self.0.tell();
+            self.0.publish();
         }
         local
     }
@@ -512,14 +512,14 @@ impl Cluster for SessionCluster {
         let announced = &mut state.agents[self.0.number].announced;
         announced.insert(ip, identity);
         drop(state);
-        self.0.tell();
+        self.0.publish();
     }
 
     fn withdraw(&self, ip: IpAddr) {
         let mut state = self.0.store.now();
         state.agents[self.0.number].announced.remove(&ip);
         drop(state);
-        self.0.tell();
+        self.0.publish();
     }
 
     fn forget_earlier(&self) {

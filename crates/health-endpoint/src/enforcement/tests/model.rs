@@ -334,7 +334,7 @@ impl Model {
             false => self.faults.remove(&fault),
         };
         if let (Fault::Store, Some((runtime, agent))) = (fault, &self.agent) {
-            runtime.block_on(async { agent.session.tell() });
+            runtime.block_on(async { agent.session.publish() });
         }
     }
 
@@ -354,7 +354,7 @@ impl Model {
         }
         drop(kernel);
         let session = self.agent().session;
-        self.run(async { session.tell() });
+        self.run(async { session.publish() });
     }
 
     /// Checks what holds even during faults: the existing endpoints and their addresses, and that no endpoint is
@@ -365,11 +365,11 @@ impl Model {
         let numbers = self.site.store.now().numbers.clone();
         for (endpoint, shown) in shown {
             let identity = endpoint.identity(&numbers);
-            let is_told_of = agent.enforcer.lag().is_some()
+            let is_reported = agent.enforcer.lag().is_some()
                 || self.faults.contains(&Fault::Store)
                 || shown.state != "ready"
                 || identity != Some(Identity(shown.identity));
-            if !is_told_of {
+            if !is_reported {
                 let found = kernel.found(endpoint.id);
                 let wanted = self.plain.wanted(endpoint, &self.site.store);
                 assert_eq!(found, Some(wanted), "of {endpoint:?}");

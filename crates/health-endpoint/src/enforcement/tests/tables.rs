@@ -271,10 +271,10 @@ impl Model {
         let behind = self.enforcer.subjects().behind(&generation);
         for (id, built) in &self.built {
             let is_behind = built.is_by_this_agent && built.table != self.wanted(built.with);
-            let is_told_of = behind.pending.contains(id) || behind.failed.contains_key(id);
+            let is_reported = behind.pending.contains(id) || behind.failed.contains_key(id);
             assert!(
-                is_told_of || !is_behind,
-                "endpoint {id} is behind, and not told of"
+                is_reported || !is_behind,
+                "endpoint {id} is behind, and not reported"
             );
         }
     }

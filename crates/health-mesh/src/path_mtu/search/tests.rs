@@ -80,7 +80,7 @@ fn too_big(next_hop_mtu: u32) -> Outcome {
 
 fn too_big_error(next_hop_mtu: u32) -> Option<TooBig> {
     match too_big(next_hop_mtu) {
-        Outcome::TooBig(told) => Some(told),
+        Outcome::TooBig(notice) => Some(notice),
         _ => None,
     }
 }
@@ -104,11 +104,11 @@ fn a_full_path_takes_a_small_one_one_that_is_refused_and_a_full_one() {
 }
 
 #[test]
-fn a_router_that_tells_its_mtu_is_believed_once_that_is_confirmed() {
+fn a_router_that_reports_its_mtu_is_believed_once_that_is_confirmed() {
     let trace = run(search(1500), path(1500, 1400, too_big(1400)));
     let verdict = Verdict::Reduced {
         mtu: 1400,
-        told: too_big_error(1400),
+        notice: too_big_error(1400),
     };
     assert_eq!(trace.verdict, verdict);
     assert_eq!(trace.sizes()[2..5], [1500, 1400, 1401]);
@@ -121,7 +121,7 @@ fn a_black_hole_is_found_without_a_word_from_anybody() {
     let trace = run(search(1500), path(1500, 1404, Outcome::Lost));
     let verdict = Verdict::Reduced {
         mtu: 1404,
-        told: None,
+        notice: None,
     };
     assert_eq!(trace.verdict, verdict);
     assert!(trace.time < Duration::from_secs(20), "{:?}", trace.time);
@@ -140,7 +140,7 @@ fn what_was_found_before_is_seen_again_with_few_probes() {
         trace.verdict,
         Verdict::Reduced {
             mtu: 1400,
-            told: None
+            notice: None
         }
     );
     assert_eq!(trace.probes.len(), 15, "{:?}", trace.sizes());
@@ -161,7 +161,7 @@ fn an_error_about_a_size_that_fits_changes_nothing() {
 }
 
 #[test]
-fn a_path_without_answers_tells_nothing() {
+fn a_path_without_answers_reports_nothing() {
     let trace = run(search(1500), |_| Outcome::Lost);
     assert_eq!(trace.verdict, Verdict::Inconclusive);
     assert_eq!(trace.sizes(), [SMALL; 3]);
@@ -195,7 +195,7 @@ fn controls_that_are_lost_now_and_then_do_not_end_the_search() {
     });
     let verdict = Verdict::Reduced {
         mtu: 1404,
-        told: None,
+        notice: None,
     };
     assert_eq!(trace.verdict, verdict);
 }
@@ -256,10 +256,10 @@ proptest! {
         let trace = run(search(device), path(device, mtu, error));
         let expected = match (mtu == device, hint) {
             (true, _) => Verdict::Full,
-            (_, None) => Verdict::Reduced { mtu, told: None },
+            (_, None) => Verdict::Reduced { mtu, notice: None },
             (_, Some(hint)) => Verdict::Reduced {
                 mtu,
-                told: too_big_error(if honest { mtu } else { hint }),
+                notice: too_big_error(if honest { mtu } else { hint }),
             },
         };
         prop_assert_eq!(trace.verdict, expected);

@@ -35,9 +35,9 @@ pub struct CriExec {
 }
 
 impl CriExec {
-    /// A command for the container with the runtime's ID `container_id`. `pid` is a process of the container, if known: it
-    /// lets us kill all processes of a command that takes too long, not only the first one, and distinguish a runtime that
-    /// does not even start the command from a command that hangs.
+    /// A command for the container with the runtime's ID `container_id`. `pid` is a process of the container, if known:
+    /// it lets us kill all processes of a command that takes too long, not only the first one, and distinguish a
+    /// runtime that does not even start the command from a command that hangs.
     pub fn new(
         runtime: Runtime,
         container_id: impl Into<String>,
@@ -81,7 +81,8 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     };
     let runtime = probe.runtime.clone();
     let held = alone.clone();
-    // The call continues while the processes are killed: a runtime may not care for the processes of a client that left.
+    // The call continues while the processes are killed: a runtime may not care for the processes of a client that
+    // left.
     let mut call = tokio::spawn(async move {
         let _held = held;
         runtime.exec_sync(&request).await

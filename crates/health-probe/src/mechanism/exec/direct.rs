@@ -18,7 +18,8 @@ use crate::mechanism::{Deadline, failure, own_error};
 
 /// Longest report that is read, in bytes.
 const REPORT_LIMIT: u64 = 4096;
-/// How long a probe waits for things that end by themselves once its command has exited: the output, the helper, the group.
+/// How long a probe waits for things that end by themselves once its command has exited: the output, the helper, the
+/// group.
 const REST: Duration = Duration::from_millis(200);
 /// How long we try to remove what a run leaves behind. After that, the next run does it.
 const CLEAN_UP: Duration = Duration::from_secs(30);
@@ -30,8 +31,8 @@ const HELPER: Duration = Duration::from_secs(1);
 pub struct DirectExec {
     /// A process of the container, such as its first one.
     pub pid: u32,
-    /// When it started, in ticks since boot, if known: field 22 of `/proc/PID/stat`. Guards against a later process with the
-    /// same PID.
+    /// When it started, in ticks since boot, if known: field 22 of `/proc/PID/stat`. Guards against a later process
+    /// with the same PID.
     pub started: Option<u64>,
     /// Identifies the probe on this host. Runs of probes with the same name never overlap.
     pub name: String,

@@ -1,7 +1,7 @@
 //! Control groups of commands: a group holds all processes of a run, and kills them at once.
 //!
-//! A run's group is below that of its container, so that the container's limits apply. It needs cgroup version 2, which is
-//! also mounted where the controllers still use version 1.
+//! A run's group is below that of its container, so that the container's limits apply. It needs cgroup version 2, which
+//! is also mounted where the controllers still use version 1.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -60,8 +60,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Creates a group below the group of the process `pid`, for a run of the probe called `name`. Also returns the groups
-    /// of earlier runs, which have to be gone before this run starts.
+    /// Creates a group below the group of the process `pid`, for a run of the probe called `name`. Also returns the
+    /// groups of earlier runs, which have to be gone before this run starts.
     pub(super) fn new(pid: u32, name: &str) -> Result<(Self, Vec<Self>), GroupError> {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let parent = of_process(pid)?;

@@ -1,8 +1,9 @@
 //! Finds the processes of a command that a container runtime runs, among those of its container, and kills them.
 //!
 //! When a command takes too long, a runtime kills the process that it started, but not that process's children. Nothing
-//! marks the children, so we recognise them by what they share with the command's process: parents, its session, its pipes.
-//! A process that has cut all of these ties before the command timed out counts as the container's own from then on.
+//! marks the children, so we recognise them by what they share with the command's process: parents, its session, its
+//! pipes. A process that has cut all of these ties before the command timed out counts as the container's own from then
+//! on.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -116,8 +117,8 @@ impl Search {
             .collect();
         let mut ties = std::mem::take(&mut self.ties);
         if ties.processes.is_empty() {
-            // A process that was started in the container from outside has a parent outside. If a parent has just exited, we
-            // know nothing about it.
+            // A process that was started in the container from outside has a parent outside. If a parent has just
+            // exited, we know nothing about it.
             let entered = processes.iter().filter(|process| {
                 process.pid != self.container as i32
                     && pid_namespace(process.parent).is_some_and(|outer| outer != *namespace)

@@ -1,5 +1,5 @@
-//! How long commands may take. Their time counts from their start, as with the kubelet, whose runtimes start counting when
-//! the command runs: on a busy machine, starting a command may take longer than the command.
+//! How long commands may take. Their time counts from their start, as with the kubelet, whose runtimes start counting
+//! when the command runs: on a busy machine, starting a command may take longer than the command.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -63,8 +63,8 @@ pub(super) async fn wait<T>(
             Start::Unknown => return Waited::TooLong,
             Start::Ago(age) => {
                 let began = now.checked_sub(age).unwrap_or(asked).max(asked);
-                // Its process exists before its runtime has started it, which we cannot see. We assume that this step takes
-                // no longer than what came before the process.
+                // Its process exists before its runtime has started it, which we cannot see. We assume that this step
+                // takes no longer than what came before the process.
                 let rest = began.saturating_duration_since(asked).min(timeout);
                 began + rest + timeout
             }

@@ -356,28 +356,28 @@ impl Call {
     /// Handles complete headers: the answer's, informational ones before them, or trailers. Returns whether the answer is
     /// complete.
     fn take_headers(&mut self, block: &[u8], is_end: bool) -> Result<bool, CallError> {
-        let mut told = Answer::default();
+        let mut reported = Answer::default();
         self.decoder
             .decode(block, HEADERS_LIMIT, |name, value| match name {
-                b":status" => told.status = value.to_vec(),
-                b"content-type" => told.content_type = Some(value.to_vec()),
-                b"grpc-status" => told.grpc_status = Some(value.to_vec()),
+                b":status" => reported.status = value.to_vec(),
+                b"content-type" => reported.content_type = Some(value.to_vec()),
+                b"grpc-status" => reported.grpc_status = Some(value.to_vec()),
                 _ => {}
             })?;
         match self.place {
             Place::Body if !is_end => Err(Violation::Unexpected.into()),
             Place::Body => {
-                self.answer.grpc_status = told.grpc_status;
+                self.answer.grpc_status = reported.grpc_status;
                 Ok(true)
             }
             // RFC 9113, 8.1.
-            _ if told.status.starts_with(b"1") && !is_end => Ok(false),
+            _ if reported.status.starts_with(b"1") && !is_end => Ok(false),
             _ => {
                 // The status of a call comes at its end.
-                let grpc_status = told.grpc_status.take().filter(|_| is_end);
+                let grpc_status = reported.grpc_status.take().filter(|_| is_end);
                 self.answer = Answer {
                     grpc_status,
-                    ..told
+                    ..reported
                 };
                 self.place = Place::Body;
                 // The rest is not gRPC either, and may never end.

@@ -69,12 +69,12 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Decodes headers of up to `size_max` bytes unpacked, and calls `tell` with each name and value.
+    /// Decodes headers of up to `size_max` bytes unpacked, and calls `take` with each name and value.
     pub(super) fn decode(
         &mut self,
         mut packed: &[u8],
         size_max: usize,
-        mut tell: impl FnMut(&[u8], &[u8]),
+        mut take: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), HpackError> {
         let mut size = 0;
         while let Some(first) = packed.first() {
@@ -102,7 +102,7 @@ impl Decoder {
             if size > size_max {
                 return Err(HpackError::TooLarge);
             }
-            tell(&name, &value);
+            take(&name, &value);
             if is_kept {
                 let (name, value) = (name.into_owned(), value.into_owned());
                 self.size += name.len() + value.len() + OVERHEAD;

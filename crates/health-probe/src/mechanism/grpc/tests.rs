@@ -147,7 +147,7 @@ async fn g4_a_silent_service_is_an_rpc_timeout() {
 }
 
 #[tokio::test]
-async fn a_server_without_the_service_is_told() {
+async fn a_server_without_the_service_is_reported() {
     let router = TonicServer::builder().add_routes(tonic::service::Routes::default());
     let server = HealthServer::serving(router).await;
     let outcome = probe(&grpc(server.address, ""), patience()).await;

@@ -6,8 +6,8 @@ use crate::mechanism::OUTPUT_LIMIT;
 pub(super) const HEAD_LIMIT: usize = 64 * 1024;
 /// Maximum number of headers in a head.
 const HEADERS: usize = 100;
-/// A head of up to this many bytes is parsed with each piece, so that anything that is not HTTP is detected before its line
-/// ends.
+/// A head of up to this many bytes is parsed with each piece, so that anything that is not HTTP is detected before its
+/// line ends.
 const LOOK_ALWAYS: usize = 512;
 
 /// An error in a head.
@@ -80,7 +80,8 @@ impl HeadReader {
         if bytes.len() <= LOOK_ALWAYS || has_empty_line(&bytes[unseen..]) {
             while let Some((head, body, len)) = parse(bytes)? {
                 bytes = &bytes[len..];
-                // Informational answers come before the final one (RFC 9110, 15.2). After status 101, no more HTTP follows.
+                // Informational answers come before the final one (RFC 9110, 15.2). After status 101, no more HTTP
+                // follows.
                 if !(100..200).contains(&head.status) || head.status == 101 {
                     return Ok(Some((head, body, bytes.to_vec())));
                 }
@@ -291,8 +292,8 @@ mod tests {
 
     use super::*;
 
-    /// What a reader returns for an answer in these pieces: the head, how many bytes of the body were read, and whether it
-    /// is complete.
+    /// What a reader returns for an answer in these pieces: the head, how many bytes of the body were read, and whether
+    /// it is complete.
     fn read(pieces: &[&[u8]]) -> Result<Option<(Head, usize, bool)>, String> {
         let mut reader = HeadReader::default();
         let mut pieces = pieces.iter();
@@ -453,7 +454,8 @@ mod tests {
         fn no_bytes_make_it_panic(start in "(HTTP/1.1 200 x\r\n(Transfer-Encoding: chunked\r\n)?\r\n)?", rest in prop::collection::vec(any::<u8>(), 0..200), cut in 0_usize..200) {
             let bytes = [start.as_bytes(), &rest].concat();
             let (a, b) = bytes.split_at(cut.min(bytes.len()));
-            // The result is the same with or without the cut, except for data that was not parsed because nothing followed.
+            // The result is the same with or without the cut, except for data that was not parsed because nothing
+            // followed.
             let cut = read(&[a, b]);
             let uncut = read(&[&bytes]);
             if let (Ok(Some(cut)), Ok(Some(uncut))) = (cut, uncut) {

@@ -31,13 +31,13 @@ async fn answering(
     answer: impl Fn(&str) -> String + Clone + Send + Sync + 'static,
 ) -> (Server, Arc<Mutex<Vec<String>>>) {
     let heads = Arc::new(Mutex::new(Vec::new()));
-    let told = heads.clone();
+    let received = heads.clone();
     let server = Server::new(move |mut stream| {
-        let (told, answer) = (told.clone(), answer.clone());
+        let (received, answer) = (received.clone(), answer.clone());
         async move {
             let head = read_head(&mut stream).await;
             let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-            told.lock().unwrap().push(head);
+            received.lock().unwrap().push(head);
             let _ = stream.write_all(answer(&path).as_bytes()).await;
         }
     })
@@ -245,8 +245,8 @@ async fn h9_redirects_to_other_hosts_are_warnings_and_loops_failures() {
     );
 }
 
-/// The kubelet's code has a second mode, which it does not use: it follows redirects to other hosts. Ours has no such mode:
-/// it never connects to those hosts.
+/// The kubelet's code has a second mode, which it does not use: it follows redirects to other hosts. Ours has no such
+/// mode: it never connects to those hosts.
 #[tokio::test]
 async fn h10_other_hosts_are_not_connected_to() {
     let (other, heads) = answering(|_| answer("200 OK", "")).await;
@@ -311,13 +311,13 @@ async fn h12_bodies_are_read_up_to_a_limit() {
 
 #[tokio::test]
 async fn a_body_without_an_end_is_cut() {
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
     let server = Server::new(move |mut stream| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
             read_head(&mut stream).await;
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
-            let _ = tell.send(write_forever(&mut stream, &[b'x'; 4096], Duration::ZERO).await);
+            let _ = sender.send(write_forever(&mut stream, &[b'x'; 4096], Duration::ZERO).await);
         }
     })
     .await;
@@ -326,7 +326,7 @@ async fn a_body_without_an_end_is_cut() {
         success("HTTP status 200")
     );
     // The client left, so the server stopped writing.
-    assert!(told.recv().await.is_some());
+    assert!(received.recv().await.is_some());
 }
 
 #[tokio::test]
@@ -382,14 +382,14 @@ async fn a_byte_at_a_time_times_out() {
 #[tokio::test]
 async fn headers_without_an_end_are_a_failure() {
     for piece in [&b"X-A: b\r\n"[..], b"x"] {
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
         let server = Server::new(move |mut stream| {
-            let tell = tell.clone();
+            let sender = sender.clone();
             async move {
                 read_head(&mut stream).await;
                 let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nX-B: ").await;
                 let piece = piece.repeat(512);
-                let _ = tell.send(write_forever(&mut stream, &piece, Duration::ZERO).await);
+                let _ = sender.send(write_forever(&mut stream, &piece, Duration::ZERO).await);
             }
         })
         .await;
@@ -400,7 +400,7 @@ async fn headers_without_an_end_are_a_failure() {
         );
         assert!(outcome.message.contains("too large"), "{outcome:?}");
         // What the client read, plus what was in the buffers.
-        assert!(told.recv().await.unwrap() < 64 << 20);
+        assert!(received.recv().await.unwrap() < 64 << 20);
     }
 }
 

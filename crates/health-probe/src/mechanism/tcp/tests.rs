@@ -73,11 +73,11 @@ async fn a_half_open_listener_times_out() {
 #[tokio::test]
 async fn the_server_reads_the_end_and_nothing_stays_in_time_wait() {
     const PROBES: usize = 2000;
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
     let server = Server::new(move |mut stream| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
-            let _ = tell.send(is_closed_politely(&mut stream).await);
+            let _ = sender.send(is_closed_politely(&mut stream).await);
         }
     })
     .await;
@@ -86,7 +86,7 @@ async fn the_server_reads_the_end_and_nothing_stays_in_time_wait() {
             probe(&server.target(), patience()).await,
             success("connected")
         );
-        assert_eq!(told.recv().await, Some(true));
+        assert_eq!(received.recv().await, Some(true));
     }
     // The last one may still be open.
     assert!(open_ends(server.address.port()) <= 2);

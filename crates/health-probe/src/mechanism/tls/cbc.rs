@@ -1,5 +1,5 @@
-//! The TLS 1.2 suites with AES-CBC and HMAC-SHA1 (RFC 5246, 6.2.3.2; RFC 4492), which old servers insist on and which Go
-//! supports too. They are for probes that verify nothing and have no secrets, so errors need not take constant time.
+//! The TLS 1.2 suites with AES-CBC and HMAC-SHA1 (RFC 5246, 6.2.3.2; RFC 4492), which old servers insist on and which
+//! Go supports too. They are for probes that verify nothing and have no secrets, so errors need not take constant time.
 
 use aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use aes::{Aes128, Aes256, Block};
@@ -24,7 +24,8 @@ const CONTENT_MAX: usize = 1 << 14;
 /// Maximum number of records with one key; no probe sends that many.
 const RECORDS_MAX: u64 = 1 << 24;
 
-/// The suites, those with shorter keys first, as Go prefers them. Hash and PRF come from a provider's suite with SHA-256.
+/// The suites, those with shorter keys first, as Go prefers them. Hash and PRF come from a provider's suite with
+/// SHA-256.
 pub(super) fn suites(provider: &CryptoProvider) -> Vec<SupportedCipherSuite> {
     let model = provider.cipher_suites.iter().find_map(|suite| match suite {
         SupportedCipherSuite::Tls12(suite)
@@ -89,8 +90,8 @@ static RSA: &[SignatureScheme] = &[
 static AES_128: &dyn Tls12AeadAlgorithm = &Cbc { key_len: 16 };
 static AES_256: &dyn Tls12AeadAlgorithm = &Cbc { key_len: 32 };
 
-/// AES-CBC with HMAC-SHA1. The key block has both sides' MAC keys before the cipher keys, and no initialisation vectors:
-/// what rustls calls keys are the MAC keys, and what it calls vectors are the cipher keys.
+/// AES-CBC with HMAC-SHA1. The key block has both sides' MAC keys before the cipher keys, and no initialisation
+/// vectors: what rustls calls keys are the MAC keys, and what it calls vectors are the cipher keys.
 struct Cbc {
     key_len: usize,
 }

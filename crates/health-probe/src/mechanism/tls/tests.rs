@@ -75,9 +75,9 @@ async fn serve(
     clients: Option<&Authority>,
 ) -> (Server, tokio::sync::mpsc::UnboundedReceiver<bool>) {
     let acceptor = acceptor(certificate, clients);
-    let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, received) = tokio::sync::mpsc::unbounded_channel();
     let server = Server::new(move |stream| {
-        let (acceptor, tell) = (acceptor.clone(), tell.clone());
+        let (acceptor, sender) = (acceptor.clone(), sender.clone());
         async move {
             let Ok(mut stream) = acceptor.accept(stream).await else {
                 return;
@@ -91,11 +91,11 @@ async fn serve(
             let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
             let _ = stream.write_all(answer).await;
             // An unannounced end is an error.
-            let _ = tell.send(matches!(stream.read(&mut [0; 16]).await, Ok(0)));
+            let _ = sender.send(matches!(stream.read(&mut [0; 16]).await, Ok(0)));
         }
     })
     .await;
-    (server, told)
+    (server, received)
 }
 
 async fn ask(address: SocketAddr, settings: &TlsSettings) -> Outcome {
@@ -112,10 +112,14 @@ async fn ask(address: SocketAddr, settings: &TlsSettings) -> Outcome {
 #[tokio::test]
 async fn certificates_are_not_verified_unless_asked_for() {
     let authority = Authority::new();
-    let (server, mut told) = serve(&authority.certify("web"), None).await;
+    let (server, mut received) = serve(&authority.certify("web"), None).await;
     let outcome = ask(server.address, &TlsSettings::default()).await;
     assert_eq!(outcome.result, RawResult::Success, "{outcome:?}");
-    assert_eq!(told.recv().await, Some(true), "the end was not announced");
+    assert_eq!(
+        received.recv().await,
+        Some(true),
+        "the end was not announced"
+    );
 
     let mut settings = TlsSettings {
         authorities: Some(authority.pem()),

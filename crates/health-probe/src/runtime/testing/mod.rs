@@ -1,5 +1,5 @@
-//! A container runtime for tests: it serves the CRI on its own socket, has the pods and containers that a test adds, fails
-//! as the test demands, and records the calls that it receives.
+//! A container runtime for tests: it serves the CRI on its own socket, has the pods and containers that a test adds,
+//! fails as the test demands, and records the calls that it receives.
 
 mod process;
 mod server;

@@ -99,14 +99,14 @@ async fn a_link_to_nothing_is_named_until_there_is_something() {
     std::os::unix::fs::symlink("elsewhere", &link).unwrap();
     std::os::unix::fs::symlink("loop.yml", watched.dir.path().join("loop.yml")).unwrap();
     let set = watched.until(|set| set.problems.len() == 2).await;
-    let told = |of: usize| (&*set.problems[of].subject, &*set.problems[of].problem);
-    let (subject, problem) = told(0);
+    let reported = |of: usize| (&*set.problems[of].subject, &*set.problems[of].problem);
+    let (subject, problem) = reported(0);
     assert!(subject.ends_with("loop.yml"), "{set:?}");
     assert!(
         problem.starts_with("cannot be read: Too many levels"),
         "{set:?}"
     );
-    let (subject, problem) = told(1);
+    let (subject, problem) = reported(1);
     assert!(subject.ends_with("pods.yaml"), "{set:?}");
     assert!(
         problem.starts_with("cannot be read: No such file"),
@@ -122,7 +122,7 @@ async fn a_link_to_nothing_is_named_until_there_is_something() {
 }
 
 #[tokio::test]
-async fn two_files_with_one_pod_are_told_and_the_first_counts() {
+async fn two_files_with_one_pod_are_reported_and_the_first_counts() {
     let mut watched = Watched::new();
     watched.write("1.yaml", &manifest("a", 80));
     watched.write("2.yaml", &manifest("a", 81));
@@ -145,8 +145,8 @@ async fn what_is_no_file_or_no_folder_is_named_and_holds_up_nothing() {
     fs::create_dir(watched.dir.path().join("folder.yaml")).unwrap();
     watched.write("a.yaml", &manifest("a", 80));
     let set = watched.until_pods(&["a"]).await;
-    let told: Vec<_> = set.problems.iter().map(|one| &*one.problem).collect();
-    assert_eq!(told, ["cannot be read: not a regular file"; 2]);
+    let reported: Vec<_> = set.problems.iter().map(|one| &*one.problem).collect();
+    assert_eq!(reported, ["cannot be read: not a regular file"; 2]);
 
     fs::remove_dir_all(watched.dir.path()).unwrap();
     let set = watched

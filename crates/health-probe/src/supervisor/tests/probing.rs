@@ -52,17 +52,18 @@ async fn a_runtime_that_hangs_is_no_failure_of_the_container() {
     runtime.set_pid("web.app.0", process.pid());
     runtime.break_calls("ExecSync", "web.app.0", Fault::Hangs);
     let stand = Stand::start(runtime, Restarts::Own, &[("web", CHECKED)]);
-    let told = |stand: &Stand| {
+    let reported = |stand: &Stand| {
         let events = stand.events("web", "Unhealthy");
         events.into_iter().find(|event| event.count >= 5)
     };
-    let told = stand.wait("five runs", told).await;
+    let reported = stand.wait("five runs", reported).await;
     let start = "Liveness probe errored and resulted in unknown state: ";
-    assert!(told.message.starts_with(start), "{told:?}");
+    assert!(reported.message.starts_with(start), "{reported:?}");
     assert!(
-        told.message
+        reported
+            .message
             .ends_with("did not start the command within 5s"),
-        "{told:?}"
+        "{reported:?}"
     );
     assert_eq!(stand.changes(), []);
     // As soon as answers come, they count.
@@ -89,15 +90,15 @@ async fn without_container_restarts_nothing_is_ended_or_started() {
             stand.wait_call("StartContainer", "other.app.1").await;
             continue;
         }
-        let told = |stand: &Stand| stand.events("web", "NotKilled").pop();
-        let told = stand.wait("an event", told).await;
+        let reported = |stand: &Stand| stand.events("web", "NotKilled").pop();
+        let reported = stand.wait("an event", reported).await;
         assert_eq!(
-            told.message,
+            reported.message,
             "Container app failed liveness probe; not killed: --container-restarts is off"
         );
         stand.pass(60).await;
         assert_eq!(stand.changes(), []);
-        assert_eq!(stand.events("web", "NotKilled"), [told]);
+        assert_eq!(stand.events("web", "NotKilled"), [reported]);
         assert_eq!(stand.events("web", "Killing"), []);
     }
 }

@@ -108,10 +108,10 @@ fn m5_containers_are_ready_as_their_results_say() {
         regular("terminated", &[(Readiness, probe())]),
     ];
     let names: Vec<_> = containers.iter().map(|one| one.name.clone()).collect();
-    let mut told = status(names.iter().map(|name| running(name, name)).collect());
+    let mut reported = status(names.iter().map(|name| running(name, name)).collect());
     let mut bed = Bed::new();
     bed.add(pod("a", containers));
-    bed.set_status("a", told.clone());
+    bed.set_status("a", reported.clone());
     bed.run_until(secs(1), |start| match &*start.container {
         "unready" => failure(),
         _ => success(),
@@ -123,8 +123,8 @@ fn m5_containers_are_ready_as_their_results_say() {
     let expected = [true, true, false, false, false, true, true];
     assert_eq!(ready(&bed), expected);
     // Its success is still known.
-    told.containers[6].state = ContainerState::Terminated { exit_code: 0 };
-    bed.set_status("a", told);
+    reported.containers[6].state = ContainerState::Terminated { exit_code: 0 };
+    bed.set_status("a", reported);
     let expected = [true, true, false, false, false, true, false];
     assert_eq!(ready(&bed), expected);
     let status = bed.manager.status("a").unwrap();
@@ -159,7 +159,11 @@ fn m6_init_containers_are_ready_when_they_have_ended_or_when_they_run() {
                     ..status(Vec::new())
                 },
             );
-            assert_eq!(bed.told("a"), (Some(started), ready), "{role:?} {state:?}");
+            assert_eq!(
+                bed.reported("a"),
+                (Some(started), ready),
+                "{role:?} {state:?}"
+            );
         }
     }
     let mut bed = Bed::new();
@@ -167,7 +171,7 @@ fn m6_init_containers_are_ready_when_they_have_ended_or_when_they_run() {
     let mut init = running("init", "id");
     init.state = ContainerState::Terminated { exit_code: 1 };
     bed.set_status("a", status(vec![init]));
-    assert_eq!(bed.told("a"), (Some(false), false));
+    assert_eq!(bed.reported("a"), (Some(false), false));
 }
 
 #[test]
@@ -176,7 +180,7 @@ fn m7_the_status_follows_readiness_and_startup() {
     let app = container("app", Role::Regular, &[(Readiness, thresholds(1, 1))]);
     bed.add(pod("a", vec![app]));
     bed.set_status("a", status(vec![running("app", "id-1")]));
-    assert_eq!(bed.told("a"), (Some(true), false));
+    assert_eq!(bed.reported("a"), (Some(true), false));
     bed.manager.take_status_changes();
     for (end, report, ready) in [
         (9, success(), true),
@@ -184,7 +188,7 @@ fn m7_the_status_follows_readiness_and_startup() {
         (29, success(), true),
     ] {
         bed.run_until(secs(end), |_| report.clone());
-        assert_eq!(bed.told("a"), (Some(true), ready));
+        assert_eq!(bed.reported("a"), (Some(true), ready));
         assert_eq!(bed.manager.take_status_changes(), ["a".into()]);
         bed.run_until(secs(end), |_| report.clone());
         assert_eq!(bed.manager.take_status_changes(), []);
@@ -200,16 +204,16 @@ fn m7_the_status_follows_readiness_and_startup() {
     bed.set_status("a", status(vec![running("app", "id-1")]));
     let runs = bed.run_until(secs(19), |_| failure());
     assert_eq!(runs.len(), 2);
-    assert_eq!(bed.told("a"), (Some(false), false));
+    assert_eq!(bed.reported("a"), (Some(false), false));
     let runs = bed.run_until(secs(20), |_| success());
     let kinds: HashSet<_> = runs.iter().map(|(_, _, kind)| *kind).collect();
-    assert_eq!(bed.told("a"), (Some(true), true));
+    assert_eq!(bed.reported("a"), (Some(true), true));
     assert!(kinds.contains(&Startup) && kinds.contains(&Readiness));
     // A restart starts from scratch.
     bed.set_status("a", status(vec![running("app", "id-2")]));
-    assert_eq!(bed.told("a"), (Some(false), false));
+    assert_eq!(bed.reported("a"), (Some(false), false));
     bed.run_until(secs(60), |_| success());
-    assert_eq!(bed.told("a"), (Some(true), true));
+    assert_eq!(bed.reported("a"), (Some(true), true));
 }
 
 #[test]
@@ -252,7 +256,7 @@ fn m8_a_pod_that_is_added_again_is_brought_in_line() {
 }
 
 #[test]
-fn a_listing_tells_what_each_worker_is_at() {
+fn a_listing_reports_what_each_worker_is_at() {
     let mut bed = Bed::new();
     let probes = [(Startup, thresholds(1, 3)), (Liveness, probe())];
     bed.add(pod("a", vec![container("app", Role::Regular, &probes)]));
@@ -266,7 +270,7 @@ fn a_listing_tells_what_each_worker_is_at() {
     assert_eq!((startup.next, startup.waiting), (Some(secs(20)), None));
     let last = startup.last_run.unwrap();
     assert_eq!((last.at, last.counted), (secs(10), Counted::Failed));
-    assert_eq!(last.message, "told");
+    assert_eq!(last.message, "a message");
     assert_eq!(liveness.result, Some(Success));
     assert_eq!(liveness.waiting, Some(Waiting::NotStarted));
     assert_eq!(liveness.last_run, None);

@@ -65,7 +65,7 @@ fn thresholds(success_threshold: u32, failure_threshold: u32) -> Probe {
 fn outcome(result: RawResult) -> Outcome {
     Outcome {
         result,
-        message: "told".to_owned(),
+        message: "a message".to_owned(),
         errored: false,
     }
 }
@@ -215,7 +215,7 @@ impl Bed {
     }
 
     /// The only container's `started` and `ready`.
-    fn told(&self, uid: &str) -> (Option<bool>, bool) {
+    fn reported(&self, uid: &str) -> (Option<bool>, bool) {
         let status = self.manager.status(uid).unwrap();
         let all: Vec<_> = status
             .containers

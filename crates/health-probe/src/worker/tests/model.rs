@@ -139,13 +139,13 @@ struct Reference {
     agent_start: Timestamp,
     /// An earlier agent's state, by container.
     old: Option<Box<Reference>>,
-    told: Vec<(String, ProbeResult)>,
+    reported: Vec<(String, ProbeResult)>,
 }
 
 impl Reference {
     fn write(&mut self, result: ProbeResult) {
         if self.cache != Some(result) {
-            self.told.push((self.id.clone(), result));
+            self.reported.push((self.id.clone(), result));
         }
         self.cache = Some(result);
     }
@@ -337,7 +337,7 @@ fn reference(setting: &Setting, agent_start: Timestamp, old: Option<Box<Referenc
         seen: None,
         agent_start,
         old,
-        told: Vec::new(),
+        reported: Vec::new(),
     }
 }
 
@@ -358,7 +358,7 @@ proptest! {
         for event in events {
             let wall = start + clock + SignedDuration::try_from(now).unwrap();
             match event {
-                Event::Status(told) => status = told,
+                Event::Status(reported) => status = reported,
                 Event::Pass(ms) => now += millis(ms),
                 Event::Clock(seconds) => clock += SignedDuration::from_secs(seconds),
                 Event::Restart(away, is_kept) => {
@@ -391,11 +391,11 @@ proptest! {
                         }
                     }
                     let stays = !matches!(decision, Decision::Exit(_));
-                    plain.told.clear();
+                    plain.reported.clear();
                     let expected = plain.do_probe(status.as_ref(), now, wall, attempts);
                     prop_assert_eq!((stays, made), expected);
                     let news: Vec<_> = news.into_iter().map(|(id, result)| (id.to_string(), result)).collect();
-                    prop_assert_eq!(news, plain.told.clone());
+                    prop_assert_eq!(news, plain.reported.clone());
                     prop_assert_eq!(worker.result(), plain.cache);
                     prop_assert_eq!(worker.run(), (plain.last, plain.count));
                     prop_assert_eq!(worker.is_on_hold(), plain.hold);
@@ -451,7 +451,7 @@ proptest! {
     ) {
         let mut bed = Bed::with(Limits { per_second: 50, concurrent, pod_per_second: 20 });
         let mut under_way: Vec<Start> = Vec::new();
-        let mut told: HashMap<_, ProbeResult> = HashMap::new();
+        let mut reported: HashMap<_, ProbeResult> = HashMap::new();
         let mut sent: HashMap<Arc<str>, Vec<Duration>> = HashMap::new();
         for act in acts {
             match act {
@@ -518,12 +518,12 @@ proptest! {
             }
             for update in bed.manager.take_updates() {
                 let key = (update.pod_uid, update.container, update.kind, update.container_id);
-                told.insert(key, update.result);
+                reported.insert(key, update.result);
             }
             for view in bed.manager.list() {
                 if let (Some(id), Some(result)) = (view.container_id, view.result) {
                     let key = (view.pod.uid.clone(), view.container.clone(), view.kind, id.clone());
-                    prop_assert_eq!(told.get(&key), Some(&result), "what is known was told");
+                    prop_assert_eq!(reported.get(&key), Some(&result), "what is known was reported");
                 }
             }
         }

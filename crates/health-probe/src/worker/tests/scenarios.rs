@@ -87,7 +87,7 @@ fn w2_a_pod_that_has_ended_ends_its_workers() {
 }
 
 #[test]
-fn w3_a_pod_that_is_deleted_is_not_disturbed_but_its_readiness_is_told() {
+fn w3_a_pod_that_is_deleted_is_not_disturbed_but_its_readiness_is_reported() {
     for mut solo in all() {
         solo.status.as_mut().unwrap().deleting = true;
         let expected = match solo.worker.kind() {
@@ -450,7 +450,7 @@ fn p3_no_probe_is_well_and_no_target_is_an_error() {
     let mut bed = Bed::new();
     bed.add(pod("a", vec![container("app", Role::Regular, &[])]));
     bed.set_status("a", status(vec![running("app", "id-1")]));
-    assert_eq!(bed.told("a"), (Some(true), true));
+    assert_eq!(bed.reported("a"), (Some(true), true));
     // A pod that cannot be reached errs, and no conclusion is drawn.
     let nowhere = PodSpec {
         ips: Vec::new(),
@@ -503,24 +503,24 @@ fn p8_events_say_which_probe_came_to_what() {
         (Liveness, "Liveness"),
     ] {
         let event = |outcome| judge(kind, &outcome).event;
-        let told = |reason, message: String| Some(Event { reason, message });
+        let reported = |reason, message: String| Some(Event { reason, message });
         assert_eq!(
             event(outcome(RawResult::Warning)),
-            told("ProbeWarning", format!("{title} probe warning: told"))
+            reported("ProbeWarning", format!("{title} probe warning: a message"))
         );
         assert_eq!(
             event(outcome(RawResult::Failure)),
-            told("Unhealthy", format!("{title} probe failed: told"))
+            reported("Unhealthy", format!("{title} probe failed: a message"))
         );
-        let errored = format!("{title} probe errored and resulted in unknown state: told");
-        assert_eq!(event(error()), told("Unhealthy", errored));
+        let errored = format!("{title} probe errored and resulted in unknown state: a message");
+        assert_eq!(event(error()), reported("Unhealthy", errored));
         assert_eq!(event(outcome(RawResult::Success)), None);
         assert_eq!(event(outcome(RawResult::Unknown)), None);
     }
 }
 
 #[test]
-fn r1_only_new_and_changed_results_are_told() {
+fn r1_only_new_and_changed_results_are_reported() {
     let mut cache = Cache::default();
     let (one, two): (Arc<str>, Arc<str>) = ("id-1".into(), "id-2".into());
     assert!(cache.set(&one, Success));

@@ -63,7 +63,7 @@ fn a_slow_probe_makes_several_ticks_one() {
 }
 
 #[test]
-fn what_is_not_ready_is_probed_when_its_status_is_told_and_a_period_later() {
+fn what_is_not_ready_is_probed_when_its_status_is_reported_and_a_period_later() {
     let mut bed = bed(Readiness, probe());
     bed.run_until(secs(3), |_| failure());
     bed.set_status("a", status(vec![running("app", "id-1")]));
@@ -246,7 +246,7 @@ fn only_so_many_run_at_a_time_and_all_get_their_turn() {
 }
 
 #[test]
-fn a_late_prober_is_told_apart() {
+fn a_late_prober_is_distinguished() {
     let mut bed = bed(Liveness, thresholds(1, 1));
     bed.run_until(secs(5), |_| success());
     bed.now = millis(14_300);

@@ -37,8 +37,8 @@ fn slow() -> Probe {
     }
 }
 
-/// Makes runs up to `end`; those of pods whose UID starts with `slow` never end. Returns how often each pod was probed, and
-/// the longest delay of the others.
+/// Makes runs up to `end`; those of pods whose UID starts with `slow` never end. Returns how often each pod was probed,
+/// and the longest delay of the others.
 fn run(bed: &mut Bed, end: Duration) -> (HashMap<String, u32>, Duration) {
     let (mut count, mut latest) = (HashMap::<String, u32>::new(), Duration::ZERO);
     loop {

@@ -42,12 +42,12 @@ fn what_was_ready_is_ready_after_a_restart_of_the_agent() {
     bed.set_status("a", status(vec![running("app", "id-1")]));
     bed.run_until(secs(5), |_| success());
     bed.run_until(secs(25), |_| failure());
-    assert_eq!(bed.told("a"), (Some(true), true));
+    assert_eq!(bed.reported("a"), (Some(true), true));
     let mut bed = next(&bed);
     bed.add(app(Readiness));
     // Too young for the rule about older containers.
     bed.set_status("a", status(vec![older("id-1", 5)]));
-    assert_eq!(bed.told("a"), (Some(true), true));
+    assert_eq!(bed.reported("a"), (Some(true), true));
     // A second restart before anything was probed loses nothing.
     let mut bed = next(&bed);
     assert_eq!(
@@ -60,9 +60,9 @@ fn what_was_ready_is_ready_after_a_restart_of_the_agent() {
     while ready.len() < 2 {
         bed.now = bed.now.max(bed.manager.next_wake().unwrap());
         if let Some(start) = bed.poll() {
-            let (_, before) = bed.told("a");
+            let (_, before) = bed.reported("a");
             bed.finish(start.worker, failure());
-            ready.push((before, bed.told("a").1));
+            ready.push((before, bed.reported("a").1));
         }
     }
     // Two failures were counted before; this is the third.
@@ -71,7 +71,7 @@ fn what_was_ready_is_ready_after_a_restart_of_the_agent() {
 }
 
 #[test]
-fn a_failure_that_nobody_acted_on_is_told_again() {
+fn a_failure_that_nobody_acted_on_is_reported_again() {
     for kind in [Liveness, Startup] {
         let mut bed = Bed::new();
         bed.add(app(kind));
@@ -128,7 +128,7 @@ fn a_container_that_is_new_is_judged_anew() {
     let mut bed = next(&bed);
     bed.add(app(Readiness));
     bed.set_status("a", status(vec![older("id-2", 3)]));
-    assert_eq!(bed.told("a"), (Some(true), false));
+    assert_eq!(bed.reported("a"), (Some(true), false));
     bed.run_until(secs(10), |_| failure());
     assert_eq!(results(&mut bed), [Failure]);
 }
@@ -139,53 +139,57 @@ fn nothing_known_of_an_old_container_is_not_failure() {
     for (was_ready, age, ready) in [(true, 11, true), (false, 11, false), (true, 10, false)] {
         let mut bed = Bed::new();
         bed.add(app(Readiness));
-        let told = PodStatus {
+        let reported = PodStatus {
             ready: was_ready,
             ..status(vec![older("id-1", age)])
         };
-        bed.set_status("a", told);
-        assert_eq!(bed.told("a"), (Some(true), ready), "{was_ready} {age}");
+        bed.set_status("a", reported);
+        assert_eq!(bed.reported("a"), (Some(true), ready), "{was_ready} {age}");
         let start = bed.poll().unwrap();
         assert_eq!(
             results(&mut bed),
             if age > 10 { vec![] } else { vec![Failure] }
         );
         bed.finish(start.worker, failure());
-        assert_eq!(bed.told("a"), (Some(true), ready), "one failure of three");
+        assert_eq!(
+            bed.reported("a"),
+            (Some(true), ready),
+            "one failure of three"
+        );
         bed.run_until(secs(30), |_| failure());
-        assert_eq!(bed.told("a"), (Some(true), false));
+        assert_eq!(bed.reported("a"), (Some(true), false));
     }
     let mut bed = Bed::new();
     bed.add(app(Liveness));
     bed.set_status("a", status(vec![older("id-1", 11)]));
-    assert_eq!(bed.told("a"), (Some(true), true));
+    assert_eq!(bed.reported("a"), (Some(true), true));
 }
 
 #[test]
-fn what_was_told_to_have_started_has_started() {
+fn what_was_reported_as_started_has_started() {
     let probes = [(Startup, probe()), (Liveness, probe())];
     let spec = pod("a", vec![container("app", Role::Regular, &probes)]);
     let mut bed = Bed::new();
     bed.add(spec.clone());
-    let mut told = older("id-1", 100);
-    told.started = Some(true);
-    bed.set_status("a", status(vec![told.clone()]));
-    assert_eq!(bed.told("a").0, Some(true));
+    let mut reported = older("id-1", 100);
+    reported.started = Some(true);
+    bed.set_status("a", status(vec![reported.clone()]));
+    assert_eq!(bed.reported("a").0, Some(true));
     let runs = bed.run_until(secs(5), |_| success());
     assert_eq!(runs.len(), 1);
     assert_eq!(runs[0].2, Liveness);
     // But not for the container after it, whatever is reported.
-    told.id = Some("id-2".into());
-    bed.set_status("a", status(vec![told.clone()]));
-    assert_eq!(bed.told("a").0, Some(false));
+    reported.id = Some("id-2".into());
+    bed.set_status("a", status(vec![reported.clone()]));
+    assert_eq!(bed.reported("a").0, Some(false));
     // Results take precedence.
     let mut bed = Bed::new();
     bed.add(spec);
-    told.started = None;
-    bed.set_status("a", status(vec![told.clone()]));
-    assert_eq!(bed.told("a").0, Some(false));
+    reported.started = None;
+    bed.set_status("a", status(vec![reported.clone()]));
+    assert_eq!(bed.reported("a").0, Some(false));
     bed.run_until(secs(1), |_| success());
-    assert_eq!(bed.told("a").0, Some(true));
+    assert_eq!(bed.reported("a").0, Some(true));
 }
 
 #[test]
@@ -193,18 +197,18 @@ fn a_sidecar_that_has_started_is_not_started_again() {
     let sidecar = container("app", Role::Sidecar, &[(Startup, probe())]);
     let mut bed = Bed::new();
     bed.add(pod("a", vec![sidecar]));
-    let mut told = older("id-1", 3);
-    told.started = Some(true);
+    let mut reported = older("id-1", 3);
+    reported.started = Some(true);
     bed.set_status(
         "a",
         PodStatus {
-            init_containers: vec![told],
+            init_containers: vec![reported],
             ..status(Vec::new())
         },
     );
     assert_eq!(bed.run_until(secs(20), |_| failure()).len(), 0);
     assert_eq!(results(&mut bed), [Success]);
-    assert_eq!(bed.told("a"), (Some(true), true));
+    assert_eq!(bed.reported("a"), (Some(true), true));
 }
 
 #[test]
@@ -301,16 +305,16 @@ fn a_container_that_an_earlier_agent_saw_before_it_ran_is_not_killed_for_it() {
     created.state = ContainerState::Waiting;
     bed.set_status("a", status(vec![created]));
     bed.run_until(secs(1), |_| success());
-    let told = bed.manager.take_updates();
-    let mut told = told.iter().map(|one| (one.kind, one.result));
-    assert!(told.any(|one| one == (Liveness, Failure)));
+    let reported = bed.manager.take_updates();
+    let mut reported = reported.iter().map(|one| (one.kind, one.result));
+    assert!(reported.any(|one| one == (Liveness, Failure)));
 
     let mut bed = next(&bed);
     bed.add(pod("a", vec![app]));
     bed.set_status("a", status(vec![running("app", "id-1")]));
     bed.run_until(secs(1), |_| failure());
-    let told = bed.manager.take_updates();
-    assert!(!told.is_empty());
-    assert!(told.iter().all(|one| bed.manager.kill(one).is_none()));
+    let reported = bed.manager.take_updates();
+    assert!(!reported.is_empty());
+    assert!(reported.iter().all(|one| bed.manager.kill(one).is_none()));
     assert_eq!(bed.manager.kills(), []);
 }

@@ -16,8 +16,8 @@ use tracing::{info, warn};
 
 use self::view::View;
 use super::{Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError};
+use crate::backoff::Backoff;
 use crate::nodes::Staleness;
-use crate::nodes::backoff::Backoff;
 use health_settings::RegistrySpec;
 
 /// The first change is reported at once; changes that arrive within this time after it are reported together.
@@ -170,11 +170,11 @@ where
     }
 
     async fn follow(&mut self, mut feed: Feed) -> FeedEnd {
-        let mut tell_at: Option<Instant> = None;
+        let mut publish_at: Option<Instant> = None;
         let mut next_turn = Instant::now();
         loop {
             let expiry_at = self.view.next_expiry().map(|at| self.started + at);
-            let wake_at = [tell_at, expiry_at].into_iter().flatten().min();
+            let wake_at = [publish_at, expiry_at].into_iter().flatten().min();
             tokio::select! {
                 changes = feed.next(&mut self.cursor) => {
                     let changes = match changes {
@@ -189,13 +189,13 @@ where
                             Change::Delete(key) => self.view.delete(&key),
                         }
                     }
-                    tell_at.get_or_insert_with(|| next_turn.max(Instant::now()));
+                    publish_at.get_or_insert_with(|| next_turn.max(Instant::now()));
                 }
                 () = at(wake_at) => {
                     let has_expired = self.view.expire(self.started.elapsed());
-                    if has_expired || tell_at.is_some_and(|at| Instant::now() >= at) {
-                        tell_at = None;
-                        self.tell();
+                    if has_expired || publish_at.is_some_and(|at| Instant::now() >= at) {
+                        publish_at = None;
+                        self.publish();
                         next_turn = Instant::now() + GATHER;
                     }
                 }
@@ -205,7 +205,7 @@ where
 
     fn found(&mut self, endpoint: &str) {
         let was_away = self.outage.take().is_some();
-        self.tell();
+        self.publish();
         if was_away {
             let documents = self.view.documents().len();
             info!(endpoint, documents, "connected to etcd");
@@ -222,11 +222,11 @@ where
             warn!(store = self.shown, %error, "etcd is unavailable; keeping its last documents");
         }
         self.outage = Some(stale);
-        self.tell();
+        self.publish();
     }
 
     /// Sends the documents if they changed.
-    fn tell(&self) {
+    fn publish(&self) {
         let emptied = || {
             let reason = self.view.distrust()?;
             Some(Staleness {

@@ -19,8 +19,8 @@ use super::SharedRecords;
 use super::keys::{AddressRecord, Keys};
 use super::requests::{Holder, TakeError};
 use super::transactions::Transactions;
+use crate::backoff::Backoff;
 use crate::etcd::{LeaseHold, Store, StoreError};
-use crate::nodes::backoff::Backoff;
 
 /// Shortest time between two writes of one key: it takes a moment until a write is read back, and two agents under one
 /// name must not keep the store busy.
@@ -96,10 +96,10 @@ impl Keeper {
                 store: self.shared.store.clone(),
                 reason: problem.clone(),
             });
-            let told = format!("cannot write identities: {problem}");
+            let reported = format!("cannot write identities: {problem}");
             self.shared
                 .store_reporter
-                .end(Some(Problem::warning(told)), None);
+                .end(Some(Problem::warning(reported)), None);
             self.problem = Some(problem);
             tokio::time::sleep(backoff.pause(rand::random())).await;
         }
@@ -131,7 +131,7 @@ impl Keeper {
                     .map(|job| self.run(&holder, store.clone(), job)),
             );
             let done: Result<Vec<()>, _> = done.await.into_iter().collect();
-            self.shared.hub.tell_held(self.shared.wants().held());
+            self.shared.hub.publish_held(self.shared.wants().held());
             done?;
             backoff.reset();
             self.problem = None;

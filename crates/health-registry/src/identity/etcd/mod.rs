@@ -24,8 +24,8 @@ use self::keeper::Keeper;
 use self::keys::Keys;
 use self::records::Records;
 use super::allocator::{Shared, Timing};
+use crate::backoff::Backoff;
 use crate::etcd::{Cursor, Feed, FeedEnd, Source, Store, StoreError};
-use crate::nodes::backoff::Backoff;
 
 /// Changes that arrive within this time are reported together.
 const GATHER: Duration = Duration::from_millis(100);
@@ -143,7 +143,7 @@ impl Follower {
             let expired = self.known.records().expire(self.known.now());
             if expired || changed_at.is_some_and(|at| Instant::now() >= at + GATHER) {
                 changed_at = None;
-                self.tell();
+                self.publish();
             }
         }
     }
@@ -152,7 +152,7 @@ impl Follower {
         if self.lost.take().is_some() || self.shared.hub.is_stale() {
             info!(endpoint, "connected to the identity store");
         }
-        self.tell();
+        self.publish();
     }
 
     fn lost(&mut self, error: &StoreError) {
@@ -165,10 +165,10 @@ impl Follower {
         self.lost = Some(reason);
     }
 
-    fn tell(&self) {
+    fn publish(&self) {
         let records = self.known.records();
         let rejected = records.rejected();
-        self.shared.hub.tell(&records.view, rejected, None);
+        self.shared.hub.publish(&records.view, rejected, None);
     }
 }
 

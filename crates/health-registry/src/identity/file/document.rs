@@ -155,8 +155,8 @@ impl Document {
         self.node(&address.session)
     }
 
-    /// Updates the document to what an agent wants, and drops what has expired. Returns an identity for each set of the
-    /// wish.
+    /// Updates the document to what an agent wants, and drops what has expired. Returns an identity for each
+    /// requested label set.
     pub(super) fn grant(
         &mut self,
         writer: &Writer,

@@ -163,7 +163,7 @@ impl Follower {
             for (wanted, answer) in sets.iter().zip(&updated.granted) {
                 wants.answered(&wanted.labels, answer, now);
             }
-            self.shared.hub.tell_held(wants.held());
+            self.shared.hub.publish_held(wants.held());
         }
         self.take(&updated.document);
     }
@@ -193,12 +193,12 @@ impl Follower {
             self.view.put_address(ip, order, announced);
         }
         self.view.expire(now);
-        self.shared.hub.tell(&self.view, Vec::new(), None);
+        self.shared.hub.publish(&self.view, Vec::new(), None);
     }
 
     fn expire(&mut self) {
         if self.lost.is_none() && self.view.expire(self.started.elapsed()) {
-            self.shared.hub.tell(&self.view, Vec::new(), None);
+            self.shared.hub.publish(&self.view, Vec::new(), None);
         }
     }
 

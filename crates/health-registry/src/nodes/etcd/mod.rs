@@ -21,8 +21,8 @@ use tracing::{info, warn};
 
 use self::registration::{Registration, Signs};
 use self::view::{Key, Keys, View};
-use super::backoff::Backoff;
 use super::{Node, NodeSet, Registry, SourceState, Staleness, UnusableEntry};
+use crate::backoff::Backoff;
 use crate::etcd::{
     Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError, Value,
 };
@@ -244,7 +244,7 @@ impl Follower {
             let expired = self.view.expire(self.now());
             if expired || changed_at.is_some_and(|at| now >= at + GATHER) {
                 changed_at = None;
-                self.tell();
+                self.publish();
             }
             if now >= abandoned_at {
                 abandoned_at = now + ABANDONED_PERIOD;
@@ -300,7 +300,7 @@ impl Follower {
         let own = self.published.borrow_and_update().clone();
         if own.is_some() {
             self.view.set_own(own);
-            self.tell();
+            self.publish();
         }
     }
 
@@ -318,7 +318,7 @@ impl Follower {
 
     fn found(&mut self, endpoint: &str) {
         let before = self.state.stale.take();
-        self.tell();
+        self.publish();
         if before.is_some() {
             let nodes = self.sender.borrow().nodes.len();
             info!(endpoint, nodes, "connected to etcd");
@@ -335,11 +335,11 @@ impl Follower {
             warn!(registry = self.state.registry, %error, "etcd is unavailable; keeping the last good set");
         }
         self.state.stale = Some(stale);
-        self.tell();
+        self.publish();
     }
 
     /// Sends the set if it changed.
-    fn tell(&mut self) {
+    fn publish(&mut self) {
         let (nodes, mut rejected) = self.view.nodes();
         rejected.splice(0..0, self.state.rejected.iter().cloned());
         let set = NodeSet {

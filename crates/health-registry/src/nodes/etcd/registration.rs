@@ -11,9 +11,9 @@ use tracing::{info, warn};
 
 use super::requests;
 use super::view::Keys;
+use crate::backoff::Backoff;
 use crate::etcd::{Store, StoreError};
 use crate::nodes::Node;
-use crate::nodes::backoff::Backoff;
 use crate::nodes::record::NodeRecord;
 
 /// How long an agent's presence key outlives its connection.

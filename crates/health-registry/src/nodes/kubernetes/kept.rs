@@ -66,12 +66,12 @@ impl KeptNodes {
             return;
         };
         let record = self.view.get(&own.name);
-        tell(
+        publish(
             &own.annotated,
             record.map(|own| own.health_addresses().to_vec()),
         );
-        let standing = record.map_or(Standing::Untold, Record::standing);
-        tell(&own.standing, standing);
+        let standing = record.map_or(Standing::Unknown, Record::standing);
+        publish(&own.standing, standing);
     }
 
     fn send(&self, nodes: Vec<Node>) {
@@ -79,12 +79,12 @@ impl KeptNodes {
             nodes,
             sources: vec![self.state.clone()],
         };
-        tell(&self.sender, Arc::new(next));
+        publish(&self.sender, Arc::new(next));
     }
 }
 
 /// Sends the value if it differs from the one sent last.
-fn tell<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
+fn publish<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
     sender.send_if_modified(|known| {
         let differs = *known != now;
         *known = now;

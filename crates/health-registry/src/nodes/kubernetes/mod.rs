@@ -47,7 +47,7 @@ impl KubernetesRegistry {
         let access = Access::find(kubeconfig)?;
         let spec = RegistrySpec::Kubernetes(kubeconfig.map(Path::to_owned));
         let (annotated, seen) = watch::channel(None);
-        let (told, standing) = watch::channel(Standing::Untold);
+        let (reported, standing) = watch::channel(Standing::Unknown);
         let (wanted, wanted_receiver) = watch::channel(None);
         let heard = LastHeard::now();
         let (kept, nodes) = KeptNodes::new(
@@ -56,7 +56,7 @@ impl KubernetesRegistry {
             node_name.map(|name| OwnObject {
                 name: name.to_owned(),
                 annotated,
-                standing: told,
+                standing: reported,
             }),
             heard.clone(),
         );

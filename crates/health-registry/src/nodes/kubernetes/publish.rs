@@ -10,8 +10,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::object::{NodeObject, annotations};
+use crate::backoff::Backoff;
 use crate::kubernetes::access::{self, Access, AccessError};
-use crate::nodes::backoff::Backoff;
 
 /// The field manager: the object records it as the writer of the annotations.
 const FIELD_MANAGER: &str = "health-agent";

@@ -64,7 +64,7 @@ fn one_address_is_one_however_it_is_written() {
 }
 
 #[test]
-fn a_refused_entry_is_told_why_and_claims_nothing() {
+fn a_refused_entry_is_reported_why_and_claims_nothing() {
     let mut claims = Claims::default();
     let first = node("a", &["10.0.0.1"], &["10.1.0.0/24"], &["10.1.0.7"]);
     claims.take(first, "west").unwrap();

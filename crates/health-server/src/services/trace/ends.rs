@@ -236,7 +236,7 @@ fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal>
     match (meant.next(), meant.next()) {
         (Some(endpoint), None) => Ok((Who::Endpoint(endpoint.clone()), port)),
         (Some(_), Some(_)) => Err(bad(format!(
-            "source: several endpoints are named {name:?}; give the id of one"
+            "source: several endpoints are named {name:?}; give an endpoint's id"
         ))),
         (None, _) => Err(missing(format!(
             "source: no endpoint {name:?} on this node; give an endpoint's id or name, an address, or {HOST}"

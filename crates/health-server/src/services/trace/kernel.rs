@@ -38,7 +38,7 @@ pub(super) struct FlowFacts {
     /// Whether that backend still serves the service.
     pub(super) is_serving: bool,
     /// Whether the backend's node can be notified of the flow, if necessary.
-    pub(super) can_be_told: bool,
+    pub(super) can_notify: bool,
     /// Whether the backend's answers find their way back.
     pub(super) has_answer: bool,
     /// Whether its connection is open; `None` if unknown.
@@ -155,7 +155,7 @@ impl Kernel {
         Ok(Some(FlowFacts {
             entry,
             is_serving: self.serves(entry.backend, entry.service, entry.to)?,
-            can_be_told: !has(&entry, FLOW_DIRECT) || self.has_direct_key()?,
+            can_notify: !has(&entry, FLOW_DIRECT) || self.has_direct_key()?,
             has_answer: self.maps.answer(&answered)?.is_some(),
             is_open: self.goes_on(&translated, direction)?,
             now: self.now,
@@ -296,12 +296,12 @@ impl Kernel {
         frontend: &Frontend,
     ) -> Result<Option<u32>, Refusal> {
         let is_by_client = frontend.affinity_secs != 0;
-        let can_tell = match hook {
+        let can_decide = match hook {
             // Without affinity, the socket's number decides.
             TraceHook::Socket => is_by_client,
             TraceHook::Endpoint | TraceHook::Uplink => is_by_client || flow.source.port() != 0,
         };
-        if !can_tell {
+        if !can_decide {
             return Ok(None);
         }
         let hashed = match (hook, flow.destination) {

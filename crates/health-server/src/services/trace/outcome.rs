@@ -298,12 +298,12 @@ mod tests {
                     .to_owned()
             )
         );
-        for (destination, told) in [
+        for (destination, reported) in [
             ("10.96.0.1:80", "rejected: no IPv4 backend"),
             ("[fd00::1]:80", "rejected: no IPv6 backend"),
         ] {
             let (_, answer) = Refused::NoBackend.outcome(TraceHook::Endpoint, &flow(destination));
-            assert_eq!(answer, told);
+            assert_eq!(answer, reported);
         }
     }
 }

@@ -21,12 +21,12 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     let FlowFacts {
         entry,
         is_serving,
-        can_be_told,
+        can_notify,
         has_answer,
         is_open,
         now,
     } = *facts;
-    let untold = "this node has no key to notify the backend's node of it";
+    let unreported = "this node has no key to notify the backend's node of it";
     let (stays, reason) = if entry.flags & FLOW_RELAYED != 0 {
         // Only flows sent to the backend itself belong to it.
         (
@@ -39,7 +39,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
                 false,
                 "its backend no longer serves: the old connection stays there, a new one goes elsewhere",
             ),
-            (true, ..) if !can_be_told => (false, untold),
+            (true, ..) if !can_notify => (false, unreported),
             (true, false, _) => (false, "the return path from its backend is no longer known"),
             (true, true, Some(false)) => (false, "its connection is closed"),
             (true, true, Some(true)) => (true, "its connection is open"),
@@ -49,7 +49,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
         match (now >= entry.expires, flow.protocol == IP_PROTOCOL_UDP) {
             (true, _) => (false, "it was idle for too long"),
             (false, true) if !is_serving => (false, "its backend no longer serves"),
-            _ if !can_be_told => (false, untold),
+            _ if !can_notify => (false, unreported),
             _ => (true, "it is still in use"),
         }
     };
@@ -151,7 +151,7 @@ mod tests {
             client_port: None,
         },
         is_serving: true,
-        can_be_told: true,
+        can_notify: true,
         has_answer: true,
         is_open: None,
         now: 99,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn who_answers_the_client_is_told() {
+    fn the_answering_backend_is_reported() {
         let of = |flags| {
             let entry = ServiceFlow {
                 flags,
@@ -205,9 +205,9 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_whose_backend_is_not_told_of_it_any_more_gets_another_one() {
+    fn a_flow_whose_backend_no_longer_learns_of_it_gets_another_one() {
         let facts = FlowFacts {
-            can_be_told: false,
+            can_notify: false,
             ..FACTS
         };
         for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {

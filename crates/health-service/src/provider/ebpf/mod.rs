@@ -1,11 +1,12 @@
 //! The eBPF provider: writes services into the maps of this agent's programs.
 //!
 //! Each port of a service becomes a [`PortSpec`], which [`ServiceTables`] write into the maps that the programs read.
-//! NodePorts become a frontend for each address of the node; if another service has that address and port of its own, that
-//! service takes precedence.
+//! NodePorts become a frontend for each address of the node; if another service has that address and port of its own,
+//! that service takes precedence.
 //!
-//! Namespaces have shares of the maps. If a map has no space for a port, the port keeps what it had, all others are updated,
-//! and the sync fails, so that it is retried. A port without space for a Maglev table is served at random instead.
+//! Namespaces have shares of the maps. If a map has no space for a port, the port keeps what it had, all others are
+//! updated, and the sync fails, so that it is retried. A port without space for a Maglev table is served at random
+//! instead.
 
 mod maglev;
 mod port;
@@ -75,7 +76,7 @@ pub enum EbpfError {
     Ports(PortErrors),
 }
 
-/// Why a port is not as it should be.
+/// Why a port is not in the desired state.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// It is unchanged.
@@ -159,8 +160,8 @@ impl EbpfProvider {
                 Listen::Address(address) => Some(address),
                 Listen::NodePort(_) => None,
             });
-            // The owner of that NodePort gains the address when this port gives it up, and loses it when this port claims
-            // it.
+            // The owner of that NodePort gains the address when this port gives it up, and loses it when this port
+            // claims it.
             let shared = had
                 .chain(has)
                 .filter(|address| addresses.contains(&address.ip()));

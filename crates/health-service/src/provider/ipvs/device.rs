@@ -15,8 +15,8 @@ pub use link::SERVICES_DEVICE as DEVICE;
 
 const KIND: &str = "dummy";
 
-/// Returns the device, and whether it was just created because it was missing. It stays down: its addresses belong to the
-/// node anyway, and have no other effect.
+/// Returns the device, and whether it was just created because it was missing. It stays down: its addresses belong to
+/// the node anyway, and have no other effect.
 pub(super) async fn ensure(handle: &Handle) -> Result<(Link, bool), IpvsError> {
     if let Some(link) = find(handle).await? {
         return Ok((link, false));
@@ -65,8 +65,8 @@ pub(super) async fn bound(handle: &Handle, device: &Link) -> Result<BTreeSet<IpA
         .collect())
 }
 
-/// The addresses of all other devices. Those in `networks` serve NodePorts, or all if `networks` is empty. Skips our device,
-/// which may have many addresses.
+/// The addresses of all other devices. Those in `networks` serve NodePorts, or all if `networks` is empty. Skips our
+/// device, which may have many addresses.
 pub(super) async fn of_node(
     handle: &Handle,
     device: &Link,

@@ -166,10 +166,10 @@ impl Present {
 
 /// The steps for what is touched.
 ///
-/// A real server is removed gracefully: its weight becomes 0, and it is deleted once it has been seen without connections
-/// after that. Real servers for UDP and SCTP are deleted at once, unless their endpoint still serves. A virtual server, its
-/// address and the mark that it is ours stay until its last real server is gone. Virtual servers that others have created
-/// are not changed.
+/// A real server is removed gracefully: its weight becomes 0, and it is deleted once it has been seen without
+/// connections after that. Real servers for UDP and SCTP are deleted at once, unless their endpoint still serves. A
+/// virtual server, its address and the mark that it is ours stay until its last real server is gone. Virtual servers
+/// that others have created are not changed.
 pub fn diff(plan: &Plan, present: &Present, touched: &Touched) -> Vec<Step> {
     let mut differ = Differ {
         plan,

@@ -152,7 +152,8 @@ impl Kernel {
         Ok(outcome)
     }
 
-    /// Deletes the flows to these virtual servers that are not answered by their real servers. Returns how many there were.
+    /// Deletes the flows to these virtual servers that are not answered by their real servers. Returns how many there
+    /// were.
     pub(super) fn forget_flows(
         &mut self,
         servers: &BTreeMap<ServerKey, BTreeSet<SocketAddr>>,
@@ -289,8 +290,8 @@ fn missing(what: &'static str, module: &'static str) -> IpvsError {
     IpvsError::Missing { what, module }
 }
 
-/// Whether netfilter lacks what a request is for (net/netfilter/nfnetlink.c: `EINVAL`, and `EOPNOTSUPP` for batches), or
-/// does not exist at all.
+/// Whether netfilter lacks what a request is for (net/netfilter/nfnetlink.c: `EINVAL`, and `EOPNOTSUPP` for batches),
+/// or does not exist at all.
 pub(super) fn is_subsystem_missing(error: &NetlinkError) -> bool {
     match error {
         NetlinkError::Socket(error) => error.raw_os_error() == Some(libc::EPROTONOSUPPORT),

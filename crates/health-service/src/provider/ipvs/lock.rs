@@ -6,8 +6,8 @@ use super::error::IpvsError;
 use super::kernel::{is_subsystem_missing, open_rules};
 use super::netlink::nft;
 
-/// An empty nf_tables table that belongs to a process: it exists in one network namespace, needs `CAP_NET_ADMIN` there to
-/// create, and disappears with the process.
+/// An empty nf_tables table that belongs to a process: it exists in one network namespace, needs `CAP_NET_ADMIN` there
+/// to create, and disappears with the process.
 const TABLE: &str = "health-agent-services-lock";
 
 /// The lock of a network namespace, held until this is dropped.
@@ -33,7 +33,7 @@ impl Lock {
                 Err(IpvsError::InUse)
             }
             Err(error) => {
-                let attempt = format!("lock IPVS by the table {TABLE}");
+                let attempt = format!("lock IPVS with the table {TABLE}");
                 Err(IpvsError::netlink(attempt)(error))
             }
         }

@@ -1,16 +1,16 @@
 //! The IPVS provider: one virtual server in the kernel for each address of a service.
 //!
 //! [`plan`] computes the desired kernel state from the services and the node's addresses, and [`diff`] the steps to get
-//! there; neither needs a kernel. Fixed [`rules`] decide which packets are masqueraded, rejected or dropped; they look up
-//! addresses and ports in [`sets`] of ipset. Addresses of services are bound to a device of our own ([`DEVICE`]), so that
-//! the node accepts packets to them.
+//! there; neither needs a kernel. Fixed [`rules`] decide which packets are masqueraded, rejected or dropped; they look
+//! up addresses and ports in [`sets`] of ipset. Addresses of services are bound to a device of our own ([`DEVICE`]), so
+//! that the node accepts packets to them.
 //!
-//! After a restart the provider finds all of this again: the table, the sets and the device by their names, virtual servers
-//! by a set that lists ours. It does not touch what other programs created. Connections continue while no provider runs.
-//! Draining real servers are recognised because the state does not contain them.
+//! After a restart the provider finds all of this again: the table, the sets and the device by their names, virtual
+//! servers by a set that lists ours. It does not touch what other programs created. Connections continue while no
+//! provider runs. Draining real servers are recognised because the state does not contain them.
 //!
-//! A virtual server treats all sources alike. So where an external address keeps the source, traffic from this node's pods
-//! also uses this node's endpoints, as long as there are any.
+//! A virtual server treats all sources alike. So where an external address keeps the source, traffic from this node's
+//! pods also uses this node's endpoints, as long as there are any.
 
 mod device;
 pub mod diff;
@@ -91,8 +91,8 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Serves in the network namespace of the calling thread; before the first sync, only kernel settings change. Fails if
-    /// the kernel has no IPVS, or if another agent serves there. Must be called in a tokio runtime.
+    /// Serves in the network namespace of the calling thread; before the first sync, only kernel settings change. Fails
+    /// if the kernel has no IPVS, or if another agent serves there. Must be called in a tokio runtime.
     pub fn open(settings: Settings) -> Result<Self, IpvsError> {
         let lock = Lock::acquire()?;
         let mut kernel = Kernel::open()?;
@@ -136,9 +136,9 @@ pub async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
     Ok(device::is_present(handle).await? || kernel::has_rules()?)
 }
 
-/// Ends services that were served before but no longer are: their TCP connections continue until they end, without new ones,
-/// and then everything of ours is removed. Something else must serve by then. Works in the network namespace of the handle
-/// and the calling thread; finishes when nothing is left, and can be restarted at any time.
+/// Ends services that were served before but no longer are: their TCP connections continue until they end, without new
+/// ones, and then everything of ours is removed. Something else must serve by then. Works in the network namespace of
+/// the handle and the calling thread; finishes when nothing is left, and can be restarted at any time.
 pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError> {
     if !is_present(handle).await? {
         return Ok(());
@@ -159,8 +159,8 @@ pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError
     remove(handle).await.map(drop)
 }
 
-/// Removes everything of ours from the kernel, in the network namespace of the handle and the calling thread. No agent may
-/// serve there any more: fails if another one does. Returns what was removed, in words.
+/// Removes everything of ours from the kernel, in the network namespace of the handle and the calling thread. No agent
+/// may serve there any more: fails if another one does. Returns what was removed, in words.
 pub async fn cleanup(handle: &Handle) -> Result<Vec<String>, IpvsError> {
     let _lock = Lock::acquire()?;
     remove(handle).await

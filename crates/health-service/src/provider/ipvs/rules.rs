@@ -1,5 +1,5 @@
-//! The table of rules, which masquerade, reject and drop packets. It depends only on the settings; addresses and ports are
-//! in the sets.
+//! The table of rules, which masquerade, reject and drop packets. It depends only on the settings; addresses and ports
+//! are in the sets.
 //!
 //! The rules match ipset sets through the iptables match (`nft_compat`, `xt_set`), like `iptables-nft`.
 

@@ -3,8 +3,8 @@
 use health_net::KernelError;
 use health_net::sysctl::{self, Setting};
 
-/// Conntrack for IPVS connections, so that replies are translated back after masquerading; immediate end of connections to
-/// removed real servers, and of persistence for draining ones; forwarding.
+/// Conntrack for IPVS connections, so that replies are translated back after masquerading; immediate end of connections
+/// to removed real servers, and of persistence for draining ones; forwarding.
 const SETTINGS: [(&str, &str); 4] = [
     ("ipv4/vs/conntrack", "1"),
     ("ipv4/vs/expire_nodest_conn", "1"),

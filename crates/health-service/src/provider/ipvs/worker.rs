@@ -19,7 +19,7 @@ use super::{Settings, device};
 use crate::services::Work;
 
 /// Maximum number of failures to log in one sync.
-const TOLD_FAILURES: usize = 20;
+const LOGGED_FAILURES: usize = 20;
 
 /// The plan, and the known kernel state.
 #[derive(Debug)]
@@ -154,7 +154,8 @@ impl Worker {
         self.bring(device, &touched).await
     }
 
-    /// Reads the kernel state, after putting rules and sets in place if they must serve. Returns the previously known state.
+    /// Reads the kernel state, after putting rules and sets in place if they must serve. Returns the previously known
+    /// state.
     async fn read(&mut self, device: &Link, serves: bool) -> Result<Present, IpvsError> {
         let bound = device::bound(&self.handle, device).await?;
         let rules = serves.then(|| self.settings.rules.clone());
@@ -207,11 +208,11 @@ impl Worker {
                 self.draining.remove(&key);
             }
         }
-        self.tell(failed)
+        self.report(failed)
     }
 
-    /// Makes the kernel forget flows that are older than these UDP virtual servers. Otherwise their answers would not be
-    /// translated: neither rules nor IPVS change a known flow.
+    /// Makes the kernel forget flows that are older than these UDP virtual servers. Otherwise their answers would not
+    /// be translated: neither rules nor IPVS change a known flow.
     async fn forget_flows(&mut self, added: BTreeSet<ServerKey>) {
         let servers = added.into_iter().filter_map(|key| {
             let real = self.plan.server(&key)?.real.keys();
@@ -270,7 +271,7 @@ impl Worker {
         }
         self.present.foreign.extend(foreign);
         self.warn_of_foreign();
-        self.tell(outcome.failed)
+        self.report(outcome.failed)
     }
 
     /// Logs a warning once for each virtual server of another program at one of our addresses.
@@ -284,8 +285,8 @@ impl Worker {
         }
     }
 
-    fn tell(&mut self, failed: Vec<String>) -> Result<(), IpvsError> {
-        for failure in failed.iter().take(TOLD_FAILURES) {
+    fn report(&mut self, failed: Vec<String>) -> Result<(), IpvsError> {
+        for failure in failed.iter().take(LOGGED_FAILURES) {
             warn!(failure, "a change of IPVS, its sets or addresses failed");
         }
         let more = failed.len().saturating_sub(1);

@@ -147,8 +147,9 @@ async fn what_cannot_be_read_changes_nothing_but_objects_of_other_kinds_hold_up_
     let [problem] = &problems(&set)[..] else {
         panic!("{set:?}")
     };
-    let told = r#"all.yaml: kind: Unsupported value: "Deployment": supported values: "Service", "#;
-    assert!(problem.starts_with(told), "{problem}");
+    let reported =
+        r#"all.yaml: kind: Unsupported value: "Deployment": supported values: "Service", "#;
+    assert!(problem.starts_with(reported), "{problem}");
 }
 
 #[tokio::test]
@@ -184,9 +185,9 @@ async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
             break set;
         }
     };
-    let told = "busy.yaml: keeps changing; reading it less often";
+    let reported = "busy.yaml: keeps changing; reading it less often";
     assert_eq!(set.services.len(), 2, "{set:?}");
-    assert!(problems(&set)[0].starts_with(told), "{set:?}");
+    assert!(problems(&set)[0].starts_with(reported), "{set:?}");
     put("calm.yaml", ServiceText::new("calm", "10.96.0.3"));
     let first = shown(&set)[0].clone();
     loop {
@@ -247,25 +248,25 @@ async fn of_a_file_that_is_still_being_copied_nothing_is_taken() {
 }
 
 #[tokio::test]
-async fn two_files_with_one_object_are_told_and_the_first_counts() {
+async fn two_files_with_one_object_are_reported_and_the_first_counts() {
     let mut watched = Watched::new();
     watched.write("1.yaml", ServiceText::new("a", "10.96.0.1"));
     let second = ServiceText::new("a", "10.96.0.2");
     watched.write("2.yaml", format!("{second}{second}"));
     let set = watched.until_services(&["a 10.96.0.1"]).await;
-    let told = problems(&set);
+    let reported = problems(&set);
     let duplicate =
         |kind| format!(r#"2.yaml: {kind} shop/a: metadata.name: Duplicate value: "shop/a""#);
     assert_eq!(
-        told[..2],
+        reported[..2],
         [duplicate("service"), duplicate("endpoint slice")]
     );
     let begins = format!("{}: ", duplicate("service"));
     assert!(
-        told[2].starts_with(&begins) && told[2].ends_with("1.yaml has it too"),
-        "{told:?}"
+        reported[2].starts_with(&begins) && reported[2].ends_with("1.yaml has it too"),
+        "{reported:?}"
     );
-    assert_eq!(told.len(), 4);
+    assert_eq!(reported.len(), 4);
 
     fs::remove_file(watched.dir.path().join("1.yaml")).unwrap();
     let set = watched.until_services(&["a 10.96.0.2"]).await;

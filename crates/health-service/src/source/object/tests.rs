@@ -50,7 +50,7 @@ fn reading<T: Readable>(object: &Value) -> Result<Reading<T>, Vec<String>> {
         .map_err(|bad| bad.errors.iter().map(ToString::to_string).collect())
 }
 
-fn told<T: Readable>(reading: &Reading<T>) -> Vec<&str> {
+fn reported<T: Readable>(reading: &Reading<T>) -> Vec<&str> {
     reading.errors.iter().map(|error| &*error.path).collect()
 }
 
@@ -72,15 +72,15 @@ const SERVICE_LISTS: [(&str, &str); 4] = [
 ];
 const SLICE_LISTS: [(&str, &str); 2] = [("/ports", "ports"), ("/endpoints", "endpoints")];
 
-/// Breaks each member of each list in each way: the object must equal the one without that member, and the error must name
-/// the member.
+/// Breaks each member of each list in each way: the object must equal the one without that member, and the error must
+/// name the member.
 fn each_bad_member_is_left_out_alone<T: Readable + fmt::Debug>(
     object: &Value,
     lists: &[(&str, &str)],
     change: impl Fn(&str, &mut T),
 ) {
     let whole = reading::<T>(object).expect("a sound object");
-    assert_eq!(told(&whole), [""; 0]);
+    assert_eq!(reported(&whole), [""; 0]);
     for (pointer, path) in lists {
         let members = object.pointer(pointer).and_then(Value::as_array);
         for place in 0..members.expect("a list").len() {
@@ -94,7 +94,7 @@ fn each_bad_member_is_left_out_alone<T: Readable + fmt::Debug>(
 
                 let read = reading::<T>(&broken);
                 let read = read.unwrap_or_else(|errors| panic!("{path}[{place}]: {errors:?}"));
-                let paths = told(&read);
+                let paths = reported(&read);
                 assert_eq!(paths.len(), 1, "{paths:?}");
                 assert!(
                     paths[0].starts_with(&format!("{path}[{place}]")),
@@ -139,11 +139,11 @@ fn a_bad_hint_is_for_nobody_and_the_other_hints_count() {
         object["endpoints"][1]["hints"]["forZones"][0] = bad;
         object["endpoints"][1]["hints"]["forNodes"] = json!([null]);
         let read = reading::<EndpointSlice>(&object).expect("a slice");
-        let paths = told(&read);
+        let paths = reported(&read);
         assert_eq!(paths.len(), 2, "{paths:?}");
-        let is_told = |field| paths.iter().any(|path| path.starts_with(field));
-        assert!(is_told("endpoints[1].hints.forZones[0]"), "{paths:?}");
-        assert!(is_told("endpoints[1].hints.forNodes[0]"), "{paths:?}");
+        let is_reported = |field| paths.iter().any(|path| path.starts_with(field));
+        assert!(is_reported("endpoints[1].hints.forZones[0]"), "{paths:?}");
+        assert!(is_reported("endpoints[1].hints.forNodes[0]"), "{paths:?}");
         let slice = read.object.expect("a slice");
         let hints: Vec<_> = slice
             .endpoints
@@ -199,7 +199,7 @@ fn an_address_of_a_family_that_the_service_lacks_is_left_out_alone() {
         json!([{ "ip": "192.0.2.12" }, { "ip": "2001:db8:1::12" }]);
     let read = reading::<Service>(&object).expect("a service");
     assert_eq!(
-        told(&read),
+        reported(&read),
         ["spec.externalIPs[1]", "status.loadBalancer.ingress[1].ip"]
     );
     let common = read.object.expect("a service").common;

@@ -95,8 +95,8 @@ pub(crate) fn key(service: &str) -> PortKey {
     }
 }
 
-/// A node with these addresses, which serves NodePorts at all of them, allows services any external address except one in
-/// its pod CIDR, and whose agent has TCP port 81.
+/// A node with these addresses, which serves NodePorts at all of them, allows services any external address except one
+/// in its pod CIDR, and whose agent has TCP port 81.
 pub(crate) fn reserved(own: BTreeSet<IpAddr>) -> Reserved {
     let cidr = "192.0.2.2/32".parse().unwrap();
     Reserved {
@@ -110,7 +110,7 @@ pub(crate) fn reserved(own: BTreeSet<IpAddr>) -> Reserved {
     }
 }
 
-/// A service with a port `http` of 80, created at this second.
+/// A service with the port `http` (80), created at this Unix time in seconds.
 pub(crate) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)) -> Service {
     let last = name.bytes().last().unwrap_or_default();
     let mut common = Common {

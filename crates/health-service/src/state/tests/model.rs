@@ -247,8 +247,8 @@ impl Model {
         Some(ReservedFor::HealthCheck(name.clone()))
     }
 
-    /// The first port that may be served at a place that another port wants: there, or through a NodePort at that address of
-    /// the node.
+    /// The first port that may be served at a place that another port wants: there, or through a NodePort at that
+    /// address of the node.
     fn first(&self, all: &[Wanted<'_>], key: &PortKey, listen: Listen) -> Option<Rank> {
         let is_there = |place: Listen| match (place, listen) {
             (Listen::NodePort(number), Listen::Address(address)) => {

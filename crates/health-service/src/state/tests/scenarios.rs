@@ -161,8 +161,9 @@ fn no_service_takes_an_address_that_the_node_uses_and_it_is_served_when_that_is_
         assert_eq!(bed.state, bed.state.recomputed());
         changed.len()
     };
-    let told = |bed: &Bed| -> Vec<_> { bed.state.conflicts().map(ToString::to_string).collect() };
-    let before = told(&bed);
+    let reported =
+        |bed: &Bed| -> Vec<_> { bed.state.conflicts().map(ToString::to_string).collect() };
+    let before = reported(&bed);
     let client = ReservedFor::Endpoint("h-client".into());
     for (used, words) in [
         (ReservedFor::Gateway, "the gateway of this node's endpoints"),
@@ -176,7 +177,7 @@ fn no_service_takes_an_address_that_the_node_uses_and_it_is_served_when_that_is_
             )
         };
         assert_eq!(
-            told(&bed),
+            reported(&bed),
             [
                 conflict("a", "spec.clusterIPs"),
                 conflict("b", "spec.externalIPs")
@@ -192,7 +193,7 @@ fn no_service_takes_an_address_that_the_node_uses_and_it_is_served_when_that_is_
     // An address that no service claims changes no port; one that is free again does.
     let other = "10.96.99.99".parse().unwrap();
     assert_eq!(reserve(&mut bed, [(other, ReservedFor::Gateway)].into()), 1);
-    assert_eq!(told(&bed), before);
+    assert_eq!(reported(&bed), before);
     assert_eq!(bed.port("a").frontends.len(), 1);
     assert_eq!(reserve(&mut bed, BTreeMap::new()), 0);
 }
@@ -239,8 +240,8 @@ fn surroundings(external_ips: ExternalIps) -> Arc<Reserved> {
     })
 }
 
-/// Who keeps an address, with port 80 or another one, from a service that has it as an address of this kind; `None` if it is
-/// served there.
+/// Who keeps an address, with port 80 or another one, from a service that has it as an address of this kind; `None` if
+/// it is served there.
 fn keeper(reserved: &Arc<Reserved>, kind: FrontendKind, address: &str) -> Option<String> {
     let address: SocketAddr = address.parse().unwrap();
     let mut bed = Bed::new();
@@ -352,7 +353,8 @@ fn the_older_of_a_node_port_and_an_address_of_the_node_owns_the_place() {
         service.ports[0].port = 30_080;
         service
     };
-    let told = |bed: &Bed| -> Vec<_> { bed.state.conflicts().map(ToString::to_string).collect() };
+    let reported =
+        |bed: &Bed| -> Vec<_> { bed.state.conflicts().map(ToString::to_string).collect() };
     let listen = Listen::Address((node, 30_080).into());
     for (created, loser, winner, field) in [
         (20, "e", "n", "spec.externalIPs"),
@@ -377,18 +379,18 @@ fn the_older_of_a_node_port_and_an_address_of_the_node_owns_the_place() {
                 bed.set(external(created));
             }
             bed.sync();
-            assert_eq!(told(&bed), [conflict.as_str()]);
+            assert_eq!(reported(&bed), [conflict.as_str()]);
             assert_eq!(bed.state, bed.state.recomputed());
             let owner = bed.state.owner(Family::V4, Protocol::TCP, listen);
             assert_eq!(owner.is_some(), winner == "e");
             bed.state.set_reserved(&Arc::default());
-            assert_eq!(told(&bed), [""; 0]);
+            assert_eq!(reported(&bed), [""; 0]);
             bed.state.set_reserved(&surroundings(ExternalIps::All));
-            assert_eq!(told(&bed), [conflict.as_str()]);
+            assert_eq!(reported(&bed), [conflict.as_str()]);
             // What the winner held is free when it is gone.
             bed.unset(winner);
             bed.sync();
-            assert_eq!(told(&bed), [""; 0]);
+            assert_eq!(reported(&bed), [""; 0]);
             assert_eq!(bed.state, bed.state.recomputed());
             assert_eq!(bed.port(loser).frontends.len(), 2);
         }
@@ -406,9 +408,9 @@ fn a_health_check_keeps_its_port_of_the_node() {
         common.health_check_node_port = Some(31_000)
     }));
     assert_eq!(bed.sync(), ["shop/c:http/TCP IPv4", "shop/n:http/TCP IPv4"]);
-    let told: Vec<_> = bed.state.conflicts().map(ToString::to_string).collect();
+    let reported: Vec<_> = bed.state.conflicts().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        reported,
         [
             "service shop/n: spec.ports.nodePort of shop/n:http/TCP IPv4 is the health-check node port of shop/c: \
              it is not served at node port 31000/TCP"

@@ -32,7 +32,7 @@ const ROWS: &[outside::Row] = &[
         in_host_network,
     ),
     ("clients_in_the_cluster_are_answered", inside),
-    ("listings_tell_of_it", listings),
+    ("listings_report_it", listings),
     ("a_forged_option_enters_nothing", forged),
     ("no_option_is_shown_to_a_client", quotes::are_plain),
     (
@@ -504,7 +504,7 @@ fn without_a_key_of_its_own_a_mesh_has_no_direct_return() -> anyhow::Result<()> 
     let mut service = elsewhere(&stand, "asking", 1);
     service.annotations = json!({ "service.health-agent.io/forwarding": "dsr" });
     stand.write(&service)?;
-    wait_for("the service to be told of", PATIENCE, || {
+    wait_for("the service to be reported", PATIENCE, || {
         let shown = node.cli("service get asking")?.success()?;
         for wanted in [
             "Forwarding:   snat",

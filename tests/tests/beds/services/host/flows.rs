@@ -156,7 +156,7 @@ fn stays_connected(stand: &Stand, number: u8) -> anyhow::Result<()> {
         })?;
         ensure_errno(socket.connect(refusing).err(), Errno::ECONNREFUSED)?;
         let peer = socket.peer_addr()?;
-        ensure!(peer == target, "it is told to be connected to {peer}");
+        ensure!(peer == target, "it is reported as connected to {peer}");
         let name = ask_connected(&socket, target)?;
         ensure!(name == first, "{name} answers, before it was {first}");
     }

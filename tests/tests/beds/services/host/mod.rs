@@ -82,7 +82,7 @@ fn answered_by(node: &Node, target: SocketAddr, names: &[&str]) -> anyhow::Resul
     wait_datagrams_answered_by(from, target, names)?;
     let show = || -> anyhow::Result<()> {
         let peer = node.run_in(|| TcpStream::connect(target)?.peer_addr())??;
-        ensure!(peer == target, "a connection is told to be to {peer}");
+        ensure!(peer == target, "a connection is reported as one to {peer}");
         let socket = unconnected(node, target)?;
         for _ in 0..5 {
             let name = ask_from(&socket, target)?;
@@ -90,7 +90,10 @@ fn answered_by(node: &Node, target: SocketAddr, names: &[&str]) -> anyhow::Resul
         }
         socket.connect(target)?;
         let peer = socket.peer_addr()?;
-        ensure!(peer == target, "a socket is told to be connected to {peer}");
+        ensure!(
+            peer == target,
+            "a socket is reported as connected to {peer}"
+        );
         let name = ask_connected(&socket, target)?;
         ensure!(names.contains(&&*name), "{name} answers");
         Ok(())

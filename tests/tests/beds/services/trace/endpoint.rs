@@ -13,11 +13,11 @@ use crate::services::{SOON, targets, wait_answered_by};
 
 pub(in crate::services) const ROWS: &[Row] = &[
     ("a_trace_names_the_backends_that_answer", allowed),
-    ("a_trace_tells_of_flows_without_a_backend", without_backend),
-    ("a_trace_tells_who_may_use_a_load_balancer", source_ranges),
-    ("a_trace_tells_where_a_client_stays", affinity),
+    ("a_trace_reports_flows_without_a_backend", without_backend),
+    ("a_trace_reports_who_may_use_a_load_balancer", source_ranges),
+    ("a_trace_reports_where_a_client_stays", affinity),
     ("a_trace_finds_flows_that_are_known", known_flow),
-    ("a_trace_tells_what_a_maglev_table_has", maglev),
+    ("a_trace_reports_what_a_maglev_table_has", maglev),
     ("a_trace_says_why_backends_get_nothing", reasons),
     ("a_trace_refuses_ends_that_are_none", bad_ends),
 ];
@@ -34,39 +34,42 @@ fn allowed(stand: &Stand, number: u8) -> anyhow::Result<()> {
             let own = address_of(client, target)?;
             for source in [&id, &own] {
                 let trace = wait_traced(node, [source, &target.to_string(), ""], "reached")?;
-                let told = &trace.told;
+                let reported = &trace.reported;
                 ensure!(
                     trace
                         .addresses()
                         .iter()
                         .eq(&of_names(stand, &names, target)?),
-                    "{told}"
+                    "{reported}"
                 );
                 ensure!(
-                    told["frontend"]["service"] == "default/traced:http",
-                    "{told}"
+                    reported["frontend"]["service"] == "default/traced:http",
+                    "{reported}"
                 );
-                ensure!(told["frontend"]["type"] == "ClusterIP", "{told}");
-                ensure!(told["source"]["kind"] == "endpoint", "{told}");
-                ensure!(told["source"]["endpoint"] == client.endpoint.id, "{told}");
-                ensure!(told["pool"]["policy"] == "Cluster", "{told}");
+                ensure!(reported["frontend"]["type"] == "ClusterIP", "{reported}");
+                ensure!(reported["source"]["kind"] == "endpoint", "{reported}");
+                ensure!(
+                    reported["source"]["endpoint"] == client.endpoint.id,
+                    "{reported}"
+                );
+                ensure!(reported["pool"]["policy"] == "Cluster", "{reported}");
                 for backend in trace.backends() {
                     let share = backend["share"].as_f64().unwrap_or_default();
-                    ensure!((share - 1.0 / 3.0).abs() < 1e-9, "{told}");
-                    ensure!(backend["egress"]["allowed"] == true, "{told}");
+                    ensure!((share - 1.0 / 3.0).abs() < 1e-9, "{reported}");
+                    ensure!(backend["egress"]["allowed"] == true, "{reported}");
                 }
                 // Only backends on this node have an endpoint whose policy the node knows.
                 let here = trace.backends().into_iter();
                 let here = here.filter(|backend| !backend["ingress"].is_null()).count();
                 ensure!(
                     here == if node.name() == "hnode1" { 1 } else { 2 },
-                    "{told}"
+                    "{reported}"
                 );
             }
         }
         let ends = [&*id, "default/traced:datagrams", ""];
         let trace = wait_traced(node, ends, "reached")?;
-        ensure!(trace.told["protocol"] == "UDP", "{}", trace.told);
+        ensure!(trace.reported["protocol"] == "UDP", "{}", trace.reported);
         let text = node
             .cli(&format!("service trace {id} traced:80"))?
             .success()?;
@@ -92,7 +95,7 @@ fn reasons(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let destination = target.to_string();
     wait_answered_by(&client.name, target, &["web-1"])?;
     let trace = wait_traced(node, [&id, &destination, ""], "reached")?;
-    let reasons = trace.told["pool"]["reasons"].to_string();
+    let reasons = trace.reported["pool"]["reasons"].to_string();
     ensure!(
         reasons.contains("hints are for zones, including zone-1"),
         "{reasons}"
@@ -104,7 +107,7 @@ fn reasons(stand: &Stand, number: u8) -> anyhow::Result<()> {
             .iter()
             .eq(&of_names(stand, &["web-1"], target)?),
         "{}",
-        trace.told
+        trace.reported
     );
 
     for endpoint in &mut service.endpoints {
@@ -115,7 +118,7 @@ fn reasons(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     wait_answered_by(&client.name, target, &["web-2", "web-3"])?;
     let trace = wait_traced(node, [&id, &destination, ""], "reached")?;
-    let reasons = trace.told["pool"]["reasons"].to_string();
+    let reasons = trace.reported["pool"]["reasons"].to_string();
     ensure!(reasons.contains("no endpoint is ready"), "{reasons}");
     ensure!(reasons.contains("gets no flows: "), "{reasons}");
     Ok(())
@@ -134,8 +137,12 @@ fn without_backend(stand: &Stand, number: u8) -> anyhow::Result<()> {
         stand.write(&service)?;
         for target in targets(&service) {
             let trace = wait_traced(node, [&id, &target.to_string(), ""], verdict)?;
-            ensure!(trace.backends().is_empty(), "{}", trace.told);
-            ensure!(trace.told["pool"]["policy"] == "Local", "{}", trace.told);
+            ensure!(trace.backends().is_empty(), "{}", trace.reported);
+            ensure!(
+                trace.reported["pool"]["policy"] == "Local",
+                "{}",
+                trace.reported
+            );
             let within = if refused { PATIENCE } else { SOON };
             let connect = || TcpStream::connect_timeout(&target, within);
             let error = client.netns.run_in(connect)?.err();
@@ -173,14 +180,14 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let admitted = address_of(client, target)?;
         let trace = wait_traced(node, [&admitted, &destination, ""], "reached")?;
         ensure!(
-            trace.told["frontend"]["type"] == "LoadBalancer",
+            trace.reported["frontend"]["type"] == "LoadBalancer",
             "{}",
-            trace.told
+            trace.reported
         );
         ensure!(
-            trace.told["source-ranges"]["admitted"] == true,
+            trace.reported["source-ranges"]["admitted"] == true,
             "{}",
-            trace.told
+            trace.reported
         );
         let answers = curl(&client.name, target, 5)?;
         ensure!(answers.all_from().is_some(), "{answers}");
@@ -188,9 +195,9 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let refused = address_of(stranger, target)?;
         let trace = wait_traced(node, [&refused, &destination, ""], "dropped")?;
         ensure!(
-            trace.told["source-ranges"]["admitted"] == false,
+            trace.reported["source-ranges"]["admitted"] == false,
             "{}",
-            trace.told
+            trace.reported
         );
         let connect = || TcpStream::connect_timeout(&target, SOON);
         ensure!(stranger.netns.run_in(connect)?.is_err(), "{target} answers");
@@ -211,14 +218,18 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         let destination = target.to_string();
         let trace = wait_traced(node, [&id, &destination, ""], "reached")?;
-        ensure!(trace.told["affinity"].is_null(), "{}", trace.told);
-        ensure!(trace.backends().len() == 3, "{}", trace.told);
+        ensure!(trace.reported["affinity"].is_null(), "{}", trace.reported);
+        ensure!(trace.backends().len() == 3, "{}", trace.reported);
         let answers = curl(&client.name, target, 1)?;
         let first = answers.backends.keys().next().context("no answer")?;
         let trace = wait_traced(node, [&id, &destination, ""], "reached")?;
         let expected = of_names(stand, &[first], target)?;
-        ensure!(trace.told["affinity"]["stays"] == true, "{}", trace.told);
-        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+        ensure!(
+            trace.reported["affinity"]["stays"] == true,
+            "{}",
+            trace.reported
+        );
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
     }
     Ok(())
 }
@@ -244,8 +255,12 @@ fn known_flow(stand: &Stand, number: u8) -> anyhow::Result<()> {
             let ends = [&**source, &target.to_string(), protocol];
             let trace = wait_traced(node, ends, "reached")?;
             let expected = of_names(stand, &[backend], target)?;
-            ensure!(trace.told["flow"]["stays"] == true, "{}", trace.told);
-            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+            ensure!(
+                trace.reported["flow"]["stays"] == true,
+                "{}",
+                trace.reported
+            );
+            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
         }
         flows.push((target, connection, source));
     }
@@ -256,7 +271,11 @@ fn known_flow(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for (target, mut connection, source) in flows {
         let trace = wait_traced(node, [&source, &target.to_string(), ""], "rejected")?;
-        ensure!(trace.told["flow"]["stays"] == false, "{}", trace.told);
+        ensure!(
+            trace.reported["flow"]["stays"] == false,
+            "{}",
+            trace.reported
+        );
         connection.ask()?;
     }
     Ok(())
@@ -269,7 +288,7 @@ fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.node_of(client);
     let service = ServiceManifest {
         annotations: json!({ "service.health-agent.io/algorithm": "maglev" }),
-        ..stand.service("told", number)
+        ..stand.service("reported", number)
     };
     stand.write(&service)?;
     for target in targets(&service) {
@@ -290,7 +309,7 @@ fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
             let trace = wait_traced(node, ends, "reached")?;
             let answer = flow.ask(PATIENCE)?.context("no answer")?;
             let expected = of_names(stand, &[&answer.backend], target)?;
-            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
         }
     }
     Ok(())
@@ -305,7 +324,7 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let target = targets(&service)[0];
     wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
     let ip = target.ip();
-    for (source, destination, told) in [
+    for (source, destination, reported) in [
         (
             &*id,
             "nothing:80",
@@ -340,7 +359,10 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
     ] {
         let ran = node.cli(&format!("service trace {source} {destination}"))?;
         ensure!(ran.code == Some(1), "{source} {destination}: {ran:?}");
-        ensure!(ran.stderr.contains(told), "{source} {destination}: {ran:?}");
+        ensure!(
+            ran.stderr.contains(reported),
+            "{source} {destination}: {ran:?}"
+        );
     }
     let ran = node.cli(&format!("service trace {id} ends-there:80 --protocol icmp"))?;
     ensure!(ran.code == Some(2), "{ran:?}");

@@ -14,13 +14,13 @@ use crate::services::{targets, wait_answered_by};
 
 pub(in crate::services) const ROWS: &[Row] = &[
     ("a_trace_of_the_host_names_who_answers_it", reached),
-    ("a_trace_of_the_host_tells_where_it_stays", affinity),
+    ("a_trace_of_the_host_reports_where_it_stays", affinity),
     (
         "a_trace_of_the_host_names_all_that_maglev_may_choose",
         maglev,
     ),
     ("a_trace_of_the_host_knows_its_sockets", known_sockets),
-    ("a_trace_of_the_host_tells_who_refuses_it", refused),
+    ("a_trace_of_the_host_reports_who_refuses_it", refused),
     ("a_trace_knows_what_sctp_can", sctp),
 ];
 
@@ -49,13 +49,13 @@ fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_answered_by(node.name(), target, &ALL)?;
         let destination = target.to_string();
         let trace = wait_traced(node, ["host", &destination, ""], "reached")?;
-        let told = &trace.told;
+        let reported = &trace.reported;
         ensure!(
             trace.addresses().iter().eq(&of_names(stand, &ALL, target)?),
-            "{told}"
+            "{reported}"
         );
-        ensure!(told["source"]["kind"] == "host", "{told}");
-        ensure!(told["pool"]["inside"] == true, "{told}");
+        ensure!(reported["source"]["kind"] == "host", "{reported}");
+        ensure!(reported["pool"]["inside"] == true, "{reported}");
         if !target.ip().is_loopback() {
             continue;
         }
@@ -79,15 +79,23 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let ends = ["host", &*target.to_string(), ""];
         // Maglev hashes only the address, so all flows of the host get the same backend.
         let before = wait_traced(node, ends, "reached")?;
-        ensure!(before.told["affinity"].is_null(), "{}", before.told);
+        ensure!(before.reported["affinity"].is_null(), "{}", before.reported);
         let answers = curl(node.name(), target, 5)?;
         let names = answers.all_from().context("a request failed")?;
         let expected = of_names(stand, &names, target)?;
         ensure!(names.len() == 1, "{answers}");
-        ensure!(before.addresses().iter().eq(&expected), "{}", before.told);
+        ensure!(
+            before.addresses().iter().eq(&expected),
+            "{}",
+            before.reported
+        );
         let after = wait_traced(node, ends, "reached")?;
-        ensure!(after.told["affinity"]["stays"] == true, "{}", after.told);
-        ensure!(after.addresses().iter().eq(&expected), "{}", after.told);
+        ensure!(
+            after.reported["affinity"]["stays"] == true,
+            "{}",
+            after.reported
+        );
+        ensure!(after.addresses().iter().eq(&expected), "{}", after.reported);
     }
     Ok(())
 }
@@ -96,18 +104,18 @@ fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let service = ServiceManifest {
         annotations: json!({ "service.health-agent.io/algorithm": "maglev" }),
-        ..stand.service("host-told", number)
+        ..stand.service("host-reported", number)
     };
     stand.write(&service)?;
     for target in targets(&service) {
         wait_answered_by(node.name(), target, &ALL)?;
         let trace = wait_traced(node, ["host:40000", &target.to_string(), ""], "reached")?;
-        let reasons = trace.told["pool"]["reasons"].to_string();
+        let reasons = trace.reported["pool"]["reasons"].to_string();
         ensure!(reasons.contains("the socket's cookie"), "{reasons}");
         ensure!(
             trace.addresses().iter().eq(&of_names(stand, &ALL, target)?),
             "{}",
-            trace.told
+            trace.reported
         );
     }
     Ok(())
@@ -134,8 +142,8 @@ fn known_sockets(stand: &Stand, number: u8) -> anyhow::Result<()> {
             let ends = [&*source, &target.to_string(), protocol];
             let trace = wait_traced(node, ends, "reached")?;
             let expected = of_names(stand, &[backend], target)?;
-            ensure!(trace.stays(), "{}", trace.told);
-            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+            ensure!(trace.stays(), "{}", trace.reported);
+            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
         }
         flows.push((target, connection, opened, asking, datagrams));
     }
@@ -150,7 +158,7 @@ fn known_sockets(stand: &Stand, number: u8) -> anyhow::Result<()> {
         // The connection stays, and no other socket gets there.
         let opened = format!("host:{opened}");
         let trace = wait_traced(node, [&opened, &destination, ""], "reached")?;
-        ensure!(trace.stays(), "{}", trace.told);
+        ensure!(trace.stays(), "{}", trace.reported);
         connection.ask()?;
         wait_traced(node, ["host", &destination, ""], "rejected")?;
         let error = error(node, target)?;
@@ -182,16 +190,16 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let destination = target.to_string();
         let trace = wait_traced(here, ["host", &destination, ""], "reached")?;
         ensure!(
-            trace.told["source-ranges"]["admitted"] == true,
+            trace.reported["source-ranges"]["admitted"] == true,
             "{}",
-            trace.told
+            trace.reported
         );
         wait_answered_by(here.name(), target, &ALL[1..])?;
         let trace = wait_traced(there, ["host", &destination, ""], "rejected")?;
         ensure!(
-            trace.told["source-ranges"]["admitted"] == false,
+            trace.reported["source-ranges"]["admitted"] == false,
             "{}",
-            trace.told
+            trace.reported
         );
         ensure!(trace.answer().contains("EPERM"), "{}", trace.answer());
         let error = error(there, target)?;
@@ -232,14 +240,14 @@ fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
         trace.answer()
     );
     let trace = wait_traced(node, ends("host"), "not-served")?;
-    ensure!(trace.backends().is_empty(), "{}", trace.told);
+    ensure!(trace.backends().is_empty(), "{}", trace.reported);
     for command in ["list", "get associated"] {
-        let told = node.cli(&format!("service {command}"))?.success()?;
+        let reported = node.cli(&format!("service {command}"))?.success()?;
         let [target, _] = service.cluster_ips[..] else {
             anyhow::bail!("{:?}", service.cluster_ips);
         };
         let problem = format!("SCTP to another port: drops at {target}:80, ");
-        ensure!(told.contains(&problem), "{told}");
+        ensure!(reported.contains(&problem), "{reported}");
     }
     Ok(())
 }

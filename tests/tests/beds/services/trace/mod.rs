@@ -20,27 +20,27 @@ pub(super) use outside::ROWS as OUTSIDE_ROWS;
 /// The output of a trace, and its exit code.
 struct Trace {
     code: i32,
-    told: Value,
+    reported: Value,
 }
 
 impl Trace {
     fn run(node: &Node, source: &str, destination: &str, more: &str) -> anyhow::Result<Self> {
         let words = format!("service trace {source} {destination} {more} -o json");
         let ran = node.cli(&words)?;
-        let told = serde_json::from_str(&ran.stdout);
+        let reported = serde_json::from_str(&ran.stdout);
         Ok(Self {
-            told: told.with_context(|| format!("{words}: {}", ran.stderr))?,
+            reported: reported.with_context(|| format!("{words}: {}", ran.stderr))?,
             code: ran.code.context("a signal")?,
         })
     }
 
     /// Whether the flow is known, and stays with its backend.
     fn stays(&self) -> bool {
-        self.told["flow"]["stays"] == true
+        self.reported["flow"]["stays"] == true
     }
 
     fn backends(&self) -> Vec<&Value> {
-        let backends = self.told["backends"].as_array();
+        let backends = self.reported["backends"].as_array();
         backends.into_iter().flatten().collect()
     }
 
@@ -51,11 +51,11 @@ impl Trace {
     }
 
     fn verdict(&self) -> &str {
-        self.told["verdict"].as_str().unwrap_or_default()
+        self.reported["verdict"].as_str().unwrap_or_default()
     }
 
     fn answer(&self) -> &str {
-        self.told["answer"].as_str().unwrap_or_default()
+        self.reported["answer"].as_str().unwrap_or_default()
     }
 }
 
@@ -68,8 +68,12 @@ fn wait_traced(
     let traced = wait_for("a trace to say so", PATIENCE, || {
         // A service is not known before its file is read.
         let trace = Trace::run(node, source, destination, more)?;
-        ensure!(trace.verdict() == verdict, "{}", trace.told);
-        ensure!(trace.told["differences"] == json!([]), "{}", trace.told);
+        ensure!(trace.verdict() == verdict, "{}", trace.reported);
+        ensure!(
+            trace.reported["differences"] == json!([]),
+            "{}",
+            trace.reported
+        );
         Ok(Some(trace))
     });
     let trace = traced.with_context(|| format!("{source} to {destination}: {verdict}"))?;
@@ -81,7 +85,7 @@ fn wait_traced(
         trace.code == code,
         "ended with {}: {}",
         trace.code,
-        trace.told
+        trace.reported
     );
     Ok(trace)
 }
@@ -122,7 +126,7 @@ pub(super) fn is_refused(
     let trace = wait_traced(node, [&id, &target.to_string(), ""], verdict)?;
     let refused = trace.backends().into_iter();
     let refused = refused.filter(|backend| backend[side]["allowed"] == false);
-    ensure!(refused.count() > 0, "{}", trace.told);
+    ensure!(refused.count() > 0, "{}", trace.reported);
     ensure!(
         trace.answer().contains("no rule allows it"),
         "{}",
@@ -140,6 +144,6 @@ pub(super) fn is_admitted(
 ) -> anyhow::Result<()> {
     let id = client.endpoint.id.to_string();
     let trace = wait_traced(node, [&id, &target.to_string(), ""], "reached")?;
-    ensure!(trace.answer().contains(rule), "{}", trace.told);
+    ensure!(trace.answer().contains(rule), "{}", trace.reported);
     Ok(())
 }

@@ -24,16 +24,16 @@ use crate::services::wait_answered_by;
 pub(in crate::services) const ROWS: &[Row] = &[
     ("a_trace_names_who_answers_clients_outside", reached),
     ("a_trace_finds_flows_of_clients_outside", known_flows),
-    ("a_trace_tells_where_a_client_outside_stays", affinity),
+    ("a_trace_reports_where_a_client_outside_stays", affinity),
     (
-        "a_trace_tells_which_clients_outside_may_use_a_load_balancer",
+        "a_trace_reports_which_clients_outside_may_use_a_load_balancer",
         source_ranges,
     ),
     (
         "a_trace_knows_that_no_packet_is_served_at_the_loopback",
         loopback,
     ),
-    ("a_trace_tells_who_may_not_come_from_outside", strangers),
+    ("a_trace_reports_who_may_not_come_from_outside", strangers),
 ];
 
 fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
@@ -47,13 +47,13 @@ fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_answered_by(FAR, target, &ALL)?;
         let ends = [&*client.to_string(), &target.to_string(), ""];
         let trace = wait_traced(node, ends, "reached")?;
-        let told = &trace.told;
+        let reported = &trace.reported;
         ensure!(
             trace.addresses().iter().eq(&of_names(stand, &ALL, target)?),
-            "{told}"
+            "{reported}"
         );
-        ensure!(told["source"]["kind"] == "outside", "{told}");
-        ensure!(told["pool"]["inside"] == false, "{told}");
+        ensure!(reported["source"]["kind"] == "outside", "{reported}");
+        ensure!(reported["pool"]["inside"] == false, "{reported}");
     }
     stand.write(&service.clone().spec(local.clone()))?;
     for (target, client) in node_targets(stand, number) {
@@ -61,8 +61,12 @@ fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let ends = [&*client.to_string(), &target.to_string(), ""];
         let trace = wait_traced(node, ends, "reached")?;
         let expected = of_names(stand, &ALL[..1], target)?;
-        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
-        ensure!(trace.told["pool"]["policy"] == "Local", "{}", trace.told);
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
+        ensure!(
+            trace.reported["pool"]["policy"] == "Local",
+            "{}",
+            trace.reported
+        );
     }
     stand.write(&service.of(&stand.backends[1..]).spec(local))?;
     for (target, client) in node_targets(stand, number) {
@@ -94,8 +98,8 @@ fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
             let source = from(client, connection.stream().local_addr()?);
             let trace = wait_traced(node, [&source, &target.to_string(), ""], "reached")?;
             let expected = of_names(stand, &[name], target)?;
-            ensure!(trace.stays(), "{}", trace.told);
-            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+            ensure!(trace.stays(), "{}", trace.reported);
+            ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
             flows.push((target, source, connection));
         }
         let mut datagrams = Datagrams::open(FAR, target)?;
@@ -104,8 +108,8 @@ fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let ends = [&*source, &target.to_string(), "--protocol udp"];
         let trace = wait_traced(node, ends, "reached")?;
         let expected = of_names(stand, &[&answer.backend], target)?;
-        ensure!(trace.stays(), "{}", trace.told);
-        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+        ensure!(trace.stays(), "{}", trace.reported);
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
     }
     // A connection that is over no longer sticks to its backend.
     if let Some((target, source, connection)) = flows.pop() {
@@ -121,7 +125,11 @@ fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for (target, source, mut connection) in flows {
         let trace = wait_traced(node, [&source, &target.to_string(), ""], "rejected")?;
-        ensure!(trace.told["flow"]["stays"] == false, "{}", trace.told);
+        ensure!(
+            trace.reported["flow"]["stays"] == false,
+            "{}",
+            trace.reported
+        );
         connection.ask()?;
     }
     Ok(())
@@ -144,14 +152,18 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_answered_by(FAR, target, &["web-2"])?;
         let ends = [&*client.to_string(), &target.to_string(), ""];
         let trace = wait_traced(node, ends, "reached")?;
-        ensure!(trace.told["affinity"]["stays"] == true, "{}", trace.told);
+        ensure!(
+            trace.reported["affinity"]["stays"] == true,
+            "{}",
+            trace.reported
+        );
     }
     stand.write(&service.clone().spec(sticks))?;
     for (target, client) in node_targets(stand, number) {
         let ends = [&*client.to_string(), &target.to_string(), ""];
         let expected = of_names(stand, &["web-2"], target)?;
         let trace = wait_traced(node, ends, "reached")?;
-        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
         let answers = curl(FAR, target, 5)?;
         ensure!(
             answers.all_from().is_some_and(|all| all == ["web-2"]),
@@ -166,11 +178,11 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let ends = [&*client.to_string(), &target.to_string(), ""];
         wait_for("the policy to be in force", PATIENCE, || {
             let trace = wait_traced(node, ends, "reached")?;
-            Ok((trace.told["affinity"]["stays"] == false).then_some(()))
+            Ok((trace.reported["affinity"]["stays"] == false).then_some(()))
         })?;
         let trace = wait_traced(node, ends, "reached")?;
         let expected = of_names(stand, &["web-1"], target)?;
-        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.told);
+        ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
         let answers = curl(FAR, target, 5)?;
         ensure!(
             answers.all_from().is_some_and(|all| all == ["web-1"]),
@@ -191,9 +203,9 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let trace = |client: &str, target: SocketAddr, verdict: &str, admitted: bool| {
         wait_for("source ranges to judge so", PATIENCE, || {
             let trace = Trace::run(node, client, &target.to_string(), "")?;
-            let judged = &trace.told["source-ranges"]["admitted"];
-            ensure!(trace.verdict() == verdict, "{}", trace.told);
-            ensure!(*judged == json!(admitted), "{}", trace.told);
+            let judged = &trace.reported["source-ranges"]["admitted"];
+            ensure!(trace.verdict() == verdict, "{}", trace.reported);
+            ensure!(*judged == json!(admitted), "{}", trace.reported);
             Ok(Some(()))
         })
     };
@@ -210,8 +222,8 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for (target, client) in nodes {
         wait_answered_by(FAR, target, &ALL)?;
         let ends = [&*client.to_string(), &target.to_string(), ""];
-        let told = wait_traced(node, ends, "reached")?.told;
-        ensure!(told["source-ranges"].is_null(), "{told}");
+        let reported = wait_traced(node, ends, "reached")?.reported;
+        ensure!(reported["source-ranges"].is_null(), "{reported}");
     }
     Ok(())
 }
@@ -275,7 +287,7 @@ fn strangers(stand: &Stand, number: u8) -> anyhow::Result<()> {
             [&target.ip().to_string(), &destination, ""],
             "reached",
         )?;
-        ensure!(own.told["source"]["kind"] == "host", "{}", own.told);
+        ensure!(own.reported["source"]["kind"] == "host", "{}", own.reported);
         let (nobody, localhost): (&str, IpAddr) = match target {
             SocketAddr::V4(_) => ("224.0.0.5", [127, 0, 0, 1].into()),
             SocketAddr::V6(_) => ("ff02::5", std::net::Ipv6Addr::LOCALHOST.into()),

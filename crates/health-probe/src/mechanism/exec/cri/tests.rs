@@ -76,7 +76,7 @@ async fn e2_a_runtime_that_answers_rubbish_is_an_error() {
 }
 
 #[tokio::test]
-async fn e2_e4_a_runtime_that_hangs_is_told_from_a_command_that_does() {
+async fn e2_e4_a_runtime_that_hangs_is_distinguished_from_a_command_that_does() {
     let runtime = MuteRuntime::new(b"");
     // This container has no process of the command.
     let container = IsolatedProcess::start();

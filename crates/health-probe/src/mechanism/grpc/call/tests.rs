@@ -116,7 +116,7 @@ fn headers_alone_are_an_answer() {
 }
 
 #[test]
-fn how_a_call_ends_is_told_at_its_end() {
+fn how_a_call_ends_is_reported_at_its_end() {
     let block = [head(), trailers()].concat();
     let answer = [
         settings(),
@@ -222,7 +222,7 @@ fn large_requests_take_several_frames() {
 }
 
 #[test]
-fn what_breaks_the_protocol_is_told() {
+fn what_breaks_the_protocol_is_reported() {
     let begun = frame(frame::HEADERS, flag::END_HEADERS, STREAM, &head());
     let large = vec![0; REPLY_LIMIT + 1];
     let endless = frame(frame::CONTINUATION, 0, STREAM, &[0x88; FRAME_MAX]);

@@ -38,7 +38,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Agents' leases last `lease`.
+    /// An empty store that grants leases of this duration.
     pub(super) fn new(lease: Duration, started: Instant) -> Self {
         Self {
             epoch: 0,

@@ -159,7 +159,7 @@ fn a_pool_says_what_hints_come_to_and_that_only_endings_are_left() {
 }
 
 #[test]
-fn maps_that_lead_elsewhere_than_the_agent_means_are_told() {
+fn maps_that_lead_elsewhere_than_the_agent_means_are_reported() {
     let two = owner(
         "ClusterIP",
         ["cluster"; 2],

@@ -132,8 +132,8 @@ impl Connection {
         result.map_err(NetlinkError::Refused)
     }
 
-    /// Lists objects. The kernel marks a listing if something changed while it was written; entries may then be missing, so
-    /// the request is repeated.
+    /// Lists objects. The kernel marks a listing if something changed while it was written; entries may then be
+    /// missing, so the request is repeated.
     pub(super) fn list<M: NetlinkSerializable + Clone, T>(
         &mut self,
         message: &M,
@@ -157,8 +157,8 @@ impl Connection {
         Err(io::Error::other(text).into())
     }
 
-    /// Sends messages as one transaction. The first and the last message only mark the batch (net/netfilter/nfnetlink.c,
-    /// `nfnetlink_rcv_batch`).
+    /// Sends messages as one transaction. The first and the last message only mark the batch
+    /// (net/netfilter/nfnetlink.c, `nfnetlink_rcv_batch`).
     pub(super) fn transact<M: NetlinkSerializable>(
         &mut self,
         messages: Vec<(M, u16)>,
@@ -242,8 +242,8 @@ impl Connection {
         self.parts(sequence, take).map(|(result, _)| result)
     }
 
-    /// Reads the parts of an answer to its end, and returns whether no change interrupted it. Skips leftovers of earlier
-    /// answers.
+    /// Reads the parts of an answer to its end, and returns whether no change interrupted it. Skips leftovers of
+    /// earlier answers.
     fn parts(
         &self,
         sequence: u32,
@@ -321,19 +321,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_reason_is_told() {
+    fn the_kernels_reason_is_reported() {
         let mut payload = (-22_i32).to_ne_bytes().to_vec();
         payload.extend([0; 16]);
         payload.extend([9, 0, 1, 0]);
         payload.extend(b"cold\0");
-        let told = result_of(NLM_F_ACK_TLVS | NLM_F_CAPPED, &payload).unwrap();
+        let reported = result_of(NLM_F_ACK_TLVS | NLM_F_CAPPED, &payload).unwrap();
         assert_eq!(
-            told.unwrap_err().to_string(),
+            reported.unwrap_err().to_string(),
             "Invalid argument (os error 22): cold"
         );
-        let told = result_of(0, &(-4103_i32).to_ne_bytes()).unwrap();
+        let reported = result_of(0, &(-4103_i32).to_ne_bytes()).unwrap();
         assert_eq!(
-            told.unwrap_err().to_string(),
+            reported.unwrap_err().to_string(),
             "the entry is already in the set"
         );
         assert_eq!(result_of(0, &[0; 4]), Ok(Ok(())));

@@ -1,7 +1,7 @@
 //! The desired state of the kernel.
 //!
-//! A plan consists of port plans, each of which depends only on the port's state and the node's addresses. So a change of a
-//! port costs no more than that port.
+//! A plan consists of port plans, each of which depends only on the port's state and the node's addresses. So a change
+//! of a port costs no more than that port.
 
 mod port;
 
@@ -68,8 +68,8 @@ pub struct Server {
     pub lingering: BTreeSet<SocketAddr>,
 }
 
-/// Sets of addresses that block packets from some sources or from all. Only the port that owns an address's virtual server
-/// decides whether the address is in them.
+/// Sets of addresses that block packets from some sources or from all. Only the port that owns an address's virtual
+/// server decides whether the address is in them.
 const GUARDS: [SetKind; 4] = [
     SetKind::Reject,
     SetKind::Drop,

@@ -58,8 +58,8 @@ pub(super) fn plan(
     builder.plan
 }
 
-/// The endpoints of a virtual server. It treats all sources alike: if some traffic must go to endpoints of this node, all
-/// traffic does. Where traffic from other machines must be dropped, a rule does that.
+/// The endpoints of a virtual server. It treats all sources alike: if some traffic must go to endpoints of this node,
+/// all traffic does. Where traffic from other machines must be dropped, a rule does that.
 fn target(frontend: &Frontend) -> Target {
     match frontend.outside {
         Target::Drop => frontend.inside,
@@ -165,8 +165,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Allows only these sources at an address. The node itself is allowed if one of its addresses is: packets that it sends
-    /// there have the address itself as their source.
+    /// Allows only these sources at an address. The node itself is allowed if one of its addresses is: packets that it
+    /// sends there have the address itself as their source.
     fn restrict(&mut self, address: SocketAddr, ranges: &[IpNet]) {
         let (ip, port, protocol) = (address.ip(), address.port(), self.key.name.protocol);
         self.entries(SetKind::LoadBalancerFirewall, &[address]);

@@ -66,8 +66,8 @@ impl KubernetesServices {
         })
     }
 
-    /// The services and endpoint slices, now and whenever they change. A controller of the cluster decides which endpoints
-    /// are ready.
+    /// The services and endpoint slices, now and whenever they change. A controller of the cluster decides which
+    /// endpoints are ready.
     pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
         self.services.clone()
     }

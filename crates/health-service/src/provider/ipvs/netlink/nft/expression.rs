@@ -75,8 +75,8 @@ fn load(key: MetaKey) -> Expressions {
     Expressions::Meta(vec![Meta::Key(key), Meta::DestinationRegister(REGISTER)])
 }
 
-/// The packet is in an ipset set; `parts` says which address each part of an entry is compared with (net/netfilter/xt_set.c,
-/// `struct xt_set_info_match_v1`).
+/// The packet is in an ipset set; `parts` says which address each part of an entry is compared with
+/// (net/netfilter/xt_set.c, `struct xt_set_info_match_v1`).
 pub(crate) fn in_set(index: u16, parts: &[Side]) -> Vec<Expressions> {
     let sources = parts.iter().enumerate();
     let flags = sources

@@ -238,8 +238,8 @@ fn bytes_of_flags(value: &[u8]) -> Result<[u8; 8], Malformed> {
     bytes(value, "flags")
 }
 
-/// Reads a real server of a virtual server in this family; in tunnels, real servers may be of the other family. `None` for
-/// an answer about something else.
+/// Reads a real server of a virtual server in this family; in tunnels, real servers may be of the other family. `None`
+/// for an answer about something else.
 pub(super) fn read_real(object: &[u8], family: Family) -> Result<Option<RealServer>, Malformed> {
     let Some(bytes) = find(payload(object)?, part::DEST)? else {
         return Ok(None);

@@ -41,7 +41,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
         ("route", format!("ip route delete {}", node.health_ipv4()?)),
         ("namespace", format!("ip netns delete {namespace}")),
     ] {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let mut again = Vec::new();
         for round in 0..ROUNDS {
             pause(round);
@@ -57,10 +57,10 @@ pub(super) fn run() -> anyhow::Result<Report> {
                 Ok(first.zip(last).map(|(a, b)| (a.timestamp, b.timestamp)))
             })?;
             let after = |at: Timestamp| at.duration_since(begun).unsigned_abs();
-            told.push(after(first));
+            reported.push(after(first));
             again.push(after(last));
         }
-        figures.extend(of(&format!("`{harm}`: reported in its log"), told)?);
+        figures.extend(of(&format!("`{harm}`: reported in its log"), reported)?);
         figures.extend(of(&format!("`{harm}`: recovery reported"), again)?);
     }
     // A foreign device in the way until it is removed.
@@ -98,8 +98,8 @@ fn foreign_device(node: &Node) -> anyhow::Result<[Duration; PLACES.len()]> {
     harmed?;
     let mut delays = [None; PLACES.len()];
     let delays = wait_for("each place to report it", PATIENCE, || {
-        for (delay, is_told) in delays.iter_mut().zip(places(node)?) {
-            if is_told {
+        for (delay, is_reported) in delays.iter_mut().zip(places(node)?) {
+            if is_reported {
                 delay.get_or_insert_with(|| begun.elapsed());
             }
         }
@@ -163,7 +163,7 @@ fn of(what: &str, mut delays: Vec<Duration>) -> anyhow::Result<Vec<Figure>> {
             other: Some(limit),
             target,
         };
-        figure.tell();
+        figure.print();
         anyhow::Ok(figure)
     });
     figures.into_iter().collect()

@@ -1,7 +1,7 @@
 //! Finds which kernel features the agent can use, by trying each one instead of checking the kernel's version.
 //!
-//! The attempts leave nothing behind: programs and maps disappear when they are closed, and whatever needs a device is tried
-//! in a separate network namespace.
+//! The attempts leave nothing behind: programs and maps disappear when they are closed, and whatever needs a device is
+//! tried in a separate network namespace.
 
 mod attempts;
 

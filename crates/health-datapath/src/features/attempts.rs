@@ -163,8 +163,8 @@ fn load_pass() -> io::Result<OwnedFd> {
     load(&[mov(R0, TC_ACT_UNSPEC), exit()])
 }
 
-/// Whether tc programs may call a helper. Without arguments, the verifier refuses most calls anyway; but it names a missing
-/// helper as such.
+/// Whether tc programs may call a helper. Without arguments, the verifier refuses most calls anyway; but it names a
+/// missing helper as such.
 fn has_helper(helper: bpf_func_id) -> bool {
     let mut log = vec![0; LOG_ROOM];
     if sys::load_classifier(&[call(helper), exit()], &mut log).is_ok() {

@@ -9,7 +9,7 @@ use health_settings::{RegistrySpec, Settings};
 
 /// A server that the agent queries according to its settings.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Asked {
+pub struct QueriedServer {
     /// Description, such as `the API server https://192.0.2.1:6443`.
     pub what: String,
     /// Host name or address.
@@ -26,7 +26,7 @@ const HTTPS_PORT: u16 = 443;
 
 /// All servers that an agent with these settings queries. Skips sources that cannot be read: the code that opens the
 /// source reports why.
-pub async fn asked(config: &Settings) -> Vec<Asked> {
+pub async fn of_settings(config: &Settings) -> Vec<QueriedServer> {
     let services = &config.services.sources;
     let mut specs: Vec<RegistrySpec> = vec![
         config.node.registry.clone(),
@@ -61,7 +61,7 @@ pub async fn asked(config: &Settings) -> Vec<Asked> {
     all
 }
 
-async fn of_spec(spec: &RegistrySpec) -> Vec<Asked> {
+async fn of_spec(spec: &RegistrySpec) -> Vec<QueriedServer> {
     match spec {
         RegistrySpec::File(_) => Vec::new(),
         #[cfg(feature = "etcd")]
@@ -85,7 +85,7 @@ async fn of_spec(spec: &RegistrySpec) -> Vec<Asked> {
 
 /// The host and port of a URL, such as `https://[2001:db8::1]:6443/path`.
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
-fn of_url(kind: &str, url: &str) -> Option<Asked> {
+fn of_url(kind: &str, url: &str) -> Option<QueriedServer> {
     let (scheme, rest) = url.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next()?;
     let place = authority.rsplit('@').next()?;
@@ -98,7 +98,7 @@ fn of_url(kind: &str, url: &str) -> Option<Asked> {
         None if scheme == "http" => HTTP_PORT,
         None => HTTPS_PORT,
     };
-    (!host.is_empty()).then(|| Asked {
+    (!host.is_empty()).then(|| QueriedServer {
         what: format!("{kind} {}", url.trim_end_matches('/')),
         host: host.to_owned(),
         port,
@@ -107,9 +107,9 @@ fn of_url(kind: &str, url: &str) -> Option<Asked> {
 
 /// Socket addresses of the servers, with their descriptions. Resolves names now, and skips those that cannot be
 /// resolved.
-pub async fn addresses(asked: &[Asked]) -> BTreeMap<SocketAddr, String> {
+pub async fn addresses(servers: &[QueriedServer]) -> BTreeMap<SocketAddr, String> {
     let mut found = BTreeMap::new();
-    for one in asked {
+    for one in servers {
         if let Ok(ip) = parse_ip(&one.host) {
             found.insert(SocketAddr::new(ip, one.port), one.what.clone());
             continue;
@@ -140,7 +140,7 @@ mod tests {
             ("https://api.example.com", "api.example.com", 443),
             ("http://[2001:db8::1]", "2001:db8::1", 80),
         ] {
-            let found = of_url("etcd", url).map(|asked| (asked.host, asked.port));
+            let found = of_url("etcd", url).map(|server| (server.host, server.port));
             assert_eq!(found, Some((host.to_owned(), port)), "{url}");
         }
         for bad in ["192.0.2.1:2379", "https://", "https://:6443", "http://a:b"] {
@@ -150,13 +150,16 @@ mod tests {
 
     #[tokio::test]
     async fn addresses_are_those_of_literals_and_names() {
-        let asked = [
+        let servers = [
             "http://[::ffff:192.0.2.1]:2379",
             "http://localhost:2379",
             "http://no.such.invalid",
         ];
-        let asked: Vec<_> = asked.iter().filter_map(|url| of_url("etcd", url)).collect();
-        let found = addresses(&asked).await;
+        let servers: Vec<_> = servers
+            .iter()
+            .filter_map(|url| of_url("etcd", url))
+            .collect();
+        let found = addresses(&servers).await;
         assert!(
             found.contains_key(&([192, 0, 2, 1], 2379).into()),
             "{found:?}"

@@ -20,7 +20,7 @@ const CALM: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Notifications that trigger an early check.
-pub(super) struct News {
+pub(super) struct ChangeTrigger {
     /// `None` once no more notifications can arrive.
     changes: Option<Changes>,
     /// Minimum time between two checks.
@@ -29,7 +29,7 @@ pub(super) struct News {
     last_repair: Option<tokio::time::Instant>,
 }
 
-impl News {
+impl ChangeTrigger {
     /// Covers changes from now on.
     pub(super) fn new(changes: Result<Changes, KernelError>) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl News {
     /// Records the outcome of a check, whatever triggered it. If another process keeps breaking what was repaired, the
     /// pauses grow to the usual [`PERIOD`]. A repair is itself a change that triggers a check, so one check without a
     /// repair does not reset the pause.
-    pub(super) fn pace(&mut self, has_repaired: bool) {
+    pub(super) fn note_outcome(&mut self, has_repaired: bool) {
         let now = tokio::time::Instant::now();
         if has_repaired {
             self.pause = (self.pause * 2).min(PERIOD);
@@ -136,7 +136,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn looks_because_of_news_slow_down_while_somebody_undoes_repairs() {
-        let mut news = News {
+        let mut trigger = ChangeTrigger {
             changes: None,
             pause: CHANGES_PERIOD,
             not_before: tokio::time::Instant::now(),
@@ -144,19 +144,19 @@ mod tests {
         };
         let mut pauses = Vec::new();
         for _ in 0..4 {
-            news.pace(true);
+            trigger.note_outcome(true);
             // The repair also counts as a change.
-            news.pace(false);
-            pauses.push(news.pause.as_millis());
+            trigger.note_outcome(false);
+            pauses.push(trigger.pause.as_millis());
         }
         assert_eq!(pauses, [200, 400, 500, 500]);
         tokio::time::advance(CALM).await;
-        news.pace(false);
-        assert_eq!(news.pause, CHANGES_PERIOD);
+        trigger.note_outcome(false);
+        assert_eq!(trigger.pause, CHANGES_PERIOD);
     }
 
     #[test]
-    fn what_is_missing_is_told_and_looked_for_without_pauses() {
+    fn what_is_missing_is_reported_and_looked_for_without_pauses() {
         let missing = Outcome {
             missing: vec!["uplink eth1 does not exist".to_owned()],
             ..Outcome::default()

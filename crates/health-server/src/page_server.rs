@@ -134,9 +134,9 @@ pub struct Page {
 
 /// Serves pages. Closes the listeners when dropped.
 #[derive(Debug)]
-pub struct Monitor(Server);
+pub struct PageServer(Server);
 
-impl Monitor {
+impl PageServer {
     /// Serves `pages` on `listeners`. Must be called in a tokio runtime.
     pub fn start(
         listeners: Vec<TcpListener>,
@@ -209,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    fn started() -> (Monitor, SocketAddr) {
+    fn started() -> (PageServer, SocketAddr) {
         let any = ListenAddress::Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let listeners = bind("--metrics-address", &any).unwrap();
         let address = listeners[0].local_addr().unwrap();
@@ -220,7 +220,7 @@ mod tests {
             answer: Box::new(answer),
         };
         let pages = [page("/page"), page("/other")];
-        (Monitor::start(listeners, pages).unwrap(), address)
+        (PageServer::start(listeners, pages).unwrap(), address)
     }
 
     async fn ask(address: SocketAddr, request: &str) -> String {
@@ -234,7 +234,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_pages_are_served_and_nothing_else() {
-        let (monitor, address) = started();
+        let (server, address) = started();
         let response = ask(address, "GET /page").await;
         assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
         assert!(response.ends_with("\r\n\r\nfine"), "{response}");
@@ -249,23 +249,23 @@ mod tests {
             response.contains("/page takes only GET and HEAD"),
             "{response}"
         );
-        monitor.shutdown().await;
+        server.shutdown().await;
         assert!(TcpStream::connect(address).await.is_err());
     }
 
     #[tokio::test]
     async fn half_a_request_does_not_hold_up_the_end() {
-        let (monitor, address) = started();
+        let (server, address) = started();
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /pa").await.unwrap();
-        timeout(Duration::from_secs(120), monitor.shutdown())
+        timeout(Duration::from_secs(120), server.shutdown())
             .await
             .unwrap();
     }
 
     #[tokio::test]
-    async fn a_port_in_use_is_told_with_its_flag() {
-        let (_monitor, address) = started();
+    async fn a_port_in_use_is_reported_with_its_flag() {
+        let (_server, address) = started();
         let error = bind("--metrics-address", &ListenAddress::Address(address))
             .unwrap_err()
             .to_string();

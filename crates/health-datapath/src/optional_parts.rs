@@ -10,14 +10,14 @@ use crate::program::DatapathProgram::{
 
 /// The parts that are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Parts {
+pub(crate) struct OptionalParts {
     /// Services, and host routing with them.
     pub(crate) services: bool,
     /// Masquerading.
     pub(crate) masquerade: bool,
 }
 
-impl Parts {
+impl OptionalParts {
     /// Whether these parts include the program.
     pub(crate) fn have(self, program: DatapathProgram) -> bool {
         match program {

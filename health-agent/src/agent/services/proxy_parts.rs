@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use health_registry::nodes::Node;
-use health_server::monitor;
+use health_server::page_server;
 use health_service::provider::ipvs::netlink::server::Timeouts;
 use health_service::provider::ipvs::plan::PlanSettings;
 use health_service::provider::ipvs::rules::RuleSettings;
@@ -15,14 +15,14 @@ use health_settings::{ServiceProxyMode, Settings};
 use super::sources::Sources;
 
 /// What the proxy needs before it starts: open sources, bound ports, and the IPVS provider.
-pub(in crate::agent) struct Parts {
+pub(in crate::agent) struct ProxyParts {
     pub(super) sources: Sources,
     pub(super) ports: Ports,
     /// Set in the mode `ipvs`.
     pub(super) ipvs: Option<Ipvs>,
 }
 
-impl Parts {
+impl ProxyParts {
     /// Opens everything, so that an agent that cannot serve services fails before it changes anything. `None` if the
     /// settings name no source. Must be called in a tokio runtime.
     pub(in crate::agent) fn open(config: &Settings, own: &Node) -> anyhow::Result<Option<Self>> {
@@ -54,14 +54,14 @@ pub(super) struct Ports {
 
 impl Ports {
     /// Binds the listeners.
-    fn open(config: &Settings) -> Result<Self, monitor::BindError> {
+    fn open(config: &Settings) -> Result<Self, page_server::BindError> {
         let settings = &config.services;
         Ok(Self {
-            health: monitor::bind(
+            health: page_server::bind(
                 "--service-healthz-address",
                 &settings.service_healthz_address,
             )?,
-            metrics: monitor::bind(
+            metrics: page_server::bind(
                 "--service-metrics-address",
                 &settings.service_metrics_address,
             )?,

@@ -10,7 +10,7 @@ const LONGEST: Duration = Duration::from_millis(2500);
 
 /// The pause before the next attempt.
 #[derive(Clone, Debug)]
-pub struct Backoff {
+pub(crate) struct Backoff {
     next: Duration,
 }
 
@@ -23,14 +23,14 @@ impl Default for Backoff {
 impl Backoff {
     /// The pause after another failure: between half and all of a time that doubles. `random` is at least 0 and below
     /// 1.
-    pub fn pause(&mut self, random: f64) -> Duration {
+    pub(crate) fn pause(&mut self, random: f64) -> Duration {
         let full = self.next;
         self.next = (full * 2).min(LONGEST);
         full.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
     }
 
     /// Starts over after a success.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 }

@@ -1,11 +1,11 @@
-//! What every part of an agent is built on.
+//! The inputs that all parts of an agent share while it starts.
 
 use health_net::netlink::Handle;
 use health_registry::nodes::Node;
 use health_settings::Settings;
 
-/// What every part of an agent is built on.
-pub(super) struct Foundation<'a> {
+/// Settings, own node and kernel access, shared by all parts while the agent starts.
+pub(super) struct StartContext<'a> {
     pub(super) config: &'a Settings,
     /// This node's entry.
     pub(super) own: Node,
