@@ -50,5 +50,5 @@ pub use datapath::{Datapath, LoadSettings};
 pub use error::DatapathError;
 pub use maps::MapSizes;
 pub use program::{AttachPoint, DatapathProgram, Direction};
-pub use programs::{BENCH_PROGRAMS, LogError, PROGRAMS, ProgramLog};
+pub use programs::{LogError, PROGRAMS, ProgramLog};
 pub use workloads::Workload;

@@ -13,6 +13,7 @@ mod files;
 mod iperf;
 mod lookups;
 mod mesh;
+mod objects;
 mod parts;
 mod probe;
 mod program_cost;

@@ -12,8 +12,8 @@ use aya::programs::{Program, ProgramError, ProgramFd, SchedClassifier, TestRun a
 use aya::{Ebpf, EbpfLoader, TestRunOptions, TestRunResult};
 use aya_obj::programs::XdpAttachType;
 use health_common::probe::MESSAGE_LEN;
-use health_datapath::BENCH_PROGRAMS;
 
+use super::objects::BENCH_PROGRAMS;
 use super::parts::median;
 use super::{Figure, Target};
 use crate::testrun::TestRun;

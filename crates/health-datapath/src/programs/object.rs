@@ -10,9 +10,6 @@ use crate::program::DatapathProgram;
 /// The compiled programs that an agent loads.
 pub static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/datapath"));
 
-/// The compiled programs of the benchmarks; an agent never loads them.
-pub static BENCH_PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/bench"));
-
 /// The variable with the time from which programs hold early fragments.
 pub(super) const HOLDS_FROM: &str = "HOLDS_FROM";
 /// How long new programs leave early fragments alone, seconds: they see later fragments of packets whose first fragment

@@ -10,10 +10,10 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
 use health_common::addr::Addr;
 use health_common::endpoint::EndpointInfo;
-use health_datapath::BENCH_PROGRAMS;
 use health_net::mac::MacAddr;
 use health_net::netns::NetNs;
 
+use super::super::objects::BENCH_PROGRAMS;
 use super::stand::{Place, Pod};
 use crate::Node;
 use crate::bed::command_in;
