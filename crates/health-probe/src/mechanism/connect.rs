@@ -17,11 +17,11 @@ use super::lookup::LOOKUPS;
 use super::{Deadline, Host, Target, failure, own_error};
 use crate::Outcome;
 
-/// Maximum number of addresses of a name that are tried.
+/// Maximum number of a name's addresses that are tried.
 const ADDRESSES: usize = 8;
 /// Maximum number of bytes of a TLS handshake.
 pub(super) const HANDSHAKE_MAX: usize = 64 * 1024;
-/// Maximum number of bytes read without a pause. A server that never stops must not hold up other probes.
+/// Maximum number of bytes read without a pause. A server that never stops sending must not hold up other probes.
 const READ_AT_ONCE: usize = 8 * 1024;
 
 /// Why a connection failed.
@@ -36,10 +36,10 @@ pub(super) enum ConnectError {
     /// The name has no address.
     #[error("cannot resolve {0}: {1}")]
     Lookup(String, #[source] io::Error),
-    /// All slots for look-ups are waiting for an answer.
+    /// Every lookup slot is waiting for a reply.
     #[error("too many name lookups are in progress")]
     LookupsBusy,
-    /// The target, or the network, refused.
+    /// The target or the network refused the connection.
     #[error("{0}")]
     Refused(#[source] io::Error),
     /// This host cannot open another connection.
@@ -52,7 +52,7 @@ pub(super) enum ConnectError {
 
 impl ConnectError {
     fn new(error: io::Error) -> Self {
-        // The last one means that this host has no free port, or no address to connect from.
+        // EADDRNOTAVAIL: this host has no free port, or no address to connect from.
         const OWN: [Errno; 5] = [
             Errno::EMFILE,
             Errno::ENFILE,
@@ -68,7 +68,7 @@ impl ConnectError {
         }
     }
 
-    /// Whether the error says nothing about the target.
+    /// Whether the cause is on this host, so that the error says nothing about the target.
     pub(super) fn is_own(&self) -> bool {
         match self {
             Self::LookupsBusy | Self::Socket(_) | Self::Namespace(_) => true,
@@ -114,7 +114,7 @@ pub(super) async fn connect(
     let mut left = addresses.len() as u32;
     let mut last = ConnectError::TimedOut;
     for address in addresses {
-        // A silent address leaves time for the others.
+        // Share the remaining time, so that a silent address leaves some for the other addresses.
         let share = deadline.at().saturating_duration_since(Instant::now()) / left;
         let until = Instant::now() + share;
         match attempt(address, netns, usage, deadline, until).await {
@@ -183,32 +183,31 @@ async fn attempt(
     Connection::new(stream, usage).map_err(ConnectError::new)
 }
 
-/// What a connection is for.
+/// How a connection is used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
-    /// How it ends.
+    /// How the connection ends.
     pub(super) ending: Ending,
-    /// Maximum number of bytes to read from it. Anything beyond is an error.
+    /// Maximum number of bytes to read from the connection. Reading more is an error.
     pub(super) read_max: usize,
-    /// Whether data is written at once.
+    /// Whether the client writes as soon as the connection is established.
     pub(super) writes_first: bool,
-    /// Whether there is more than one write, which must not wait for the acknowledgement of the previous one.
+    /// Whether there are several writes (TCP_NODELAY): none may wait until the previous one is acknowledged.
     pub(super) no_delay: bool,
 }
 
-/// How a connection ends, without leaving TIME_WAIT on either side: that would cost a port and a conntrack entry for 60
-/// s per probe. `SO_LINGER` with a time does not shorten that, and makes `close` block.
+/// How a connection ends. Neither way leaves TIME_WAIT on either side, which would cost a port and a conntrack entry
+/// for 60 s per probe. `SO_LINGER` with a nonzero time does not shorten TIME_WAIT, and makes `close` block.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ending {
-    /// With a FIN, so that the server reads the end of the stream and no error. Our socket is forgotten once the
+    /// With a FIN, so that the server reads an end of stream and not an error. Our socket is forgotten once the
     /// server's kernel has the FIN; anything that the server sends after that is answered with a reset.
     Fin,
-    /// With a reset. For a server that was asked to close the connection itself: a FIN after its own would close the
-    /// connection in order, with a TIME_WAIT on its side.
+    /// With a reset. For servers that were asked to close the connection themselves: a FIN after the server's FIN would
+    /// complete an orderly close, with TIME_WAIT on the server's side.
     Reset,
 }
 
-/// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,

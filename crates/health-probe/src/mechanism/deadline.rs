@@ -1,5 +1,5 @@
-//! How long a probe may take. A late prober is not a late target: an answer that has arrived when the deadline is
-//! noticed counts, and time that this thread spent waiting for a CPU does not.
+//! How long a probe may take. A late prober does not mean a late target: a response that has arrived by the time the
+//! deadline is noticed counts, and time that this thread spent waiting for a CPU does not.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -13,15 +13,15 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-/// How many more times the awaited work is polled after the deadline has passed. A turn of the runtime asks the kernel
-/// first and checks the clock last, so it may see the deadline before an answer that came earlier; and an answer of the
+/// How many more times the awaited work is polled after the deadline has passed. The tokio runtime polls the kernel
+/// first and checks timers last, so it may see the deadline before a response that came earlier; and a response of the
 /// container runtime passes through a few tasks.
 const LAST_LOOKS: u32 = 8;
 /// Minimum lost time that is compensated.
 const LOST_MIN: Duration = Duration::from_millis(1);
-/// Maximum lost time that is compensated, in timeouts. A probe that lost more has no result.
+/// Maximum lost time that is compensated, as a multiple of the timeout. A probe that lost more has no result.
 const LOST_MAX: u32 = 3;
-/// How long a reading of the lost time is reused for probes that start.
+/// How long a reading of the lost time is reused for new probes.
 const READING_MAX: Duration = Duration::from_millis(1);
 
 /// The deadline of a probe.
@@ -33,7 +33,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// This long from now.
+    /// Returns a deadline `timeout` from now.
     pub fn after(timeout: Duration) -> Self {
         Self {
             at: Instant::now() + timeout,
@@ -42,7 +42,7 @@ impl Deadline {
         }
     }
 
-    /// The same without watching the thread's waiting time: for tests with paused time.
+    /// Ignores the thread's waiting time: for tests with paused time.
     #[cfg(test)]
     pub(super) fn unwatched(self) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Deadline {
         self.at
     }
 
-    /// The deadline plus the time that this thread has waited for a CPU since the probe started.
+    /// The deadline, extended by the time that this thread has waited for a CPU since the probe started.
     pub fn made_up(self) -> Instant {
         self.at + self.lost()
     }
@@ -71,12 +71,12 @@ impl Deadline {
         lost.min(self.timeout.saturating_mul(LOST_MAX))
     }
 
-    /// The result of `work`; `None` if it takes too long.
+    /// Returns the result of `work`; `None` if it takes too long.
     pub(super) async fn bound<T>(self, work: impl Future<Output = T>) -> Option<T> {
         self.bound_until(self.at, work).await
     }
 
-    /// The same, with another end.
+    /// Like [`Self::bound`], with `until` instead of the deadline.
     pub(super) async fn bound_until<T>(
         self,
         until: Instant,
@@ -107,7 +107,7 @@ impl Deadline {
     }
 }
 
-/// How long a thread had waited for a CPU at some time.
+/// How long a thread had waited for a CPU when a probe started.
 #[derive(Clone, Copy, Debug)]
 struct Watch {
     thread: ThreadId,
@@ -115,7 +115,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// As of now; `None` if the kernel does not count it.
+    /// Reads the current waiting time; `None` if the kernel does not count it.
     fn begin() -> Option<Self> {
         Some(Self {
             thread: thread::current().id(),
@@ -123,7 +123,7 @@ impl Watch {
         })
     }
 
-    /// How long this thread has waited since then; zero on another thread, whose waiting time is unknown.
+    /// How long this thread has waited since [`Self::begin`]; zero on another thread, whose waiting time is unknown.
     fn lost(self) -> Duration {
         if thread::current().id() != self.thread {
             return Duration::ZERO;
@@ -133,7 +133,7 @@ impl Watch {
     }
 }
 
-/// How long this thread has waited for a CPU since it started; a reading may be as old as `age`.
+/// How long this thread has waited for a CPU since it started. The reading may be up to `age` old.
 fn waited(age: Duration) -> Option<Duration> {
     thread_local! {
         static READER: RefCell<Option<Reader>> = RefCell::new(Reader::open());
@@ -141,7 +141,7 @@ fn waited(age: Duration) -> Option<Duration> {
     READER.with_borrow_mut(|reader| reader.as_mut()?.waited(age))
 }
 
-/// The kernel's accounting of a thread.
+/// Reads the kernel's accounting of a thread.
 struct Reader {
     file: File,
     last: Option<(std::time::Instant, Duration)>,
@@ -162,7 +162,7 @@ impl Reader {
         }
         let mut text = [0; 64];
         let len = self.file.read_at(&mut text, 0).ok()?;
-        // Time on a CPU and time spent waiting for one, both in ns, and how often it got one.
+        // Time on a CPU and time spent waiting for one, both in ns, and how often the thread got a CPU.
         let text = std::str::from_utf8(&text[..len]).ok()?;
         let waited = text.split_whitespace().nth(1)?.parse().ok()?;
         let waited = Duration::from_nanos(waited);
@@ -184,7 +184,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_has_come_when_the_deadline_is_seen_counts() {
         let deadline = Deadline::after(Duration::from_secs(1)).unwatched();
-        // It came in time, but takes a few tasks to get here.
+        // The response came in time, but takes a few tasks to get here.
         let answer = async {
             sleep_until(deadline.at()).await;
             for _ in 0..3 {
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn time_without_a_processor_is_known_and_made_up_for() {
-        // Two threads that never rest share one CPU.
+        // Two busy threads share one CPU.
         let this = Pid::from_raw(0);
         let all = sched_getaffinity(this).unwrap();
         let first = (0..CpuSet::count()).find(|cpu| all.is_set(*cpu).unwrap());
@@ -229,7 +229,7 @@ mod tests {
                 // Another thread's waiting time is unknown.
                 let elsewhere = scope.spawn(move || deadline.lost());
                 assert_eq!(elsewhere.join().unwrap(), Duration::ZERO);
-                // The time made up for is bounded.
+                // The compensation is bounded.
                 let short = Deadline {
                     timeout: Duration::from_millis(1),
                     ..deadline

@@ -9,7 +9,7 @@ use std::task::ready;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
-/// Maximum number of bytes to read at a time. Nearly all answers are shorter.
+/// Maximum number of bytes to read at a time. Nearly all responses are shorter.
 const PIECE: usize = 4 * 1024;
 
 thread_local! {
@@ -19,7 +19,7 @@ thread_local! {
 
 /// One side of the conversation on a connection.
 pub(super) trait Dialogue {
-    /// Its result.
+    /// The result of the dialogue.
     type End;
 
     /// What to write next; empty if it is the other side's turn.
@@ -28,7 +28,7 @@ pub(super) trait Dialogue {
     /// Handles data from the other side. Returns the result once it is known.
     fn receive(&mut self, piece: &[u8]) -> Option<Self::End>;
 
-    /// The result if the other side sends no more: it closed the connection, or the connection broke.
+    /// The result when the other side sends nothing more: it closed the connection, or the connection broke.
     fn end(&mut self, because: Option<io::Error>) -> Self::End;
 }
 
@@ -41,7 +41,7 @@ pub(super) async fn hold<D: Dialogue>(
         let bytes = dialogue.to_write();
         if !bytes.is_empty() {
             let mut written = connection.write_all(&bytes).await;
-            // TLS may buffer what did not fit.
+            // TLS may have buffered data that the socket did not take.
             if written.is_ok() {
                 written = connection.flush().await;
             }
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// Sends one message, and ends with the first piece of the answer.
+    /// Sends one message, and ends with the first piece of the response.
     struct Greeting(Vec<u8>);
 
     impl Dialogue for Greeting {

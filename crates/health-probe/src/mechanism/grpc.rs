@@ -23,12 +23,12 @@ use crate::Outcome;
 const PATH: &str = "/grpc.health.v1.Health/Check";
 /// Maximum number of bytes that a server may send, not counting TLS: more than headers and a reply need.
 const READ_MAX: usize = 32 * 1024;
-/// The prefix of a message: whether it is compressed, and its length in four bytes.
+/// Length of a message's prefix: the compression flag, and the message's length in four bytes.
 const PREFIX_LEN: usize = 5;
-/// Pause before the next attempt to connect after a refusal.
+/// Pause before reconnecting after a refusal.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// What to ask, and where.
+/// What to request, and from where.
 #[derive(Clone, Debug)]
 pub struct GrpcProbe {
     /// Where to connect to.
@@ -39,7 +39,7 @@ pub struct GrpcProbe {
     pub tls: Option<TlsClient>,
 }
 
-/// `grpc.health.v1.HealthCheckRequest`. These two messages are all that we need of the protocol.
+/// `grpc.health.v1.HealthCheckRequest`. No other message of the protocol is needed but this and the response.
 #[derive(Clone, PartialEq, Message)]
 struct Question {
     #[prost(string, tag = "1")]
@@ -70,17 +70,17 @@ enum NoStatus {
     Call(CallError),
     /// The call ended with this code.
     Code(Code),
-    /// The data received is not a gRPC answer.
+    /// The data received is not a gRPC response.
     Malformed(&'static str),
 }
 
-/// Asks once for the status of a service.
+/// Requests the status of a service once.
 pub async fn probe(probe: &GrpcProbe, deadline: Deadline) -> Outcome {
     let target = &probe.target;
     let refused = loop {
         match attempt(probe, deadline).await {
             Ok(outcome) => return outcome,
-            // A server may still come up while there is time.
+            // The server may still come up before the deadline.
             Err(refused) if Instant::now() + PAUSE < deadline.at() => {
                 let _ = refused;
                 tokio::time::sleep(PAUSE).await;
@@ -99,7 +99,7 @@ fn dial_timed_out(target: &Target, deadline: Deadline, because: impl fmt::Displa
     ))
 }
 
-/// One attempt. After an error, another attempt may succeed.
+/// Makes one attempt. After an error, another attempt may succeed.
 async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, String> {
     let target = &probe.target;
     let timeout = deadline.timeout();
@@ -198,7 +198,7 @@ impl Health {
     }
 }
 
-/// The message that asks for a service, with its prefix.
+/// The request message for a service, with its prefix.
 fn question(service: &str) -> Vec<u8> {
     let question = Question {
         service: service.to_owned(),
@@ -211,7 +211,7 @@ fn question(service: &str) -> Vec<u8> {
     bytes
 }
 
-/// The status in an answer. Anything else that the server says is ignored.
+/// Reads the status from a response. Ignores anything else in it.
 fn read(answer: &Answer) -> Result<Health, NoStatus> {
     if !answer.is_grpc() {
         return Err(NoStatus::Malformed(match answer.status.as_slice() {

@@ -1,4 +1,4 @@
-//! HTTP and HTTPS probes: a GET on its own connection, and the meaning of the answer's status.
+//! HTTP and HTTPS probes: a GET on its own connection, and the meaning of the response's status.
 //!
 //! Follows the kubelet's rules, with one difference: a body that stalls fails the probe, like stalled headers.
 
@@ -17,29 +17,29 @@ use super::url::{BadLocation, Redirect, Url, target};
 use super::{Deadline, OUTPUT_LIMIT, Target, failure, outcome, own_error, success};
 use crate::{Outcome, RawResult};
 
-/// Maximum number of requests of one probe: the first, and those that redirects lead to.
+/// Maximum number of requests of one probe: the first one, and one for each redirect followed.
 const REQUESTS: usize = 10;
 /// Maximum number of bytes that a server may send, not counting TLS: the head, and as much of the body as is read, even
-/// if it comes in one-byte chunks.
+/// if the body comes in one-byte chunks.
 const READ_MAX: usize = 2 * answer::HEAD_LIMIT + OUTPUT_LIMIT;
 
-/// What to ask, and where.
+/// What to request, and from where.
 #[derive(Clone, Debug)]
 pub struct HttpProbe {
     /// Where to connect to.
     pub target: Target,
     /// The scheme.
     pub scheme: Scheme,
-    /// The path, with the query if any, as in a manifest.
+    /// The path, with the query if any, as written in a manifest.
     pub path: String,
-    /// Headers of the request. Names may repeat. `Host` replaces the host name sent to the server; an empty
-    /// `User-Agent` or `Accept` is not sent.
+    /// The request's headers. Names may repeat. `Host` replaces the host name sent to the server; an empty `User-Agent`
+    /// or `Accept` is not sent.
     pub headers: Vec<(String, String)>,
-    /// How to speak TLS, also after a redirect.
+    /// How to speak TLS, including after a redirect.
     pub tls: TlsClient,
 }
 
-/// Why there is no answer to judge.
+/// Why there is no response to judge.
 #[derive(Debug, thiserror::Error)]
 enum HttpError {
     #[error("{error}")]
@@ -87,17 +87,17 @@ impl Cut {
 
 /// The result of a request.
 enum Step {
-    /// Status, and how many bytes of the body were read.
+    /// The response's status, and how many bytes of its body were read.
     Answered(u16, usize),
     Redirected(Redirect),
 }
 
-/// Asks once, and follows redirects to the same host.
+/// Sends the request, and follows redirects to the same host.
 pub async fn probe(probe: &HttpProbe, deadline: Deadline) -> Outcome {
     match ask(probe, deadline).await {
         Ok((status, _)) => judge(status),
         Err(HttpError::Connect { error, url }) => error.outcome(&url, deadline),
-        // As with the kubelet: the server has answered, and the attempt is repeated.
+        // As with the kubelet: the server has responded, and the attempt is repeated.
         Err(error @ (HttpError::Body(..) | HttpError::BodyCut(..))) => {
             outcome(RawResult::Failure, error.to_string(), true)
         }
@@ -118,7 +118,7 @@ fn judge(status: u16) -> Outcome {
     }
 }
 
-/// The final answer's status, and how many bytes of its body were read.
+/// Returns the final response's status, and how many bytes of its body were read.
 async fn ask(probe: &HttpProbe, deadline: Deadline) -> Result<(u16, usize), HttpError> {
     let first = Url {
         scheme: probe.scheme,
@@ -199,18 +199,18 @@ async fn send(
     })
 }
 
-/// A request and its answer.
+/// A request and its response.
 struct Exchange<'a> {
     /// The URL of the probe.
     first: &'a Url,
     /// The URL of this request.
     url: &'a Url,
-    /// Empty once written.
+    /// The request to write; empty once written.
     request: Vec<u8>,
     place: Place,
 }
 
-/// The current position in the answer.
+/// The current position in the response.
 enum Place {
     Head(HeadReader),
     Body {
@@ -221,7 +221,7 @@ enum Place {
 }
 
 impl Exchange<'_> {
-    /// The target of a redirect that must be followed.
+    /// Returns the redirect to follow, if any.
     fn followed(&self, head: &Head) -> Result<Option<Redirect>, BadLocation> {
         let Some(location) = &head.location else {
             return Ok(None);
@@ -256,7 +256,7 @@ impl Exchange<'_> {
         };
         let progress = body.receive(piece, read);
         let progress = progress.map_err(|error| HttpError::Body(self.url.clone(), error))?;
-        // None of the body is kept.
+        // The body is not kept.
         let answered = Step::Answered(*status, OUTPUT_LIMIT.min(*read));
         Ok((progress == Progress::Done).then_some(answered))
     }
@@ -275,8 +275,8 @@ impl Dialogue for Exchange<'_> {
 
     fn end(&mut self, because: Option<io::Error>) -> Self::End {
         let url = self.url.clone();
-        // From TLS: many servers close the connection without a TLS close. As for the kubelet, that also counts as an
-        // end.
+        // TLS reports an unexpected end: many servers close the connection without a TLS close. The kubelet accepts
+        // that as an end too.
         let because = because.filter(|error| error.kind() != io::ErrorKind::UnexpectedEof);
         match &self.place {
             Place::Head(_) => Err(HttpError::HeadCut(url, Cut::new(because))),

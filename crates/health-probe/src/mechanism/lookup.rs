@@ -1,4 +1,4 @@
-//! Slots for name look-ups, shared among askers.
+//! Slots for name lookups, shared among askers.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -6,22 +6,22 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Maximum number of names that are looked up at a time. A look-up holds a thread until the system's resolver gives up,
-/// long after the probe has.
+/// Maximum number of concurrent lookups. A lookup holds a thread until the system's resolver gives up, long after the
+/// probe has.
 const MOST: usize = 16;
 
-/// The look-ups of this process.
+/// The lookups of this process.
 pub(super) static LOOKUPS: LazyLock<Lookups> = LazyLock::new(Lookups::default);
 
-/// The slots that each asker holds. An asker only gets another slot while it holds fewer than are free: one whose names
-/// do not resolve leaves half of the slots to others.
+/// The slots that each asker holds. An asker only gets another slot while it holds fewer slots than are free, so an
+/// asker whose names do not resolve leaves half of the slots to others.
 #[derive(Debug, Default)]
 pub(super) struct Lookups {
     held: Mutex<HashMap<Arc<str>, usize>>,
     ended: Notify,
 }
 
-/// A slot. Dropping it frees it.
+/// A slot. Dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct Place {
     lookups: &'static Lookups,

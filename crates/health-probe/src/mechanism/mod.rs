@@ -1,7 +1,7 @@
 //! How targets are probed: by HTTP, TCP, gRPC, or a command in the container.
 //!
-//! Each mechanism is passed everything that it needs to know, and one [`Deadline`] for all of its work. Problems on
-//! this side, such as too few file descriptors, say nothing about the target: they are errors, never failures.
+//! Each mechanism is passed everything that it needs, and one [`Deadline`] for all of its work. Problems on this side,
+//! such as too few file descriptors, say nothing about the target: they are errors, never failures.
 
 mod connect;
 mod deadline;
@@ -30,11 +30,11 @@ pub use deadline::Deadline;
 
 use crate::{Outcome, RawResult};
 
-/// The user agent of probes: the kubelet's name, which servers, their logs and their rules use to tell probes from
-/// other requests, followed by the version of Kubernetes whose probes these are.
+/// The user agent of probes: the kubelet's name, by which servers, logs and rules tell probes from other requests, and
+/// the Kubernetes version whose probes these implement.
 pub(crate) const USER_AGENT: &str = "kube-probe/1.35";
 
-/// How much of a body, or of a command's output, is read at most, in bytes.
+/// Maximum number of bytes read from a response's body or a command's output.
 pub const OUTPUT_LIMIT: usize = 10 * 1024;
 
 /// A target's host.
@@ -77,7 +77,7 @@ pub struct Target {
     pub port: u16,
     /// The network namespace to connect in; `None` for the agent's own. Names are resolved in the agent's.
     pub netns: Option<Arc<NetNs>>,
-    /// Who asks: the pod's Kubernetes namespace. Askers share the slots for name look-ups.
+    /// Who asks: the pod's Kubernetes namespace. Askers share the slots for name lookups.
     pub asker: Arc<str>,
 }
 

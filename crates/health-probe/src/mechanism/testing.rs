@@ -12,9 +12,9 @@ use tokio::task::JoinHandle;
 use super::{Deadline, Host, Target};
 use crate::{Outcome, RawResult};
 
-/// Timeout for what must come, however busy the machine is.
+/// Timeout for events that must happen, however busy the machine is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// Timeout for what never comes.
+/// Timeout for events that never happen.
 pub(super) const SHORT: Duration = Duration::from_millis(300);
 
 pub(super) fn patience() -> Deadline {
@@ -25,8 +25,8 @@ pub(super) fn short() -> Deadline {
     Deadline::after(SHORT)
 }
 
-/// The outcome of a probe that takes too long at a stage, which its message names. On a busy machine it may take too
-/// long before that, and then gets more time.
+/// Returns the outcome of a probe that takes too long at a stage, which its message must name. On a busy machine the
+/// probe may time out before that stage; it then gets more time.
 pub(super) async fn late_at<F>(stage: &str, probe: impl Fn(Deadline) -> F) -> Outcome
 where
     F: Future<Output = Outcome>,
@@ -100,7 +100,7 @@ impl Drop for Server {
     }
 }
 
-/// Reads the head of an HTTP/1 request, or as much as came before the client left or if it speaks another protocol.
+/// Reads the head of an HTTP/1 request, or as much as arrives if the client leaves or speaks another protocol.
 pub(super) async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -113,7 +113,7 @@ pub(super) async fn read_head(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&head).into_owned()
 }
 
-/// Writes the same piece repeatedly, until the client leaves. Returns how many bytes were taken.
+/// Writes the same piece repeatedly until the client leaves. Returns how many bytes were written.
 pub(super) async fn write_forever(stream: &mut TcpStream, piece: &[u8], pause: Duration) -> usize {
     let mut written = 0;
     while stream.write_all(piece).await.is_ok() {
@@ -134,7 +134,7 @@ pub(super) async fn say_nothing(mut stream: TcpStream) {
     while matches!(stream.read(&mut piece).await, Ok(1..)) {}
 }
 
-/// Waits until the client has closed its side, and returns whether that was an orderly close and not a reset.
+/// Waits until the client has closed its side, and returns whether it closed in order, without a reset.
 pub(super) async fn is_closed_politely(stream: &mut TcpStream) -> bool {
     let mut piece = [0; 1024];
     loop {
@@ -146,23 +146,23 @@ pub(super) async fn is_closed_politely(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// A port of the loopback address without a listener.
+/// A port of the loopback address that nothing listens on.
 pub(super) fn unused_port() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
 }
 
-/// How many ends of connections with this port on either side are in TIME_WAIT.
+/// How many endpoints of connections with this port on either side are in TIME_WAIT.
 pub(super) fn time_waits(port: u16) -> usize {
     ends(port, |state| state == TIME_WAIT)
 }
 
-/// How many ends of connections with this port on either side are open, or not yet closed by both.
+/// How many endpoints of connections with this port on either side are open, or not yet closed by both sides.
 pub(super) fn open_ends(port: u16) -> usize {
     ends(port, |state| state != TIME_WAIT && state != LISTEN)
 }
 
-/// States as in `/proc/net/tcp`.
+/// The state TIME_WAIT in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 const LISTEN: &str = "0A";
 

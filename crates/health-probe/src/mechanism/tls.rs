@@ -1,5 +1,5 @@
 //! TLS for HTTPS and gRPC probes. As with the kubelet, certificates are only verified if the settings ask for it. A
-//! probe that verifies nothing accepts everything that Go does, including the key exchange [`group`], the suites of
+//! probe that does not verify accepts everything that Go does, including the key exchange [`group`], the suites of
 //! [`cbc`], and any signature.
 
 mod cbc;
@@ -37,13 +37,13 @@ static UNVERIFIED: LazyLock<TlsClient> = LazyLock::new(|| TlsClient {
 /// Why TLS settings are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The certificates of authorities cannot be read.
+    /// The authority certificates cannot be read.
     #[error("cannot read the CA certificates: {0}")]
     Authorities(#[source] pem::Error),
     /// There is no authority certificate.
     #[error("no CA certificate found")]
     NoAuthority,
-    /// One of them is not an authority's certificate.
+    /// A certificate is not an authority's.
     #[error("cannot use a CA certificate: {0}")]
     Authority(#[source] rustls::Error),
     /// The name is not a valid server name.
@@ -63,9 +63,9 @@ pub enum TlsError {
 /// How to speak TLS. The default is the kubelet's: nothing is verified, and no certificate is presented.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// Authority certificates to verify the server's certificate with, PEM.
+    /// Authority certificates to verify the server's certificate with, in PEM.
     pub authorities: Option<Vec<u8>>,
-    /// The name to ask for and to verify; by default the target's host, or its address.
+    /// The server name to request and verify; by default the target's host name or address.
     pub server_name: Option<String>,
     /// The certificate to present to a server that asks for one.
     pub identity: Option<TlsIdentity>,
@@ -74,14 +74,14 @@ pub struct TlsSettings {
 /// A client's certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TlsIdentity {
-    /// The certificate chain, PEM.
+    /// The certificate chain, in PEM.
     pub certificates: Vec<u8>,
-    /// The private key, PEM.
+    /// The private key, in PEM.
     pub key: Vec<u8>,
 }
 
 impl fmt::Debug for TlsIdentity {
-    /// The key is a secret.
+    /// Hides the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsIdentity").finish_non_exhaustive()
     }
@@ -103,7 +103,8 @@ struct Configs {
 
 impl Configs {
     fn of(mut config: ClientConfig) -> Self {
-        // A resumed session would not show whether the certificate is still valid, and each probe is independent.
+        // A resumed session would not show whether the certificate is still valid. Probes must be independent of each
+        // other.
         config.resumption = Resumption::disabled();
         let http1 = Arc::new(config.clone());
         config.alpn_protocols = vec![H2.to_vec()];
@@ -114,7 +115,7 @@ impl Configs {
     }
 }
 
-/// The protocol inside TLS.
+/// The protocol that TLS carries.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Protocol {
     Http1,
@@ -156,7 +157,7 @@ impl TlsClient {
         })
     }
 
-    /// Does the handshake with the server on a host.
+    /// Performs the handshake with the server on a host.
     pub(super) async fn connect(
         &self,
         host: &Host,
@@ -172,7 +173,7 @@ impl TlsClient {
             (None, Host::Ip(ip)) => ServerName::from(*ip),
             (None, Host::Name(host)) => match ServerName::try_from(host.clone()) {
                 Ok(name) => name,
-                // An address is not sent.
+                // An address is not sent as server name.
                 Err(_) if !self.is_verified => {
                     ServerName::from(IpAddr::from(Ipv4Addr::UNSPECIFIED))
                 }
@@ -196,7 +197,7 @@ fn provider() -> Arc<CryptoProvider> {
     PROVIDER.clone()
 }
 
-/// Everything that Go's clients accept.
+/// A provider that accepts everything that Go's clients accept.
 fn lenient_provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         let mut provider = ring::default_provider();
@@ -271,7 +272,7 @@ impl ServerCertVerifier for Unverified {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        // In Go's order. A server does not sign with a scheme that is not offered here.
+        // In Go's order. A server signs only with the schemes offered here.
         vec![
             SignatureScheme::RSA_PSS_SHA256,
             SignatureScheme::ECDSA_NISTP256_SHA256,
@@ -300,12 +301,12 @@ impl Drop for TlsConnection {
     fn drop(&mut self) {
         let (connection, session) = self.stream.get_mut();
         session.send_close_notify();
-        // As far as it fits; we do not wait for it.
+        // Write as much as fits; do not wait.
         let _ = session.write_tls(&mut Unwaiting(connection));
     }
 }
 
-/// Writes to a connection as much as fits.
+/// Writes to a connection as much as fits, without waiting.
 struct Unwaiting<'a>(&'a Connection);
 
 impl io::Write for Unwaiting<'_> {

@@ -1,4 +1,4 @@
-//! Where an HTTP probe goes: how its path appears in a request, and where a redirect leads.
+//! Where an HTTP probe goes: how its path appears in a request, and where redirects lead.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -63,7 +63,7 @@ impl fmt::Display for Url {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
     pub(super) url: Url,
-    /// Whether it names a host, even the same one.
+    /// Whether it names a host, even if that is the same host.
     pub(super) is_absolute: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct Redirect {
 pub(super) struct BadLocation;
 
 impl Url {
-    /// Host and port, as they appear in the header `Host`.
+    /// Host and port, as they appear in the `Host` header.
     pub(super) fn authority(&self) -> String {
         match &self.host {
             Host::Ip(ip) => std::net::SocketAddr::new(*ip, self.port).to_string(),
@@ -81,7 +81,7 @@ impl Url {
         }
     }
 
-    /// Whether a redirect to this URL stays with the host of another.
+    /// Whether a redirect from `other` to this URL stays on the same host.
     pub(super) fn has_host_of(&self, other: &Self) -> bool {
         match (&self.host, &other.host) {
             (Host::Name(a), Host::Name(b)) => a.eq_ignore_ascii_case(b),
@@ -89,7 +89,7 @@ impl Url {
         }
     }
 
-    /// Resolves a `Location` that this URL was answered with.
+    /// Resolves the `Location` of a response to this URL.
     pub(super) fn redirect(&self, location: &str) -> Result<Redirect, BadLocation> {
         let location = location.split('#').next().unwrap_or_default();
         let (scheme, rest) = match scheme(location) {
@@ -133,7 +133,7 @@ impl Url {
     }
 }
 
-/// Turns a manifest's path into a request target: a query stays a query, a fragment is not sent, and a path that is not
+/// Converts a manifest's path to a request target: a query stays a query, a fragment is dropped, and a path that is not
 /// a valid URL is encoded byte by byte.
 pub(super) fn target(path: &str) -> String {
     let is_url = !path.bytes().any(|byte| byte.is_ascii_control())
@@ -147,7 +147,7 @@ pub(super) fn target(path: &str) -> String {
         Some((_, rest)) if rest.starts_with("//") => rest,
         _ => path,
     };
-    // A host in the path does not change the target's.
+    // A host in the path does not replace the target's host.
     let rest = match rest.strip_prefix("//") {
         Some(rest) => &rest[rest.find(['/', '?']).unwrap_or(rest.len())..],
         None => rest,
@@ -155,7 +155,7 @@ pub(super) fn target(path: &str) -> String {
     encode(rest)
 }
 
-/// Path and query, with invalid characters encoded and a leading slash.
+/// Path and query, with a leading slash and invalid characters encoded.
 fn encode(target: &str) -> String {
     let (path, query) = match target.split_once('?') {
         Some((path, query)) => (path, Some(query)),
@@ -171,7 +171,7 @@ fn encode(target: &str) -> String {
     encoded
 }
 
-/// Whether each per cent sign starts an encoded byte.
+/// Whether each percent sign starts an encoded byte.
 fn is_encoded(path: &str) -> bool {
     path.split('%').skip(1).all(|rest| {
         let digits = rest.as_bytes().get(..2);
@@ -179,7 +179,7 @@ fn is_encoded(path: &str) -> bool {
     })
 }
 
-/// A scheme, in lower case, and what follows its colon.
+/// Splits a URL into its scheme, in lower case, and the part after the colon.
 fn scheme(url: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = url.split_once(':')?;
     let is_one = scheme.starts_with(|first: char| first.is_ascii_alphabetic())

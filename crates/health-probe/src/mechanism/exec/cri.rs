@@ -1,4 +1,4 @@
-//! Commands that the container runtime runs: the CRI's `ExecSync`, on the runtime's socket.
+//! Runs commands through the container runtime: the CRI's `ExecSync`, on the runtime's socket.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,28 +16,28 @@ use crate::Outcome;
 use crate::mechanism::{Deadline, failure, own_error};
 use crate::runtime::{ExecSyncRequest, Executed, Runtime};
 
-/// How long we look for and kill the processes of a command that took too long.
+/// How long to look for and kill the processes of a command that took too long.
 const CLEAN_UP: Duration = Duration::from_secs(10);
-/// Pause between two searches for processes that were started while others were being killed.
+/// Pause between two searches: new processes may start while others are being killed.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A command for the runtime to run. Its clones are the same probe.
+/// A command for the runtime to run. Clones count as the same probe.
 #[derive(Clone, Debug)]
 pub struct CriExec {
     runtime: Runtime,
     container_id: String,
     pid: Option<u32>,
     command: Vec<String>,
-    /// Held while anything of a run is left.
+    /// Held while any process of a run is left.
     running: Arc<Mutex<()>>,
-    /// Whether the runtime has not even started the command of the run that holds the lock, as far as we can tell.
+    /// Whether, as far as we can tell, the runtime has not even started the command of the run that holds the lock.
     is_unstarted: Arc<AtomicBool>,
 }
 
 impl CriExec {
-    /// A command for the container with the runtime's ID `container_id`. `pid` is a process of the container, if known:
-    /// it lets us kill all processes of a command that takes too long, not only the first one, and distinguish a
-    /// runtime that does not even start the command from a command that hangs.
+    /// Creates a command for the container with the runtime's ID `container_id`. `pid` is a process of the container,
+    /// if known. With it, all processes of a command that takes too long can be killed, not only the first one, and a
+    /// runtime that does not even start the command can be told apart from a command that hangs.
     pub fn new(
         runtime: Runtime,
         container_id: impl Into<String>,
@@ -72,7 +72,7 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     probe.is_unstarted.store(false, Ordering::Relaxed);
     let alone = Arc::new(alone);
     let mut search = Searched(probe.pid.map(|pid| Search::new(pid, &probe.command)));
-    // The runtime counts in seconds, from the command's start. Its timeout is only a fallback for ours.
+    // The runtime counts whole seconds from the command's start. Its timeout is only a fallback for ours.
     let seconds = deadline.timeout().as_secs().saturating_mul(2) + 2;
     let request = ExecSyncRequest {
         container_id: probe.container_id.clone(),
@@ -81,8 +81,7 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     };
     let runtime = probe.runtime.clone();
     let held = alone.clone();
-    // The call continues while the processes are killed: a runtime may not care for the processes of a client that
-    // left.
+    // The call continues while the processes are killed: a runtime may ignore the processes of a client that has gone.
     let mut call = tokio::spawn(async move {
         let _held = held;
         runtime.exec_sync(&request).await
@@ -130,7 +129,7 @@ impl Command for Searched {
     }
 }
 
-/// Returns the outcome of a call that is not answered in time, and ends whatever it started.
+/// Returns the outcome of a call that got no reply in time, and kills whatever the call started.
 async fn late(
     probe: &CriExec,
     search: Option<Search>,
@@ -142,7 +141,7 @@ async fn late(
         None => (None, true),
         Some(search) => kill(search).await,
     };
-    // Among the host's processes, we cannot identify the command's.
+    // The command's processes cannot be identified among the host's processes.
     let was_started = was_started || probe.pid.is_some_and(is_in_own_namespace);
     probe.is_unstarted.store(!was_started, Ordering::Relaxed);
     tokio::spawn(clean_up(search, call, alone));

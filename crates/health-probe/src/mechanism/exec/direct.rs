@@ -1,4 +1,4 @@
-//! Commands that this host itself runs in the environment of a container's process: `health_net::inside`.
+//! Runs commands from this host in the environment of a container's process: `health_net::inside`.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -16,23 +16,22 @@ use super::{OUTPUT_LIMIT, judge, timed_out};
 use crate::Outcome;
 use crate::mechanism::{Deadline, failure, own_error};
 
-/// Longest report that is read, in bytes.
+/// Maximum number of bytes of a report.
 const REPORT_LIMIT: u64 = 4096;
-/// How long a probe waits for things that end by themselves once its command has exited: the output, the helper, the
-/// group.
+/// How long a probe whose command has exited waits for what ends by itself: the output, the helper, the group.
 const REST: Duration = Duration::from_millis(200);
-/// How long we try to remove what a run leaves behind. After that, the next run does it.
+/// How long to try to remove what a run leaves behind. After that, the next run removes it.
 const CLEAN_UP: Duration = Duration::from_secs(30);
-/// When the helper is killed within that time: it normally exits with the command's processes.
+/// How much of that time passes before the helper is killed: it normally exits with the command's processes.
 const HELPER: Duration = Duration::from_secs(1);
 
-/// A command to run where a process is.
+/// A command to run in the environment of a process.
 #[derive(Clone, Debug)]
 pub struct DirectExec {
     /// A process of the container, such as its first one.
     pub pid: u32,
-    /// When it started, in ticks since boot, if known: field 22 of `/proc/PID/stat`. Guards against a later process
-    /// with the same PID.
+    /// When that process started, in ticks since boot (field 22 of `/proc/PID/stat`), if known. Guards against a later
+    /// process with the same PID.
     pub started: Option<u64>,
     /// Identifies the probe on this host. Runs of probes with the same name never overlap.
     pub name: String,
@@ -48,7 +47,7 @@ pub async fn probe(probe: &DirectExec, deadline: Deadline) -> Outcome {
         return own_error("no command to run");
     }
     let (pid, name) = (probe.pid, probe.name.clone());
-    // Control group files may be slow.
+    // Control group files may be slow to access.
     let made = spawn_blocking(move || Group::new(pid, &name)).await;
     let group = match made {
         Ok(Ok((group, earlier))) => {
@@ -84,7 +83,7 @@ fn text(error: &GroupError) -> String {
 struct Run {
     group: Group,
     child: Option<Child>,
-    /// Whether nothing is left of it.
+    /// Whether nothing is left of the run.
     is_over: bool,
 }
 
@@ -127,7 +126,7 @@ impl Run {
         let report = match wait(deadline, reported, &mut InGroup(&self.group)).await {
             Waited::Ended(report) => report,
             Waited::TooLong => return timed_out(&probe.command, deadline.timeout()),
-            // If this host did not even get to start it, we know nothing about the container.
+            // If this host did not even start the command, we know nothing about the container.
             Waited::NotStarted => {
                 return own_error(format!(
                     "the command was not started within {:?}",
@@ -135,7 +134,7 @@ impl Run {
                 ));
             }
         };
-        // Background processes that it left die with it, and then the output ends.
+        // Background processes that the command left die with the group, which also ends the output.
         if self.group.is_populated() {
             let _ = self.group.kill();
         }
@@ -148,7 +147,7 @@ impl Run {
         }
     }
 
-    /// Removes what is left of a run whose command has exited.
+    /// Cleans up after a run whose command has exited.
     async fn finish(mut self) {
         let until = Instant::now() + REST;
         if let Some(child) = &mut self.child
@@ -164,17 +163,17 @@ impl Drop for Run {
         if self.is_over {
             return;
         }
-        // At once, whoever does the rest.
+        // Kill immediately, whoever does the rest of the clean-up.
         let _ = self.group.kill();
         let (group, child) = (self.group.clone(), self.child.take());
-        // Without a runtime the agent is exiting, and the next agent's run removes what is left.
+        // Without a tokio runtime the agent is exiting, and the next agent's run removes what is left.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(clean_up(group, child));
         }
     }
 }
 
-/// The command that runs in a group.
+/// Starts the command in a control group.
 struct InGroup<'a>(&'a Group);
 
 impl wait::Command for InGroup<'_> {
@@ -192,7 +191,7 @@ async fn clean_up(group: Group, child: Option<Child>) {
     group.end(Instant::now() + CLEAN_UP).await;
 }
 
-/// The first line of the helper's output.
+/// Reads the first line of the helper's output.
 async fn read_report(stderr: ChildStderr) -> Option<Report> {
     let mut stderr = stderr.take(REPORT_LIMIT);
     let mut said = Vec::new();

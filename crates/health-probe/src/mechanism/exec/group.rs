@@ -1,7 +1,7 @@
 //! Control groups of commands: a group holds all processes of a run, and kills them at once.
 //!
-//! A run's group is below that of its container, so that the container's limits apply. It needs cgroup version 2, which
-//! is also mounted where the controllers still use version 1.
+//! A run's group is a child of its container's group, so that the container's limits apply. This needs cgroup version
+//! 2, which is also mounted where the controllers still use version 1.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -14,9 +14,9 @@ use tokio::time::{Instant, sleep};
 use super::tree::start_of;
 use super::wait::Start;
 
-/// Prefix of the names of runs.
+/// Prefix of the names of runs' groups.
 const PREFIX: &str = "health-probe-";
-/// Pause between two checks whether all processes of a group are gone: initial, and longest.
+/// Pause between two checks whether all processes of a group are gone: initial and longest.
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -32,7 +32,7 @@ pub(super) enum GroupError {
     /// The process is gone, or its groups cannot be read.
     #[error("cannot read the control groups of process {0}: {1}")]
     Unreadable(u32, #[source] io::Error),
-    /// The kernel refused.
+    /// The kernel refused the operation.
     #[error("cannot {attempt} {}: {source}", path.display())]
     Kernel {
         attempt: &'static str,
@@ -60,8 +60,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Creates a group below the group of the process `pid`, for a run of the probe called `name`. Also returns the
-    /// groups of earlier runs, which have to be gone before this run starts.
+    /// Creates a child group of the group of process `pid`, for a run of the probe called `name`. Also returns the
+    /// groups of earlier runs, which must be gone before this run starts.
     pub(super) fn new(pid: u32, name: &str) -> Result<(Self, Vec<Self>), GroupError> {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let parent = of_process(pid)?;
@@ -72,36 +72,36 @@ impl Group {
             let path = parent.join(format!("{prefix}{}.{run}", std::process::id()));
             match DirBuilder::new().create(&path) {
                 Ok(()) => return Ok((Self { path }, earlier)),
-                // Left by an earlier agent with the same PID.
+                // Left behind by an earlier agent with the same PID.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(GroupError::new("create control group", &path)(error)),
             }
         }
     }
 
-    /// The file that adds processes to the group.
+    /// The file through which processes join the group.
     pub(super) fn procs(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 
-    /// Whether it has a live process.
+    /// Whether the group has a live process.
     pub(super) fn is_populated(&self) -> bool {
         fs::read_to_string(self.path.join("cgroup.events"))
             .is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
     }
 
-    /// When the first of its processes started.
+    /// When the first of the group's processes started.
     pub(super) fn start(&self) -> Start {
         let procs = fs::read_to_string(self.procs()).unwrap_or_default();
         let pids = procs.lines().filter_map(|pid| pid.parse().ok());
         match start_of(pids) {
-            // They are further down, or not visible from here.
+            // The processes are in child groups, or not visible from here.
             Start::NotNow if self.is_populated() => Start::Unknown,
             start => start,
         }
     }
 
-    /// Kills all its processes, including those that they start meanwhile.
+    /// Kills all processes of the group, including those that they start meanwhile.
     pub(super) fn kill(&self) -> Result<(), GroupError> {
         let path = self.path.join("cgroup.kill");
         match fs::write(&path, "1") {
@@ -112,12 +112,12 @@ impl Group {
         }
     }
 
-    /// Kills all its processes and removes it. Returns whether that succeeded before `until`.
+    /// Kills all processes of the group and removes it. Returns whether that succeeded before `until`.
     pub(super) async fn end(&self, until: Instant) -> bool {
         let mut pause = PAUSE;
         loop {
             if self.is_populated() {
-                // Retried as long as there is time.
+                // Errors are ignored: this is retried while there is time.
                 let _ = self.kill();
             }
             match fs::remove_dir(&self.path) {
@@ -131,7 +131,7 @@ impl Group {
     }
 }
 
-/// Replaces the characters of a name that do not fit in a file name.
+/// Replaces the characters of a name that cannot be in a file name.
 fn plain(name: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let plain = name.chars().map(|c| if is_plain(c) { c } else { '_' });
@@ -147,7 +147,7 @@ fn earlier(parent: &Path, prefix: &str) -> Result<Vec<Group>, GroupError> {
     Ok(named.map(|entry| Group { path: entry.path() }).collect())
 }
 
-/// The folder of a process's control group.
+/// The directory of a process's control group.
 fn of_process(pid: u32) -> Result<PathBuf, GroupError> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))
         .map_err(|error| GroupError::Unreadable(pid, error))?;

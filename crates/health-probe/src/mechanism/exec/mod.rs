@@ -1,7 +1,8 @@
-//! Probes by a command in the container, run by this host itself ([`direct`]) or by the container runtime ([`cri`]).
+//! Probes that run a command in the container, either by this host itself ([`direct`]) or through the container runtime
+//! ([`cri`]).
 //!
-//! Either way the command's processes end with the probe: those that it leaves behind are killed, and while one of them
-//! lives, the command is not run again.
+//! In both cases the command's processes end with the probe: any that it leaves behind are killed, and the command does
+//! not run again while one of them lives.
 
 pub mod cri;
 pub mod direct;

@@ -1,9 +1,9 @@
-//! Finds the processes of a command that a container runtime runs, among those of its container, and kills them.
+//! Finds the processes of a command that a container runtime runs, among the container's processes, and kills them.
 //!
 //! When a command takes too long, a runtime kills the process that it started, but not that process's children. Nothing
 //! marks the children, so we recognise them by what they share with the command's process: parents, its session, its
-//! pipes. A process that has cut all of these ties before the command timed out counts as the container's own from then
-//! on.
+//! pipes. A process that has cut all of these ties before the command timed out counts as one of the container's own
+//! from then on.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::wait::Start;
 
-/// Longest time for one search: containers may have any number of processes and descriptors.
+/// Maximum duration of a search: containers may have any number of processes and descriptors.
 const LONGEST_SEARCH: Duration = Duration::from_millis(500);
 /// How many descriptors of a process are checked for pipes.
 const DESCRIPTORS: usize = 256;
@@ -31,9 +31,9 @@ pub(super) struct Search {
     /// host's processes, we cannot identify the command's.
     namespace: Option<PathBuf>,
     command: Vec<String>,
-    /// When the runtime was asked to run it, in ticks since boot.
+    /// When the runtime was asked to run the command, in ticks since boot.
     since: u64,
-    /// What was found of it.
+    /// The command's processes found so far.
     ties: Ties,
 }
 
@@ -43,7 +43,7 @@ struct Ties {
     processes: HashSet<i32>,
     sessions: HashSet<i32>,
     pipes: HashSet<PathBuf>,
-    /// The first process that was found, and when it started.
+    /// The PID and start time of the first process that was found.
     first: Option<(i32, u64)>,
 }
 
@@ -57,7 +57,7 @@ struct Process {
 }
 
 impl Search {
-    /// Must be called before the runtime is asked to run the command.
+    /// Creates a search. Must be called before the runtime is asked to run the command.
     pub(super) fn new(container: u32, command: &[String]) -> Self {
         Self {
             container,
@@ -68,7 +68,7 @@ impl Search {
         }
     }
 
-    /// Kills the command's current processes, and returns their number. Reads much of `/proc`: blocks.
+    /// Kills the command's current processes, and returns their number. Blocks: reads much of `/proc`.
     pub(super) fn kill(&mut self) -> usize {
         let found = self.find();
         found.iter().for_each(|process| self.kill_one(process));
@@ -82,17 +82,17 @@ impl Search {
         else {
             return;
         };
-        // From here on, the descriptor refers to the process that we check.
+        // The descriptor refers to whichever process has the PID now: check that one.
         let now = Process::read(process.pid);
         let is_same = now.is_some_and(|now| now.started == process.started)
             && pid_namespace(process.pid) == self.namespace;
         if is_same {
-            // It may have exited since.
+            // The process may have exited since.
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
     }
 
-    /// When the command started. Reads much of `/proc`: blocks.
+    /// When the command started. Blocks: reads much of `/proc`.
     pub(super) fn start(&mut self) -> Start {
         if is_in_own_namespace(self.container) {
             return Start::Unknown;
@@ -104,7 +104,7 @@ impl Search {
         }
     }
 
-    /// The command's live processes, as far as they are tied to it or to those found before.
+    /// Returns the command's live processes that are tied to the command or to processes found before.
     fn find(&mut self) -> Vec<Process> {
         let Some(namespace) = &self.namespace else {
             return Vec::new();
@@ -117,8 +117,8 @@ impl Search {
             .collect();
         let mut ties = std::mem::take(&mut self.ties);
         if ties.processes.is_empty() {
-            // A process that was started in the container from outside has a parent outside. If a parent has just
-            // exited, we know nothing about it.
+            // A process that was started in the container from outside has a parent outside. If the parent has just
+            // exited, nothing is known about the process.
             let entered = processes.iter().filter(|process| {
                 process.pid != self.container as i32
                     && pid_namespace(process.parent).is_some_and(|outer| outer != *namespace)
@@ -126,14 +126,14 @@ impl Search {
             let (exact, others): (Vec<_>, Vec<_>) =
                 entered.partition(|process| self.is_command(process.pid));
             match (&exact[..], &others[..]) {
-                // The process has become another program, and it is the only candidate.
+                // The process has executed another program, and is the only candidate.
                 ([], [one]) => ties.add(one, &pipes(one.pid)),
                 (exact, _) => exact
                     .iter()
                     .for_each(|process| ties.add(process, &pipes(process.pid))),
             }
         }
-        // Grandchildren come with the next pass. Pipes are read once for all passes.
+        // Each pass finds one more generation. Pipes are read once for all passes.
         let mut pipes_of = HashMap::new();
         let mut known = 0;
         while known < ties.processes.len() {
@@ -155,7 +155,7 @@ impl Search {
         processes
     }
 
-    /// Whether a process was started by the command. A script appears with its interpreter in front.
+    /// Whether a process was started by the command. The command line of a script begins with its interpreter.
     fn is_command(&self, pid: i32) -> bool {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let words: Vec<_> = line
@@ -197,10 +197,10 @@ impl Ties {
 }
 
 impl Process {
-    /// `None` if it has exited, even if it has not been reaped.
+    /// Reads a process; `None` if it has exited, even if it has not been reaped.
     fn read(pid: i32) -> Option<Self> {
         let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-        // The name may contain anything.
+        // The name in parentheses may contain any byte.
         let after = stat.iter().rposition(|byte| *byte == b')')?;
         let fields = String::from_utf8_lossy(&stat[after + 1..]).into_owned();
         let fields: Vec<_> = fields.split_whitespace().collect();
@@ -214,7 +214,7 @@ impl Process {
     }
 }
 
-/// All processes.
+/// The PIDs of all processes.
 fn all() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -240,7 +240,7 @@ fn pipes(pid: i32) -> Vec<PathBuf> {
     files.filter(is_pipe).collect()
 }
 
-/// Whether a process is still the runtime's own, which will become the command's.
+/// Whether a process still belongs to the runtime and has yet to become the command's.
 fn is_being_started(pid: i32) -> bool {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.starts_with(b"runc:")
@@ -252,15 +252,15 @@ pub(super) fn start_of(pids: impl Iterator<Item = i32>) -> Start {
     started.map_or(Start::NotNow, |started| Start::Ago(ago(started)))
 }
 
-/// How long ago, at least, a time was that the kernel reports in ticks since boot.
+/// How long ago, at least, a time in ticks since boot was.
 fn ago(ticks: u64) -> Duration {
     let (since_boot, rate) = (since_boot(), ticks_per_second());
-    // It was at some point within that tick.
+    // The event happened at some point within that tick.
     let at = u128::from(ticks + 1) * 1_000_000_000 / u128::from(rate);
     since_boot.saturating_sub(Duration::from_nanos(at as u64))
 }
 
-/// In ticks since boot, the unit in which the kernel reports process start times.
+/// The current time in ticks since boot, the unit of process start times.
 fn now() -> u64 {
     (since_boot().as_millis() * u128::from(ticks_per_second()) / 1000) as u64
 }
@@ -270,7 +270,7 @@ fn since_boot() -> Duration {
 }
 
 fn ticks_per_second() -> u64 {
-    /// The rate on all Linux architectures that this runs on.
+    /// The tick rate on all Linux architectures that this runs on.
     const USUAL: u64 = 100;
     let rate = sysconf(SysconfVar::CLK_TCK).ok().flatten();
     let rate = rate.and_then(|rate| u64::try_from(rate).ok());
@@ -285,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    /// Set when the test runs as its own child, the first process of a PID namespace.
+    /// Set when the test runs as its own child: as the first process of a PID namespace.
     const INSIDE: &str = "HEALTH_PROBE_INSIDE";
     const OWN_NAME: &str =
         "mechanism::exec::tree::tests::nothing_is_killed_among_the_agents_own_processes";
@@ -317,7 +317,7 @@ mod tests {
         said.find(|line| line.ends_with("begins")).unwrap();
         let children = format!("/proc/{0}/task/{0}/children", inside.id());
         let first = fs::read_to_string(children).unwrap();
-        // A process that enters from outside has no parent there, like a command of a runtime.
+        // Like a command of a runtime, a process that enters from outside has no parent in the namespace.
         let mut entered = Command::new("nsenter")
             .args([
                 "--target",

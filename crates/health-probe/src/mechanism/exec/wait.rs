@@ -1,5 +1,5 @@
-//! How long commands may take. Their time counts from their start, as with the kubelet, whose runtimes start counting
-//! when the command runs: on a busy machine, starting a command may take longer than the command.
+//! How long commands may take. The time counts from the command's start, as with the kubelet, whose runtimes start
+//! counting when the command runs: on a busy machine, starting a command may take longer than the command itself.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::mechanism::Deadline;
 
-/// How long the start of a command may take beyond its timeout: as long as the timeout, within these bounds.
+/// How long the start of a command may take in addition to its timeout: as long as the timeout, within these bounds.
 const START_MIN: Duration = Duration::from_secs(1);
 const START_MAX: Duration = Duration::from_secs(10);
 /// Pause between two checks for a command that has not started.
@@ -17,32 +17,32 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// When a command started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// Unknown: its time counts from the request.
+    /// Unknown: the time counts from the request.
     Unknown,
-    /// It has not started, or has already exited.
+    /// The command has not started, or has already exited.
     NotNow,
-    /// This long ago.
+    /// The command started this long ago.
     Ago(Duration),
 }
 
 /// A requested command.
 pub(super) trait Command {
-    /// When it started.
+    /// When the command started.
     fn start(&mut self) -> impl Future<Output = Start> + Send;
 }
 
 /// The result of waiting for a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited<T> {
-    /// It finished with this result.
+    /// The command finished with this result.
     Ended(T),
-    /// It ran for too long.
+    /// The command ran for too long.
     TooLong,
-    /// It was not started.
+    /// The command was not started.
     NotStarted,
 }
 
-/// Waits for a command's `end`, for as long as it may take from its start.
+/// Waits for `end`, the end of a command, for as long as the command may take from its start.
 pub(super) async fn wait<T>(
     deadline: Deadline,
     end: impl Future<Output = T>,
@@ -63,8 +63,8 @@ pub(super) async fn wait<T>(
             Start::Unknown => return Waited::TooLong,
             Start::Ago(age) => {
                 let began = now.checked_sub(age).unwrap_or(asked).max(asked);
-                // Its process exists before its runtime has started it, which we cannot see. We assume that this step
-                // takes no longer than what came before the process.
+                // The process exists before the runtime has executed the command in it, which we cannot see. We assume
+                // that this step takes no longer than the time before the process appeared.
                 let rest = began.saturating_duration_since(asked).min(timeout);
                 began + rest + timeout
             }
@@ -119,13 +119,13 @@ mod tests {
     async fn a_commands_time_counts_from_its_start() {
         assert_eq!(waited(Some(0), Some(999)).await, (Waited::Ended(()), 999));
         assert_eq!(waited(Some(0), Some(1001)).await, (Waited::TooLong, 1000));
-        // It took 600 ms until there was a process, and may have taken as long again from there.
+        // The process appeared after 600 ms, and executing the command may have taken as long again.
         assert_eq!(
             waited(Some(600), Some(2100)).await,
             (Waited::Ended(()), 2100)
         );
         assert_eq!(waited(Some(600), None).await, (Waited::TooLong, 2200));
-        // Even longer than its timeout.
+        // Even that is longer than the timeout.
         assert_eq!(
             waited(Some(1500), Some(2400)).await,
             (Waited::Ended(()), 2400)
@@ -135,7 +135,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_command_that_does_not_begin_is_given_up() {
         assert_eq!(waited(None, None).await, (Waited::NotStarted, 2000));
-        // It exited, but its end arrives late.
+        // The command exited, but its end is reported late.
         assert_eq!(waited(None, Some(1900)).await, (Waited::Ended(()), 1900));
     }
 

@@ -1,8 +1,8 @@
-//! One call on its own HTTP/2 connection (RFC 9113), separate from the connection: what to write, and how to interpret what
-//! is read.
+//! One call on its own HTTP/2 connection (RFC 9113), separate from the connection: what to write, and how to interpret
+//! the data read.
 //!
-//! A probe needs so little of HTTP/2 that a complete client would cost several times as much as everything else: one stream,
-//! all data sent in one piece, and answers far smaller than any window.
+//! A probe needs so little of HTTP/2 that a complete client would cost several times as much as everything else: one
+//! stream, all data sent in one piece, and responses far smaller than any window.
 
 use std::io;
 
@@ -14,9 +14,9 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEAD: usize = 9;
 /// Longest frame unless negotiated otherwise (RFC 9113, 6.5.2), in bytes.
 const FRAME_MAX: usize = 16 * 1024;
-/// Maximum number of bytes of an answer's headers, packed or not.
+/// Maximum number of bytes of a response's headers, compressed or not.
 const HEADERS_LIMIT: usize = 16 * 1024;
-/// Maximum number of bytes of a reply. A valid one has seven.
+/// Maximum number of bytes of a reply. A valid reply has seven.
 const REPLY_LIMIT: usize = 4096;
 const STREAM: u32 = 1;
 
@@ -65,7 +65,7 @@ pub(super) enum CallError {
     /// The connection broke.
     #[error("{0}")]
     Broken(#[source] io::Error),
-    /// More data came than an answer can have.
+    /// More data came than a response can have.
     #[error("the answer is too long")]
     TooLong,
 }
@@ -93,7 +93,7 @@ impl<V: Into<Violation>> From<V> for CallError {
     }
 }
 
-/// RFC 9113, 7.
+/// Names an error code (RFC 9113, 7).
 fn code(code: u32) -> String {
     const NAMES: [&str; 14] = [
         "NO_ERROR",
@@ -124,13 +124,13 @@ pub(super) struct Request<'a> {
     pub(super) path: &'a str,
     pub(super) authority: &'a str,
     pub(super) user_agent: &'a str,
-    /// How long the server has, in ms.
+    /// How long the server may take, in ms.
     pub(super) timeout_ms: u128,
     /// The message, with its prefix.
     pub(super) message: &'a [u8],
 }
 
-/// The answer to a call, as far as gRPC uses it.
+/// The response to a call, as far as gRPC uses it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     /// `:status`.
@@ -143,7 +143,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Whether its first headers are gRPC's.
+    /// Whether the response's first headers are those of gRPC.
     pub(super) fn is_grpc(&self) -> bool {
         let kind = self.content_type.as_deref().unwrap_or_default();
         self.status == b"200" && kind.starts_with(b"application/grpc")
@@ -159,16 +159,16 @@ pub(super) struct Call {
     pending: Vec<u8>,
     decoder: Decoder,
     answer: Answer,
-    /// Headers that continue in the next frame, and whether the stream ends with them.
+    /// Headers that continue in the next frame, and whether they end the stream.
     block: Option<(Vec<u8>, bool)>,
     place: Place,
-    /// Why the server accepts no more calls. The answer to this one may still come.
+    /// Why the server accepts no more calls. It may still respond to this one.
     goes_away: Option<u32>,
     /// Whether the server has sent anything.
     has_heard: bool,
 }
 
-/// The current position in the answer.
+/// The current position in the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// The server's settings come first.
@@ -187,7 +187,7 @@ impl Call {
         pack(&mut headers, Ok(31), "application/grpc");
         pack(&mut headers, Err("te"), "trailers");
         pack(&mut headers, Ok(58), request.user_agent);
-        // At most eight digits.
+        // gRPC allows at most eight digits.
         let timeout = format!("{}m", request.timeout_ms.clamp(1, 99_999_999));
         pack(&mut headers, Err("grpc-timeout"), &timeout);
 
@@ -255,7 +255,7 @@ impl Call {
         Ok((None, len - bytes.len()))
     }
 
-    /// Handles a frame. Returns whether the answer is complete.
+    /// Handles a frame. Returns whether the response is complete.
     fn frame(
         &mut self,
         kind: u8,
@@ -282,7 +282,7 @@ impl Call {
                     self.place = Place::Head;
                 }
                 if flags & flag::ACK == 0 {
-                    // No setting affects what was already sent.
+                    // No setting affects the data already sent.
                     push(&mut self.output, frame::SETTINGS, flag::ACK, 0, &[]);
                 }
                 Ok(false)
@@ -310,7 +310,7 @@ impl Call {
             (frame::DATA | frame::HEADERS | frame::RST_STREAM | frame::CONTINUATION, _)
             | (frame::SETTINGS | frame::PING | frame::GOAWAY, _)
             | (frame::PUSH_PROMISE, _) => Err(Violation::Unexpected.into()),
-            // Windows, priorities, and unknown types (RFC 9113, 5.5).
+            // WINDOW_UPDATE, PRIORITY, and unknown types (RFC 9113, 5.5).
             _ => Ok(false),
         }
     }
@@ -353,8 +353,8 @@ impl Call {
         self.take_headers(&block, is_end)
     }
 
-    /// Handles complete headers: the answer's, informational ones before them, or trailers. Returns whether the answer is
-    /// complete.
+    /// Handles a complete header block: the response's headers, informational ones before them, or trailers. Returns
+    /// whether the response is complete.
     fn take_headers(&mut self, block: &[u8], is_end: bool) -> Result<bool, CallError> {
         let mut reported = Answer::default();
         self.decoder
@@ -370,17 +370,17 @@ impl Call {
                 self.answer.grpc_status = reported.grpc_status;
                 Ok(true)
             }
-            // RFC 9113, 8.1.
+            // Informational headers (RFC 9113, 8.1).
             _ if reported.status.starts_with(b"1") && !is_end => Ok(false),
             _ => {
-                // The status of a call comes at its end.
+                // The status of a call comes at the end of the stream.
                 let grpc_status = reported.grpc_status.take().filter(|_| is_end);
                 self.answer = Answer {
                     grpc_status,
                     ..reported
                 };
                 self.place = Place::Body;
-                // The rest is not gRPC either, and may never end.
+                // What follows is not gRPC either, and may never end.
                 Ok(is_end || !self.answer.is_grpc())
             }
         }
@@ -422,7 +422,7 @@ impl Dialogue for Call {
     }
 }
 
-/// Adds a frame.
+/// Appends a frame.
 fn push(output: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
     let [_, length @ ..] = (payload.len() as u32).to_be_bytes();
     output.extend_from_slice(&length);
@@ -431,7 +431,8 @@ fn push(output: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) 
     output.extend_from_slice(payload);
 }
 
-/// Adds as many frames of the stream as needed: the first of one type, all others of another. The last one has the flags.
+/// Appends as many frames of the stream as needed: the first one of type `first`, all others of type `next`. The last
+/// one has the flags `last_flags`.
 fn push_all(output: &mut Vec<u8>, (first, next): (u8, u8), last_flags: u8, payload: &[u8]) {
     let mut pieces = payload.chunks(FRAME_MAX).peekable();
     let mut kind = first;
@@ -445,7 +446,7 @@ fn push_all(output: &mut Vec<u8>, (first, next): (u8, u8), last_flags: u8, paylo
     }
 }
 
-/// RFC 9113, 6.1.
+/// Removes padding (RFC 9113, 6.1).
 fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], CallError> {
     if flags & flag::PADDED == 0 {
         return Ok(payload);

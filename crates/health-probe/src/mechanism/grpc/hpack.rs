@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 
 use super::huffman;
 
-/// Table size of a connection unless negotiated otherwise (RFC 9113, 6.5.2), in bytes.
+/// Size of a connection's table unless negotiated otherwise (RFC 9113, 6.5.2), in bytes.
 const TABLE_SIZE: usize = 4096;
-/// What an entry counts for besides its bytes (RFC 7541, 4.1).
+/// Overhead of an entry, added to the length of its name and value (RFC 7541, 4.1).
 const OVERHEAD: usize = 32;
 
-/// RFC 7541, Appendix A. Its index counts from 1.
+/// The static table (RFC 7541, Appendix A). HPACK counts its indices from 1.
 #[rustfmt::skip]
 const STATIC: [(&str, &str); 61] = [
     (":authority", ""), (":method", "GET"), (":method", "POST"), (":path", "/"), (":path", "/index.html"),
@@ -52,7 +52,7 @@ type Bytes<'a> = Cow<'a, [u8]>;
 /// Decodes the headers of one connection.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// Newest first.
+    /// The dynamic table, newest entry first.
     table: VecDeque<(Vec<u8>, Vec<u8>)>,
     size: usize,
     size_max: usize,
@@ -69,7 +69,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Decodes headers of up to `size_max` bytes unpacked, and calls `take` with each name and value.
+    /// Decodes headers of up to `size_max` bytes when decompressed, and calls `take` with each name and value.
     pub(super) fn decode(
         &mut self,
         mut packed: &[u8],
@@ -95,7 +95,8 @@ impl Decoder {
                     self.evict();
                     continue;
                 }
-                // Not kept, whether or not intermediaries may index it.
+                // Literals that are not added to the table; whether intermediaries may index them makes no difference
+                // here.
                 0x00..=0x1f => (self.name(rest, 4)?, string(rest)?, false),
             };
             size += name.len() + value.len() + OVERHEAD;
@@ -113,7 +114,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// A header's name: an indexed or a literal one.
+    /// A header's name, indexed or literal.
     fn name<'s, 'p: 's>(
         &'s self,
         packed: &mut &'p [u8],
@@ -135,7 +136,7 @@ impl Decoder {
         Ok((name.into(), value.into()))
     }
 
-    /// Evicts the oldest entries until the rest fits.
+    /// Evicts the oldest entries until the others fit.
     fn evict(&mut self) {
         while self.size > self.size_max
             && let Some((name, value)) = self.table.pop_back()
@@ -145,7 +146,7 @@ impl Decoder {
     }
 }
 
-/// RFC 7541, 5.1: in the low bits of the first byte, and in further bytes if they are all set.
+/// Decodes an integer (RFC 7541, 5.1): the low bits of the first byte, and further bytes if these bits are all set.
 fn number(packed: &mut &[u8], bits: u32) -> Result<usize, HpackError> {
     let (first, mut rest) = packed.split_first().ok_or(HpackError::Short)?;
     let mask = (1 << bits) - 1;
@@ -170,7 +171,7 @@ fn number(packed: &mut &[u8], bits: u32) -> Result<usize, HpackError> {
     Ok(number)
 }
 
-/// RFC 7541, 5.2.
+/// Decodes a string (RFC 7541, 5.2).
 fn string<'a>(packed: &mut &'a [u8]) -> Result<Bytes<'a>, HpackError> {
     let is_huffman = packed.first().is_some_and(|first| first & 0x80 != 0);
     let len = number(packed, 7)?;
@@ -184,7 +185,7 @@ fn string<'a>(packed: &mut &'a [u8]) -> Result<Bytes<'a>, HpackError> {
     }
 }
 
-/// Packs a header that must not be indexed, by the static index of its name, or 0 and the name.
+/// Encodes a header that must not be indexed. `name` is an index into the static table, or a literal name.
 pub(super) fn pack(packed: &mut Vec<u8>, name: Result<u8, &str>, value: &str) {
     match name {
         Ok(index) => push_number(packed, 4, usize::from(index)),
@@ -196,7 +197,7 @@ pub(super) fn pack(packed: &mut Vec<u8>, name: Result<u8, &str>, value: &str) {
     push_string(packed, value);
 }
 
-/// Packs a header of the static table.
+/// Encodes a header of the static table by its index.
 pub(super) fn pack_known(packed: &mut Vec<u8>, index: u8) {
     packed.push(0x80 | index);
 }
@@ -206,7 +207,7 @@ fn push_string(packed: &mut Vec<u8>, string: &str) {
     packed.extend_from_slice(string.as_bytes());
 }
 
-/// All bits of the first byte above `bits` are zero.
+/// Encodes an integer. All bits of the first byte above `bits` are zero.
 fn push_number(packed: &mut Vec<u8>, bits: u32, number: usize) {
     let mask = (1 << bits) - 1;
     if number < mask {

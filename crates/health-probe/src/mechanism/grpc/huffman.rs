@@ -1,9 +1,9 @@
 //! The Huffman code of HPACK (RFC 7541, 5.2 and Appendix B).
 //!
-//! The code is canonical: symbols of one length have consecutive codes in symbol order, and each length continues where the
-//! previous one stopped. So the lengths define the whole code.
+//! The code is canonical: symbols with codes of equal length have consecutive codes in symbol order, and the codes of
+//! each length continue where the shorter ones stopped. So the lengths define the whole code.
 
-/// Number of symbols: the bytes, and the end of string.
+/// Number of symbols: the 256 bytes, and end of string.
 const SYMBOLS: usize = 257;
 const END: u16 = 256;
 const LONGEST: usize = 30;
@@ -79,7 +79,7 @@ pub(super) fn decode(encoded: &[u8]) -> Option<Vec<u8>> {
             }
         }
     }
-    // The padding must be the first bits of the end symbol, less than a byte.
+    // Padding is valid if it is a prefix of the end symbol's code and shorter than a byte.
     (length < 8 && code == (1 << length) - 1).then_some(decoded)
 }
 
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_is_not_encoded_so_is_refused() {
-        // The end symbol itself, a whole byte of padding, and padding with the wrong bit.
+        // The end symbol itself, a whole byte of padding, and padding with a zero bit.
         for bad in [&[0xff, 0xff, 0xff, 0xff][..], &[0x64, 0x02, 0xff], &[0x00]] {
             assert_eq!(decode(bad), None, "{bad:?}");
         }

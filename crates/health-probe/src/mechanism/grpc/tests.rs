@@ -11,7 +11,7 @@ use super::*;
 use crate::RawResult;
 use crate::mechanism::Host;
 
-/// A health server that is serving as a whole and as `well`, but not as `ill`.
+/// A health server that reports itself and the service `well` as serving, and `ill` as not serving.
 struct HealthServer {
     address: SocketAddr,
     task: JoinHandle<()>,
@@ -128,7 +128,7 @@ async fn g3_the_status_decides() {
 
 #[tokio::test]
 async fn g4_a_silent_service_is_an_rpc_timeout() {
-    // Only settings.
+    // The server only sends settings.
     let server = Server::new(|mut stream| async move {
         let _ = stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
         say_nothing(stream).await;
@@ -137,7 +137,7 @@ async fn g4_a_silent_service_is_an_rpc_timeout() {
     let probed = grpc(server.address, "");
     let stage = "timeout: health rpc did not complete within ";
     late_at(stage, |deadline| probe(&probed, deadline)).await;
-    // Not even settings.
+    // The server does not even send settings.
     let server = Server::new(say_nothing).await;
     let outcome = probe(&grpc(server.address, ""), short()).await;
     assert!(
@@ -161,7 +161,7 @@ async fn resets_and_garbage_are_failures() {
         write_forever(&mut stream, &[0xff; 100], Duration::ZERO).await;
     })
     .await;
-    // Endless headers: one frame of them, and more of the same.
+    // Endless headers: a HEADERS frame, and then CONTINUATION frames.
     let headers = Server::new(|mut stream| async move {
         let _ = stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
         let _ = stream.write_all(&[0, 0, 1, 1, 0, 0, 0, 0, 1, 0x88]).await;
@@ -186,7 +186,7 @@ async fn pings_without_an_end_are_a_failure() {
         let (mut from, mut to) = stream.split();
         let pings = ping.repeat(100);
         let write = async { while to.write_all(&pings).await.is_ok() {} };
-        // The client waits until its answers are read.
+        // The client waits until the server reads its replies.
         let mut sink = tokio::io::sink();
         let (_, _) = tokio::join!(write, tokio::io::copy(&mut from, &mut sink));
     })

@@ -1,4 +1,4 @@
-//! Reads an HTTP/1.1 answer piece by piece: its head, and how its body is delimited.
+//! Reads an HTTP/1.1 response piece by piece: its head, and how its body is delimited.
 
 use crate::mechanism::OUTPUT_LIMIT;
 
@@ -6,8 +6,8 @@ use crate::mechanism::OUTPUT_LIMIT;
 pub(super) const HEAD_LIMIT: usize = 64 * 1024;
 /// Maximum number of headers in a head.
 const HEADERS: usize = 100;
-/// A head of up to this many bytes is parsed with each piece, so that anything that is not HTTP is detected before its
-/// line ends.
+/// A head of up to this many bytes is parsed again with each piece, so that data that is not HTTP is detected before
+/// its first line ends.
 const LOOK_ALWAYS: usize = 512;
 
 /// An error in a head.
@@ -47,18 +47,18 @@ pub(super) enum BodyError {
     ChunkEnd,
 }
 
-/// The head of an answer.
+/// The head of a response.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) status: u16,
-    /// The target of a redirect, if this is one.
+    /// The redirect's target, if the response is a redirect.
     pub(super) location: Option<String>,
 }
 
 /// Reads a head that arrives in pieces.
 #[derive(Debug, Default)]
 pub(super) struct HeadReader {
-    /// An incomplete head.
+    /// The incomplete head.
     pending: Vec<u8>,
 }
 
@@ -69,7 +69,7 @@ impl HeadReader {
         piece: &[u8],
     ) -> Result<Option<(Head, Body, Vec<u8>)>, HeadError> {
         let mut pending = std::mem::take(&mut self.pending);
-        // An empty line may be split.
+        // An empty line may be split between pieces.
         let unseen = pending.len().saturating_sub(2);
         let mut bytes = if pending.is_empty() {
             piece
@@ -80,7 +80,7 @@ impl HeadReader {
         if bytes.len() <= LOOK_ALWAYS || has_empty_line(&bytes[unseen..]) {
             while let Some((head, body, len)) = parse(bytes)? {
                 bytes = &bytes[len..];
-                // Informational answers come before the final one (RFC 9110, 15.2). After status 101, no more HTTP
+                // Informational responses come before the final one (RFC 9110, 15.2). After status 101, no more HTTP
                 // follows.
                 if !(100..200).contains(&head.status) || head.status == 101 {
                     return Ok(Some((head, body, bytes.to_vec())));
@@ -102,12 +102,12 @@ impl HeadReader {
     }
 }
 
-/// Whether a head may end here. Avoids parsing a head again and again while it arrives.
+/// Whether a head may end in `bytes`. Avoids parsing a head again and again while it arrives.
 fn has_empty_line(bytes: &[u8]) -> bool {
     bytes.windows(2).any(|two| two == b"\n\n") || bytes.windows(3).any(|three| three == b"\n\r\n")
 }
 
-/// Parses a head; returns it with its length if it is complete. Accepts the same oddities as the kubelet.
+/// Parses a head. Returns the head with its length if it is complete. Accepts the same oddities as the kubelet.
 fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, HeadError> {
     // The parser would skip any number of empty lines before a head.
     if matches!(bytes.first(), Some(b'\r' | b'\n')) {
@@ -136,10 +136,10 @@ fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, HeadError> {
         301 | 302 | 303 | 307 | 308 => values("location").next(),
         _ => None,
     };
-    // An empty one leads nowhere.
+    // An empty location leads nowhere.
     let location = location.filter(|location| !location.is_empty());
     let location = location.map(|location| String::from_utf8_lossy(location).into_owned());
-    // RFC 9112, 6.3. HTTP/1.0 has no codings.
+    // RFC 9112, 6.3. HTTP/1.0 has no transfer codings.
     let body = match (status, response.version) {
         (100..200 | 204 | 304, _) => Body::Length(0),
         (_, Some(1)) if is_chunked(values("transfer-encoding"))? => {
@@ -150,7 +150,7 @@ fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, HeadError> {
     Ok(Some((Head { status, location }, body, len)))
 }
 
-/// Whether a body is chunked. Other codings are errors, as for the kubelet.
+/// Whether a body is chunked. Other transfer codings are errors, as for the kubelet.
 fn is_chunked<'a>(mut codings: impl Iterator<Item = &'a [u8]>) -> Result<bool, HeadError> {
     match (codings.next(), codings.next()) {
         (None, _) => Ok(false),
@@ -159,7 +159,7 @@ fn is_chunked<'a>(mut codings: impl Iterator<Item = &'a [u8]>) -> Result<bool, H
     }
 }
 
-/// A body's length. It may be given several times, but not with different values.
+/// The length of a body. Several values are accepted if they are all equal.
 fn length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, HeadError> {
     let mut length = None;
     for value in values.flat_map(|value| value.split(|byte| *byte == b',')) {
@@ -175,14 +175,14 @@ fn decimal(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();
     let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let text = std::str::from_utf8(text).ok().filter(|_| is_number)?;
-    // A length beyond 64 bits is never sent.
+    // No body has a length beyond 64 bits.
     text.parse().ok()
 }
 
-/// How a body is delimited, and what is still to come.
+/// How a body is delimited, and how much of it is still to come.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// This many more bytes.
+    /// This many more bytes follow.
     Length(u64),
     Chunked(Chunk),
     /// Everything until the connection ends.
@@ -192,15 +192,15 @@ pub(super) enum Body {
 /// The position in a chunked body (RFC 9112, 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunk {
-    /// In the size, which has this value so far.
+    /// In the chunk size; its value so far.
     Size(Option<u64>),
     /// After the size, in the rest of its line.
     Extension(u64),
-    /// In the data, with this many bytes to come.
+    /// In the data; this many bytes are still to come.
     Data(u64),
     /// At the line break after the data.
     DataEnd,
-    /// In the trailer, in a line with this many bytes so far.
+    /// In a line of the trailer; the line's length so far in bytes.
     Trailer(usize),
 }
 
@@ -208,12 +208,12 @@ pub(super) enum Chunk {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     More,
-    /// It is complete, or as much of it was read as we want.
+    /// The body is complete, or as much of it as we want was read.
     Done,
 }
 
 impl Body {
-    /// Handles a piece, none of which is kept. `read` counts the bytes of the body that were read.
+    /// Handles a piece, and keeps none of it. `read` counts the bytes of the body read so far.
     pub(super) fn receive(
         &mut self,
         piece: &[u8],
@@ -240,14 +240,14 @@ impl Body {
         })
     }
 
-    /// Whether the end of the connection may end it.
+    /// Whether the body may end with the connection.
     pub(super) fn may_end(&self) -> bool {
         *self == Self::UntilEnd
     }
 }
 
 impl Chunk {
-    /// Returns whether the body is complete.
+    /// Handles a piece. Returns whether the body is complete.
     fn receive(&mut self, mut piece: &[u8], read: &mut usize) -> Result<bool, BodyError> {
         while let Some((&byte, rest)) = piece.split_first() {
             if let Self::Data(left) = *self {
@@ -292,8 +292,8 @@ mod tests {
 
     use super::*;
 
-    /// What a reader returns for an answer in these pieces: the head, how many bytes of the body were read, and whether
-    /// it is complete.
+    /// The result for a response in these pieces: the head, how many bytes of the body were read, and whether the body
+    /// is complete.
     fn read(pieces: &[&[u8]]) -> Result<Option<(Head, usize, bool)>, String> {
         let mut reader = HeadReader::default();
         let mut pieces = pieces.iter();
@@ -363,7 +363,7 @@ mod tests {
             (long.as_str(), whole(200, 2)),
         ] {
             assert_eq!(read(&[answer.as_bytes()]), expected, "{answer}");
-            // However it is split.
+            // The result is the same however the response is split.
             for cut in 1..answer.len() {
                 let (a, b) = answer.as_bytes().split_at(cut);
                 assert_eq!(read(&[a, b]), expected, "{answer} cut at {cut}");
@@ -454,7 +454,7 @@ mod tests {
         fn no_bytes_make_it_panic(start in "(HTTP/1.1 200 x\r\n(Transfer-Encoding: chunked\r\n)?\r\n)?", rest in prop::collection::vec(any::<u8>(), 0..200), cut in 0_usize..200) {
             let bytes = [start.as_bytes(), &rest].concat();
             let (a, b) = bytes.split_at(cut.min(bytes.len()));
-            // The result is the same with or without the cut, except for data that was not parsed because nothing
+            // The result is the same with or without the split, except for data that was not parsed because nothing
             // followed.
             let cut = read(&[a, b]);
             let uncut = read(&[&bytes]);

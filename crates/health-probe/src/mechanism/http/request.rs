@@ -4,7 +4,7 @@ use super::HttpError;
 use crate::mechanism::USER_AGENT;
 use crate::mechanism::url::Url;
 
-/// Headers that the connection itself decides. Values from a manifest are not sent.
+/// Headers that the connection decides itself. Values from a manifest are not sent.
 const OWN: [&str; 4] = [
     "connection",
     "content-length",
@@ -17,12 +17,12 @@ const OWN: [&str; 4] = [
 pub(super) struct Headers {
     /// The host name to send to the server.
     host: Option<String>,
-    /// All others, as lines.
+    /// All other headers, as lines.
     lines: Vec<u8>,
 }
 
 impl Headers {
-    /// Fails with the name of a header that cannot be sent.
+    /// Checks the headers. Fails with the name of a header that cannot be sent.
     pub(super) fn new(given: &[(String, String)]) -> Result<Self, HttpError> {
         let mut host = None;
         let mut lines = Vec::with_capacity(64);
@@ -30,7 +30,7 @@ impl Headers {
             let mut names = given.iter().map(|(name, _)| name);
             names.any(|given| given.eq_ignore_ascii_case(name))
         };
-        // An empty value for one of these two means that it is not sent.
+        // An empty `User-Agent` or `Accept` means that the header is not sent.
         let is_dropped = |name: &str, value: &str| {
             value.trim().is_empty()
                 && (name.eq_ignore_ascii_case("user-agent") || name.eq_ignore_ascii_case("accept"))
@@ -58,12 +58,12 @@ impl Headers {
         Ok(Self { host, lines })
     }
 
-    /// Handles a redirect that names a host: from now on that host is sent.
+    /// Handles a redirect that names a host: from now on the redirect's host is sent.
     pub(super) fn forget_host(&mut self) {
         self.host = None;
     }
 
-    /// A request for a URL. Fails if its host cannot be sent.
+    /// Returns the request for a URL. Fails if the URL's host cannot be sent.
     pub(super) fn request(&self, url: &Url) -> Result<Vec<u8>, HttpError> {
         let authority;
         let host = match &self.host {
@@ -94,19 +94,19 @@ fn push(lines: &mut Vec<u8>, name: &str, value: &str) {
     lines.extend_from_slice(b"\r\n");
 }
 
-/// RFC 9110, 5.6.2.
+/// Whether a byte may be in a token (RFC 9110, 5.6.2).
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// RFC 9110, 5.5: no control characters except tabs.
+/// Whether a header may have this value (RFC 9110, 5.5): no control characters except tabs.
 fn is_value(value: &str) -> bool {
     value
         .bytes()
         .all(|byte| byte == b'\t' || !byte.is_ascii_control())
 }
 
-/// A header's name with capital letters at the start and after hyphens, as the kubelet sends it.
+/// Capitalises a header's name at the start and after hyphens, as the kubelet sends it.
 fn canonical(name: &str) -> String {
     let mut is_first = true;
     let canonical = name.chars().map(|c| {

@@ -26,7 +26,7 @@ fn with_headers(probe: HttpProbe, headers: &[(&str, &str)]) -> HttpProbe {
     }
 }
 
-/// A server that answers by the request's path, and reports all requests.
+/// A server that chooses its response by the request's path, and reports all requests.
 async fn answering(
     answer: impl Fn(&str) -> String + Clone + Send + Sync + 'static,
 ) -> (Server, Arc<Mutex<Vec<String>>>) {
@@ -56,7 +56,7 @@ fn redirect(status: u16, location: &str) -> String {
     format!("HTTP/1.1 {status} x\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n")
 }
 
-/// The values of a header in a request; the name must match exactly.
+/// The values of a header in a request. The name's case matters.
 fn values(head: &str, name: &str) -> Vec<String> {
     let lines = head.split("\r\n").filter_map(|line| line.split_once(": "));
     lines
@@ -65,7 +65,7 @@ fn values(head: &str, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// The request that the server received, with these headers.
+/// The request that the server received for a probe with these headers.
 async fn sent(headers: &[(&str, &str)]) -> String {
     let (server, heads) = answering(|_| answer("200 OK", "")).await;
     let outcome = probe(&with_headers(http(&server), headers), patience()).await;
@@ -75,7 +75,7 @@ async fn sent(headers: &[(&str, &str)]) -> String {
 
 #[tokio::test]
 async fn h1_no_proxy_is_used() {
-    // Nothing here reads the environment; a proxy would be asked with the whole address.
+    // The environment is not read; a proxy would get a request with the whole URL.
     let head = sent(&[]).await;
     assert!(
         head.starts_with("GET / HTTP/1.1\r\nHost: 127.0.0.1:"),
@@ -230,7 +230,7 @@ async fn h9_redirects_to_other_hosts_are_warnings_and_loops_failures() {
             assert_eq!(heads.lock().unwrap().len(), 10);
         }
     }
-    // Nothing says where it leads.
+    // The response does not say where the redirect leads.
     for nowhere in [answer("302 x", ""), redirect(302, "")] {
         let (server, _) = answering(move |_| nowhere.clone()).await;
         assert_eq!(
@@ -245,8 +245,8 @@ async fn h9_redirects_to_other_hosts_are_warnings_and_loops_failures() {
     );
 }
 
-/// The kubelet's code has a second mode, which it does not use: it follows redirects to other hosts. Ours has no such
-/// mode: it never connects to those hosts.
+/// The kubelet's code also has a mode that follows redirects to other hosts, which the kubelet does not use. Ours has
+/// no such mode: it never connects to other hosts.
 #[tokio::test]
 async fn h10_other_hosts_are_not_connected_to() {
     let (other, heads) = answering(|_| answer("200 OK", "")).await;
@@ -325,7 +325,7 @@ async fn a_body_without_an_end_is_cut() {
         probe(&http(&server), patience()).await,
         success("HTTP status 200")
     );
-    // The client left, so the server stopped writing.
+    // The client closed the connection, so the server stopped writing.
     assert!(received.recv().await.is_some());
 }
 
@@ -399,7 +399,7 @@ async fn headers_without_an_end_are_a_failure() {
             (RawResult::Failure, false)
         );
         assert!(outcome.message.contains("too large"), "{outcome:?}");
-        // What the client read, plus what was in the buffers.
+        // The number of bytes that the client read, plus those that were in buffers.
         assert!(received.recv().await.unwrap() < 64 << 20);
     }
 }
@@ -548,7 +548,7 @@ async fn headers_that_cannot_be_sent_are_errors() {
 #[tokio::test]
 async fn nothing_stays_open_or_in_time_wait() {
     const PROBES: usize = 1000;
-    // It closes after its answer, as a server does when asked to.
+    // The server closes the connection after its response, as servers do when asked to.
     let (server, _) = answering(|_| answer("200 OK", "well")).await;
     let probed = http(&server);
     for _ in 0..PROBES {

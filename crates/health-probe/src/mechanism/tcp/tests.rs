@@ -57,7 +57,7 @@ async fn a_half_open_listener_times_out() {
         }
         waiting.push(tokio::net::TcpStream::connect(address));
         assert!(waiting.len() < 100, "the queue never fills");
-        // Connections of probes are gone; these stay.
+        // Closed probe connections leave the queue; these connections stay.
         let stream = tokio::time::timeout(SHORT, waiting.pop().unwrap()).await;
         std::mem::forget(stream);
     };
@@ -88,7 +88,7 @@ async fn the_server_reads_the_end_and_nothing_stays_in_time_wait() {
         );
         assert_eq!(received.recv().await, Some(true));
     }
-    // The last one may still be open.
+    // The last connection may still be open.
     assert!(open_ends(server.address.port()) <= 2);
     let left = time_waits(server.address.port());
     assert!(

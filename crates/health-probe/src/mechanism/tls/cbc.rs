@@ -1,5 +1,5 @@
-//! The TLS 1.2 suites with AES-CBC and HMAC-SHA1 (RFC 5246, 6.2.3.2; RFC 4492), which old servers insist on and which
-//! Go supports too. They are for probes that verify nothing and have no secrets, so errors need not take constant time.
+//! The TLS 1.2 suites with AES-CBC and HMAC-SHA1 (RFC 5246, 6.2.3.2; RFC 4492), which old servers insist on and Go also
+//! supports. They are for probes that verify nothing and have no secrets, so errors need not take constant time.
 
 use aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use aes::{Aes128, Aes256, Block};
@@ -21,11 +21,11 @@ const BLOCK_LEN: usize = 16;
 const MAC_LEN: usize = 20;
 /// Maximum size of the content of a record (RFC 5246, 6.2.1).
 const CONTENT_MAX: usize = 1 << 14;
-/// Maximum number of records with one key; no probe sends that many.
+/// Maximum number of records with one key. No probe sends that many.
 const RECORDS_MAX: u64 = 1 << 24;
 
-/// The suites, those with shorter keys first, as Go prefers them. Hash and PRF come from a provider's suite with
-/// SHA-256.
+/// The suites, those with shorter keys first, in Go's order of preference. Hash and PRF come from one of the provider's
+/// suites with SHA-256.
 pub(super) fn suites(provider: &CryptoProvider) -> Vec<SupportedCipherSuite> {
     let model = provider.cipher_suites.iter().find_map(|suite| match suite {
         SupportedCipherSuite::Tls12(suite)
@@ -61,7 +61,7 @@ pub(super) fn suites(provider: &CryptoProvider) -> Vec<SupportedCipherSuite> {
         ),
     ]
     .map(|(suite, sign, aead_alg)| {
-        // Once per process.
+        // Leaks once per process.
         SupportedCipherSuite::Tls12(Box::leak(Box::new(Tls12CipherSuite {
             common: CipherSuiteCommon {
                 suite,
@@ -77,7 +77,7 @@ pub(super) fn suites(provider: &CryptoProvider) -> Vec<SupportedCipherSuite> {
     .to_vec()
 }
 
-/// The schemes that a suite's server signs with; only the algorithm matters.
+/// The signature schemes of a suite's server; only the algorithm matters.
 static ECDSA: &[SignatureScheme] = &[
     SignatureScheme::ECDSA_NISTP256_SHA256,
     SignatureScheme::ED25519,
@@ -90,7 +90,7 @@ static RSA: &[SignatureScheme] = &[
 static AES_128: &dyn Tls12AeadAlgorithm = &Cbc { key_len: 16 };
 static AES_256: &dyn Tls12AeadAlgorithm = &Cbc { key_len: 32 };
 
-/// AES-CBC with HMAC-SHA1. The key block has both sides' MAC keys before the cipher keys, and no initialisation
+/// AES-CBC with HMAC-SHA1. The key block holds both sides' MAC keys before the cipher keys, and no initialisation
 /// vectors: what rustls calls keys are the MAC keys, and what it calls vectors are the cipher keys.
 struct Cbc {
     key_len: usize,
@@ -131,7 +131,7 @@ enum Aes {
 /// The keys of one direction.
 struct Keys {
     mac: hmac::Key,
-    /// `None` for a key of another length, which no suite has.
+    /// `None` for a key length that no suite has.
     cipher: Option<Aes>,
 }
 
@@ -145,7 +145,7 @@ impl Keys {
         }
     }
 
-    /// The MAC of a record, over its number, head and content.
+    /// The MAC of a record: over its sequence number, header and content.
     fn code(&self, head: &[u8], content: &[u8]) -> hmac::Tag {
         let mut code = hmac::Context::with_key(&self.mac);
         code.update(head);

@@ -1,4 +1,4 @@
-//! Key exchange on P-521, which ring lacks and which some servers that the kubelet can probe insist on.
+//! Key exchange on P-521, which ring lacks and some servers that the kubelet can probe insist on.
 
 use p521::elliptic_curve::sec1::ToSec1Point as _;
 use p521::{PublicKey, SecretKey, ecdh};
@@ -6,10 +6,10 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use rustls::crypto::{ActiveKeyExchange, GetRandomFailed, SharedSecret, SupportedKxGroup};
 use rustls::{Error, NamedGroup, PeerMisbehaved};
 
-/// Bytes of a scalar; the first one has only one bit.
+/// Length of a scalar in bytes. The first byte has only one significant bit.
 const SCALAR_LEN: usize = 66;
 const FIRST_MASK: u8 = 1;
-/// First byte of an uncompressed point (SEC 1, 2.3.3). TLS has no other form.
+/// First byte of an uncompressed point (SEC 1, 2.3.3), the only form in TLS.
 const UNCOMPRESSED: u8 = 4;
 
 /// The group `secp521r1`.
@@ -28,7 +28,7 @@ impl SupportedKxGroup for P521 {
             let mut bytes = [0; SCALAR_LEN];
             random.fill(&mut bytes).map_err(|_| GetRandomFailed)?;
             bytes[0] &= FIRST_MASK;
-            // All but one in 2^260 are below the group's order.
+            // All but one in 2^260 values are below the group's order.
             if let Ok(secret) = SecretKey::from_slice(&bytes) {
                 break secret;
             }

@@ -69,7 +69,7 @@ fn acceptor(certificate: &Certificate, clients: Option<&Authority>) -> TlsAccept
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// An HTTPS server that answers 200 after any handshake. Reports whether the connection ended properly.
+/// An HTTPS server that responds with 200 after any handshake. Reports whether the connection ended properly.
 async fn serve(
     certificate: &Certificate,
     clients: Option<&Authority>,
@@ -90,7 +90,7 @@ async fn serve(
             }
             let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
             let _ = stream.write_all(answer).await;
-            // An unannounced end is an error.
+            // An end without a close notification is an error.
             let _ = sender.send(matches!(stream.read(&mut [0; 16]).await, Ok(0)));
         }
     })
@@ -138,7 +138,7 @@ async fn certificates_are_not_verified_unless_asked_for() {
         );
         assert!(outcome.message.contains("certificate"), "{outcome:?}");
     }
-    // Nor was it issued by this authority.
+    // The name now matches, but another authority issued the certificate.
     settings.server_name = Some("web".to_owned());
     settings.authorities = Some(Authority::new().pem());
     let outcome = ask(server.address, &settings).await;
@@ -180,7 +180,7 @@ async fn a_body_may_end_with_the_connection_alone() {
                 let _ = stream.read(&mut [0; 4096]).await;
                 let answer = format!("HTTP/1.1 200 OK\r\n{length}\r\nwell");
                 let _ = stream.write_all(answer.as_bytes()).await;
-                // Dropped without a TLS close.
+                // The stream is dropped without a TLS close.
             }
         })
         .await;
@@ -217,6 +217,6 @@ fn settings_that_are_of_no_use_are_refused() {
     assert!(refused(identity("", &key)).starts_with("cannot use the client's certificate"));
     let other = authority.certify("other").key.serialize_pem();
     assert!(refused(identity(&own.pem, &other)).starts_with("cannot use the client's certificate"));
-    // The key is a secret.
+    // The key is not printed.
     assert!(!format!("{:?}", identity(&own.pem, &key)).contains("key"));
 }

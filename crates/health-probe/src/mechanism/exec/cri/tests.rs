@@ -89,7 +89,7 @@ async fn e2_e4_a_runtime_that_hangs_is_distinguished_from_a_command_that_does() 
             "{outcome:?}"
         );
     }
-    // Nothing is known of the container, or the command would be among the host's processes.
+    // Either nothing is known of the container, or its processes would be among the host's processes.
     for pid in [None, Some(std::process::id())] {
         let outcome = probe(&runtime.exec(pid), short()).await;
         assert_eq!(
@@ -108,7 +108,7 @@ async fn e4_no_run_begins_beside_another_one() {
     let runtime = MuteRuntime::new(b"");
     let probed = runtime.exec(None);
     assert_eq!(probe(&probed, short()).await.result, RawResult::Failure);
-    // The runtime has not reported yet that the command exited.
+    // The runtime has not yet reported that the command exited.
     let outcome = probe(&probed.clone(), short()).await;
     assert_eq!(
         (outcome.result, outcome.errored),

@@ -21,7 +21,7 @@ fn settings() -> Vec<u8> {
     frame(frame::SETTINGS, 0, 0, &[])
 }
 
-/// A gRPC head with status 200.
+/// The headers of a gRPC response with status 200.
 fn head() -> Vec<u8> {
     let mut block = vec![0x88];
     pack(&mut block, Ok(31), "application/grpc");
@@ -43,7 +43,7 @@ fn expected() -> Answer {
     }
 }
 
-/// The result of a call for an answer in these pieces.
+/// The result of a call whose response arrives in these pieces.
 fn call(pieces: &[&[u8]]) -> Option<Result<Answer, String>> {
     let mut call = Call::new(&REQUEST);
     let mut received = pieces.iter().filter_map(|piece| call.receive(piece));
@@ -186,7 +186,7 @@ fn settings_and_pings_are_acknowledged() {
         frame(frame::PING, flag::ACK, 0, b"12345678"),
     ];
     assert_eq!(call.to_write(), acks.concat());
-    // Acknowledgements are not answered.
+    // Acknowledgements get no reply.
     assert!(call.receive(&acks.concat()).is_none());
     assert!(call.to_write().is_empty());
 }
@@ -340,7 +340,7 @@ proptest! {
         answer[at] = change;
         let _ = call(&[&answer]);
         let (a, b) = answer.split_at(at);
-        // Splitting makes no difference.
+        // The result does not depend on how the response is split.
         prop_assert_eq!(call(&[a, b]), call(&[&answer]));
     }
 }

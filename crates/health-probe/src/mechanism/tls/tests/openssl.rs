@@ -1,4 +1,4 @@
-//! OpenSSL servers that insist on things that Go accepts and newer libraries lack.
+//! OpenSSL servers that insist on features that Go accepts and newer libraries lack.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -27,7 +27,7 @@ async fn certify(folder: &Path, key: &str) {
 }
 
 impl Openssl {
-    /// Starts it with a key from flags of `openssl req`, and with flags of `openssl s_server`.
+    /// Starts a server with a key made with flags of `openssl req`, and with flags of `openssl s_server`.
     async fn start(key: &str, flags: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         certify(folder.path(), key).await;
