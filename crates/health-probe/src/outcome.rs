@@ -5,7 +5,7 @@
 pub enum RawResult {
     /// The target is healthy.
     Success,
-    /// The target is healthy, but its answer is odd; counts as success.
+    /// The target is healthy, but its response is unusual; counts as success.
     Warning,
     /// The target is unhealthy.
     Failure,
@@ -18,9 +18,9 @@ pub enum RawResult {
 pub struct Outcome {
     /// The mechanism's verdict on the target.
     pub result: RawResult,
-    /// A message for events and `probe get`. Never taken from the body of an answer.
+    /// A message for events and `probe get`. Never contains any of a response's body.
     pub message: String,
-    /// Whether the attempt itself went wrong. It is then repeated, and if the last attempt errs too, no conclusion is
-    /// drawn.
+    /// Whether the attempt itself went wrong. The attempt is then repeated, and no conclusion is drawn if the last
+    /// attempt goes wrong too.
     pub errored: bool,
 }

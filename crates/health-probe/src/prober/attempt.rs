@@ -1,4 +1,4 @@
-//! One attempt: passes a probe and what is known of its container to a mechanism, and returns the outcome.
+//! One attempt: passes a probe, and what is known of its container, to a mechanism, and returns the outcome.
 
 use std::collections::HashMap;
 use std::io;
@@ -46,8 +46,8 @@ enum CertificateError {
 }
 
 impl Attempt<'_> {
-    /// Makes the attempt. If it only failed because the clock was checked late, that is not a failure of the target.
-    /// Commands detect this themselves: their time counts from when they were started.
+    /// Makes the attempt. A failure that only occurred because the clock was checked late does not count as the
+    /// target's. Commands detect this themselves: their time counts from when they were started.
     pub(super) async fn make(&self) -> Report {
         let deadline = Deadline::after(self.start.probe.timeout);
         let outcome = self.outcome(deadline).await;
@@ -143,7 +143,7 @@ impl Attempt<'_> {
         http::probe(&probe, deadline).await
     }
 
-    /// Reads the certificates each time, because others may renew them.
+    /// Reads the certificates for each attempt, because they may be renewed at any time.
     async fn tls(&self, tls: &Tls) -> Result<TlsClient, CertificateError> {
         if *tls == Tls::default() {
             return Ok(TlsClient::default());
@@ -217,7 +217,7 @@ fn client(tls: &Tls, folder: &Path) -> Result<TlsClient, CertificateError> {
     Ok(TlsClient::new(&settings)?)
 }
 
-/// The commands that a runtime executes: each run waits for what is left of the one before.
+/// The commands that a runtime executes. Each run waits for whatever the previous run left.
 #[derive(Debug, Default)]
 pub(super) struct Commands(Mutex<HashMap<WorkerId, (Command, CriExec)>>);
 
@@ -237,7 +237,7 @@ impl Commands {
         exec
     }
 
-    /// Forgets the commands of other workers.
+    /// Forgets the commands of all workers but the known ones.
     pub(super) fn retain(&self, is_known: impl Fn(WorkerId) -> bool) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|worker, _| is_known(*worker));

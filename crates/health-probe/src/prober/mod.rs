@@ -1,7 +1,7 @@
 //! The prober: executes the runs that a [`Manager`] asks for, and reports their outcomes to it.
 //!
-//! One task waits for the manager's next time and starts whatever is due; each run is a task of its own while it lasts.
-//! A lock protects the manager. It is never held across an await, so pods are added and listed directly.
+//! One task waits until the manager's next run is due and starts all due runs; each run is a separate task. A lock
+//! protects the manager. It is never held across an await, so pods are added and listed directly.
 
 mod attempt;
 mod news;
@@ -65,11 +65,11 @@ pub enum Execution {
     },
 }
 
-/// What a prober starts with.
+/// The options of a prober.
 pub struct ProberOptions {
-    /// The options of its manager.
+    /// The options of the manager.
     pub manager: ManagerOptions,
-    /// What it needs to know about containers.
+    /// Where the containers run.
     pub containers: Arc<dyn Containers>,
     /// The folder of the certificates and keys that annotations name.
     pub certificates: PathBuf,
@@ -85,7 +85,7 @@ struct Shared {
     began: Instant,
     /// Notified when work is due before the time in `awake_at`.
     wake: Arc<Notify>,
-    /// When the task that starts runs checks again, ns since `began`; `u64::MAX` for never.
+    /// When the task that starts runs checks next, in ns since `began`; `u64::MAX` for never.
     awake_at: AtomicU64,
     containers: Arc<dyn Containers>,
     certificates: PathBuf,
@@ -95,9 +95,9 @@ struct Shared {
 }
 
 impl Prober {
-    /// Starts probing on its own thread: slow API requests cannot delay a probe, and no step of a probe moves between
-    /// threads. Probes from the network namespace of the calling thread. The holder of the receiver acts on the news.
-    /// Fails if the thread cannot start.
+    /// Starts probing on a separate thread: slow API requests cannot delay a probe, and no step of a probe moves
+    /// between threads. Probes from the network namespace of the calling thread. The holder of the receiver acts on the
+    /// news. Fails if the thread cannot start.
     pub(crate) fn start_on_thread(options: ProberOptions) -> io::Result<(Self, NewsReceiver)> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (prober, reported, ends) = {
@@ -106,12 +106,12 @@ impl Prober {
         };
         thread::Builder::new()
             .name("prober".to_owned())
-            // A task that panicked has already reported it.
+            // If the task panicked, the panic was already reported.
             .spawn(move || drop(runtime.block_on(ends)))?;
         Ok((prober, reported))
     }
 
-    /// The same in the current tokio runtime.
+    /// Starts probing in the current tokio runtime. The holder of the receiver acts on the news.
     pub fn start(options: ProberOptions) -> (Self, NewsReceiver) {
         let (prober, reported, _) = Self::start_task(options);
         (prober, reported)
@@ -154,7 +154,7 @@ impl Prober {
         (prober, reported, task)
     }
 
-    /// Starts whatever is due. Returns when more will be due.
+    /// Starts all due runs. Returns when the next runs are due.
     fn start_due(&self) -> Option<Instant> {
         let (starts, next) = {
             let mut manager = self.manager();
@@ -162,7 +162,7 @@ impl Prober {
             let wall = Timestamp::now();
             let starts: Vec<Start> = std::iter::from_fn(|| manager.poll(now, wall)).collect();
             let next = manager.next_wake();
-            // Under the lock, so that anyone who changes the manager after this sees it.
+            // Set under the lock, so that anyone who changes the manager afterwards sees the new time.
             self.0.awake_at.store(nanoseconds(next), Ordering::Relaxed);
             (starts, next)
         };
@@ -173,11 +173,11 @@ impl Prober {
         next.map(|next| self.0.began + next)
     }
 
-    /// Executes a run: one attempt, and further ones if it errs.
+    /// Executes a run: an attempt, and further attempts while it errs.
     async fn run(self, start: Start) {
         let mut next = Some(start);
         while let Some(start) = next.take() {
-            // Whatever happens to the attempt, the manager gets an answer.
+            // Whatever happens to the attempt, the manager gets its report.
             let mut unanswered = Unanswered(&self, Some(start));
             let Some(start) = &unanswered.1 else { break };
             let begun = self.now();
@@ -215,7 +215,7 @@ impl Prober {
         self.wake_in_time();
     }
 
-    /// Wakes the task that starts runs if it would check too late.
+    /// Wakes the task that starts runs if it would otherwise check too late.
     fn wake_in_time(&self) {
         let next = nanoseconds(self.manager().next_wake());
         if next < self.0.awake_at.load(Ordering::Relaxed) {
@@ -223,7 +223,7 @@ impl Prober {
         }
     }
 
-    /// Sends out what has changed.
+    /// Sends out all changes.
     fn publish_state(&self) {
         let mut manager = self.manager();
         for update in manager.take_updates() {
@@ -237,7 +237,7 @@ impl Prober {
         }
     }
 
-    /// Applies a change, then sends out and schedules what follows from it.
+    /// Applies a change, then sends out and schedules its consequences.
     fn change<T>(&self, change: impl FnOnce(&mut Manager, Duration) -> T) -> T {
         let changed = change(&mut self.manager(), self.now());
         self.publish_state();
@@ -245,13 +245,13 @@ impl Prober {
         changed
     }
 
-    /// From now on, probes a pod according to its spec.
+    /// Probes a pod according to its spec from now on.
     pub fn add_pod(&self, spec: Arc<PodSpec>) {
         self.change(|manager, now| manager.add_pod(now, spec));
         self.forget_commands();
     }
 
-    /// Passes on the known state of a pod, see [`Manager::set_status`].
+    /// Sets the known status of a pod, see [`Manager::set_status`].
     pub fn set_status(&self, uid: &str, status: PodStatus) {
         self.change(|manager, now| manager.set_status(now, uid, status));
     }
@@ -280,29 +280,30 @@ impl Prober {
         self.manager().kills()
     }
 
-    /// What follows from a container's failed probe, whether or not it is still running, see [`Manager::condemned`].
+    /// The kill that follows from a container's failed probe, whether or not the container is still running, see
+    /// [`Manager::condemned`].
     pub(crate) fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
         self.manager().condemned(pod_uid, container_id)
     }
 
-    /// Calls `look` for each worker; it must not take long. Times count from its second argument.
+    /// Calls `look` for each worker; `look` must be quick. The worker's times count from the second argument.
     pub(crate) fn each_worker(&self, mut look: impl FnMut(WorkerView<'_>, Instant)) {
         let manager = self.manager();
         manager.list().for_each(|worker| look(worker, self.0.began));
     }
 
-    /// The state for the next agent.
+    /// The state to save for the next agent.
     pub fn snapshot(&self) -> Snapshot {
         let now = self.now();
         self.manager().snapshot(now)
     }
 
-    /// The results of probes, and how long they took.
+    /// Returns the results and durations of probes.
     pub fn statistics(&self) -> Stats {
         self.stats().clone()
     }
 
-    /// Calls `look` with the statistics; it must not take long.
+    /// Calls `look` with the statistics; `look` must be quick.
     pub(crate) fn look_at_statistics<T>(&self, look: impl FnOnce(&Stats) -> T) -> T {
         look(&self.stats())
     }
@@ -328,12 +329,13 @@ impl Prober {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The waiting task then ends.
+        // Lets the waiting task end.
         self.wake.notify_one();
     }
 }
 
-/// An attempt whose outcome the manager is waiting for. If it is dropped, as in a panic, it counts as not sent.
+/// An attempt whose report the manager is waiting for. If dropped, for example in a panic, the attempt counts as not
+/// sent.
 struct Unanswered<'a>(&'a Prober, Option<Start>);
 
 impl Drop for Unanswered<'_> {

@@ -1,7 +1,7 @@
 //! The queue of news from a prober to the task that acts on it.
 //!
-//! Sending never waits: the receiver may itself be the sender. The queue has space for [`ROOM`] news; once that is
-//! full, newer news replaces the news that it makes obsolete. So at most this many news, plus one per probe and pod,
+//! Sending never waits, because the receiver may itself be the sender. The queue has space for [`ROOM`] news; once it
+//! is full, news replaces earlier news that it makes obsolete. So at most [`ROOM`] news, plus one per probe and pod,
 //! ever wait.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,13 +15,13 @@ use crate::spec::{PodSpec, ProbeType};
 use crate::worker::restart::Kill;
 use crate::worker::{Event, PodStatus, ResultUpdate};
 
-/// Maximum number of waiting news before newer ones replace older ones.
+/// Number of waiting news from which on newer news replaces older news.
 const ROOM: usize = 4096;
 
-/// What a prober reports, in order of occurrence.
+/// A report of a prober. Reports come in order of occurrence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// A result that is new or has changed, and the kill that follows from it in some cases.
+    /// A new or changed result, and the kill that follows from it, if any.
     Result(ResultUpdate, Option<Kill>),
     /// A pod's status has changed.
     Status(Arc<str>, PodStatus),
@@ -38,8 +38,8 @@ pub enum News {
     },
 }
 
-/// What a piece of news is about. Later news on the same subject makes earlier news obsolete: a failure that kills its
-/// container is the last result of that container.
+/// The subject of a piece of news. Later news on the same subject makes earlier news obsolete: a failure that kills its
+/// container is that container's last result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Subject {
     Probe(Arc<str>, Arc<str>, ProbeType),
@@ -47,7 +47,7 @@ enum Subject {
 }
 
 impl News {
-    /// `None` for news that nothing later makes obsolete.
+    /// The subject; `None` for news that later news cannot make obsolete.
     fn subject(&self) -> Option<Subject> {
         match self {
             Self::Result(update, _) => Some(Subject::Probe(
@@ -64,11 +64,11 @@ impl News {
 #[derive(Debug, Default)]
 struct Waiting {
     next: u64,
-    /// By number.
+    /// The waiting news, by sequence number.
     news: BTreeMap<u64, News>,
-    /// The latest news on each subject.
+    /// The sequence number of the latest news on each subject.
     latest: HashMap<Subject, u64>,
-    /// Events for which there was no space.
+    /// Number of events dropped for lack of space.
     lost: u64,
     is_closed: bool,
 }
@@ -132,14 +132,13 @@ pub(super) struct NewsSender(Arc<Queue>);
 #[derive(Debug)]
 pub struct NewsReceiver(Arc<Queue>);
 
-/// Creates a queue.
 pub(super) fn channel() -> (NewsSender, NewsReceiver) {
     let queue = Arc::new(Queue::default());
     (NewsSender(queue.clone()), NewsReceiver(queue))
 }
 
 impl NewsSender {
-    /// Sends news. Never waits. The news may have no receiver.
+    /// Sends news without waiting. The receiver may be gone.
     pub(super) fn send(&self, news: News) {
         let mut waiting = self.0.waiting();
         if waiting.is_closed {
@@ -155,7 +154,7 @@ impl NewsReceiver {
     /// The next news; `None` when the prober has stopped. Cancel-safe: nothing is lost if this future is dropped.
     pub async fn recv(&mut self) -> Option<News> {
         loop {
-            // In this order: news sent before the close is already in the queue.
+            // Check in this order: news sent before the close is already in the queue.
             let is_closed = self.0.waiting().is_closed;
             if let Some(news) = self.try_recv() {
                 return Some(news);
@@ -167,7 +166,7 @@ impl NewsReceiver {
         }
     }
 
-    /// The next news, if any.
+    /// Returns the next news, if any.
     pub fn try_recv(&mut self) -> Option<News> {
         let mut waiting = self.0.waiting();
         let lost = std::mem::take(&mut waiting.lost);
@@ -230,7 +229,7 @@ mod tests {
         for pod in 0..ROOM {
             sender.send(status(pod % 8, false));
         }
-        // Without a reader, obsolete news is removed, and new news comes last.
+        // While nobody reads, obsolete news is removed, and new news comes last.
         for _ in 0..3 {
             for pod in 0..16 {
                 sender.send(status(pod, true));
@@ -241,7 +240,7 @@ mod tests {
         assert_eq!(all.len(), ROOM + 8);
         let last: Vec<News> = (0..16).map(|pod| status(pod, true)).collect();
         assert_eq!(all[all.len() - 16..], last);
-        // There is space again, for events too, and nothing is left out.
+        // There is space again, also for events, and nothing is dropped.
         for news in [status(1, false), event(), status(1, true)] {
             sender.send(news.clone());
             assert_eq!(receiver.recv().await, Some(news));

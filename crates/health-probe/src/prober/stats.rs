@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::spec::{PodSpec, ProbeType};
 use crate::worker::{Counted, Start};
 
-/// Upper bounds of the duration buckets, in seconds: the kubelet's, and shorter ones.
+/// Upper bounds of the duration buckets in seconds: the kubelet's, and shorter ones.
 pub const DURATION_BOUNDS: [f64; 14] = [
     0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 ];
@@ -22,7 +22,7 @@ pub struct Stats {
     pub probes: HashMap<ProbeName, ProbeStats>,
     /// How late runs started, over all probes.
     pub delays: Histogram,
-    /// Run counts for pods that are gone, as in [`ProbeStats::runs`].
+    /// Run counts of pods that are gone, as in [`ProbeStats::runs`].
     pub past: [u64; Counted::ALL.len()],
 }
 
@@ -33,11 +33,11 @@ pub struct ProbeStats {
     pub pod: Arc<PodSpec>,
     /// Run counts by result, in the order of [`Counted::ALL`].
     pub runs: [u64; Counted::ALL.len()],
-    /// How long sent runs took.
+    /// Durations of the runs that were sent.
     pub durations: Histogram,
 }
 
-/// How often a duration was within each of [`DURATION_BOUNDS`], and beyond the last.
+/// Number of durations within each of [`DURATION_BOUNDS`], and of those beyond the last.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
     /// The buckets, not cumulative.

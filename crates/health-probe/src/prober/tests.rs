@@ -1,4 +1,4 @@
-//! The prober against test servers.
+//! Tests of the prober against test servers.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -10,7 +10,7 @@ use super::*;
 use crate::spec::{self, ProbeType};
 use crate::worker::{ContainerState, ContainerStatus, Limits, Phase, ProbeResult};
 
-/// Long enough for anything that is awaited.
+/// Long enough for every event that the tests await.
 const LONG: Duration = Duration::from_secs(60);
 
 struct NoContainers;
@@ -25,7 +25,7 @@ impl Containers for NoContainers {
     }
 }
 
-/// A pod whose container is probed every 20 ms, by a handler such as `tcpSocket`.
+/// A pod whose container is probed every 20 ms by a handler such as `tcpSocket`.
 fn pod(kind: ProbeType, handler: &str, port: u16, timeout: &str) -> Arc<PodSpec> {
     let field = kind.field();
     let text = format!(
@@ -99,7 +99,7 @@ async fn readiness_follows_a_server_that_comes_and_goes() {
     let pod = pod(ProbeType::Readiness, "tcpSocket", address.port(), "1000ms");
     prober.add_pod(pod.clone());
     prober.set_status(&pod.uid, running());
-    // Not ready until probed.
+    // The container is not ready until it has been probed.
     assert_eq!(result(&mut news).await, (ProbeResult::Failure, None));
     assert_eq!(result(&mut news).await, (ProbeResult::Success, None));
     assert!(prober.status(&pod.uid).unwrap().containers[0].ready);
@@ -135,7 +135,7 @@ async fn a_liveness_failure_has_the_container_killed() {
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_probe_that_nobody_could_watch_is_no_failure() {
-    // The kernel accepts the connection, but nothing answers; the timeout is over long before anyone checks.
+    // The kernel accepts the connection, but no response comes; the timeout passes long before anyone checks.
     let (_listener, address) = listen().await;
     let (prober, mut news) = start();
     let pod = pod(ProbeType::Readiness, "httpGet", address.port(), "10ms");
@@ -148,7 +148,7 @@ async fn a_probe_that_nobody_could_watch_is_no_failure() {
     };
     let waited = timeout(LONG, async {
         while not_sent(&prober) == 0 {
-            // The prober only has this thread.
+            // The prober has no other thread.
             tokio::task::yield_now().await;
             thread::sleep(Duration::from_millis(150));
         }

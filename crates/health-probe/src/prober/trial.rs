@@ -1,4 +1,4 @@
-//! One run of one probe, outside of any schedule: its outcome, and what would follow.
+//! One run of one probe, outside of any schedule: its outcome, and what that would mean.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,9 +32,9 @@ pub struct Trial {
 pub struct Tried {
     /// The outcome of the last attempt; `None` if this host did not check in time.
     pub outcome: Option<Outcome>,
-    /// What the outcome means, before any threshold; `None` under the same condition.
+    /// The meaning of the outcome, before any threshold; `None` if this host did not check in time.
     pub judgement: Option<Judgement>,
-    /// How many attempts were made: further ones follow while they err, as in any run.
+    /// The number of attempts: as in any run, an attempt that errs is repeated.
     pub attempts: u32,
     /// How long the last attempt took.
     pub took: Duration,
@@ -50,7 +50,7 @@ impl Tried {
 }
 
 impl Trial {
-    /// Every probe of a pod, in the order of its containers.
+    /// Returns every probe of a pod, in the order of its containers.
     pub fn all(pod: &Arc<PodSpec>) -> Vec<Self> {
         let mut trials = Vec::new();
         for container in &pod.containers {

@@ -1,5 +1,5 @@
 //! A container's configuration, with the names of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`. The runtime reports
-//! it as JSON in a container's details, with these names, and takes it as a protobuf message.
+//! it as JSON in a container's details, and takes it as a protobuf message.
 
 use std::collections::BTreeMap;
 
@@ -324,10 +324,10 @@ messages! {
     }
 }
 
-/// A container's configuration, in the details that the runtime reports (JSON).
+/// The details that the runtime reports about a container or pod (JSON).
 #[derive(Deserialize)]
 pub(super) struct Info<T> {
-    /// PID of its first process; 0 if none.
+    /// PID of the first process; 0 if there is none.
     #[serde(default)]
     pub(super) pid: u32,
     pub(super) config: Option<T>,

@@ -1,4 +1,4 @@
-//! Why a call of the runtime failed.
+//! Why a call to the runtime failed.
 
 use std::fmt;
 use std::path::Path;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use tonic::Code;
 
-/// A call of the runtime failed.
+/// A failed call to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct RuntimeError {
-    /// The socket that it listens on.
+    /// The socket that the runtime listens on.
     pub(super) socket: Arc<Path>,
     /// The method that was called.
     pub(super) method: &'static str,
-    /// The container or pod that it was about; may be empty.
+    /// The container or pod that the call was about; may be empty.
     pub(super) subject: String,
     /// The reason.
     #[source]
@@ -54,13 +54,13 @@ pub enum Reason {
     /// Nothing listens on the socket, or the connection broke.
     #[error("unreachable: {0}")]
     Away(String),
-    /// No answer in time.
+    /// No response came in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// The runtime refused, or its answer is not gRPC.
+    /// The runtime refused the call, or its response is not gRPC.
     #[error("{0:?}: {1}")]
     Refused(Code, String),
-    /// Its answer lacks something, or cannot be read.
+    /// The response is incomplete or cannot be read.
     #[error("unusable answer: {0}")]
     Unusable(String),
 }

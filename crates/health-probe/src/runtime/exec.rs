@@ -1,5 +1,5 @@
-//! `ExecSync`, whose answer is parsed as it arrives. Runtimes pass on up to 16 MiB of a command's output, and probes
-//! keep a few KiB of it: the rest never takes memory, however many commands write at once.
+//! `ExecSync`, whose response is parsed as it arrives. Runtimes pass on up to 16 MiB of a command's output, of which
+//! probes keep a few KiB: the rest never takes memory, however many commands write at once.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -20,16 +20,16 @@ use crate::mechanism::{OUTPUT_LIMIT, chain};
 
 const METHOD: &str = "http://localhost/runtime.v1.RuntimeService/ExecSync";
 
-/// The kept part of `runtime.v1.ExecSyncResponse`.
+/// The parts of `runtime.v1.ExecSyncResponse` that are kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Executed {
     pub(crate) exit_code: i32,
-    /// The first [`OUTPUT_LIMIT`] bytes of the command's standard output, and then of its standard error.
+    /// The first [`OUTPUT_LIMIT`] bytes of the command's standard output followed by its standard error.
     pub(crate) output: Vec<u8>,
 }
 
 impl Runtime {
-    /// Runs a command in a container, without its own time limit.
+    /// Runs a command in a container. Sets no time limit of its own.
     pub(crate) async fn exec_sync(&self, request: &ExecSyncRequest) -> Result<Executed, Status> {
         let request = Request::post(METHOD)
             .header(CONTENT_TYPE, "application/grpc")
@@ -61,7 +61,7 @@ impl Runtime {
     }
 }
 
-/// A message with gRPC's prefix.
+/// Adds gRPC's prefix to a message.
 fn framed(message: &ExecSyncRequest) -> Bytes {
     let mut framed = BytesMut::new();
     framed.put_u8(0);
@@ -70,7 +70,7 @@ fn framed(message: &ExecSyncRequest) -> Bytes {
     framed.freeze()
 }
 
-/// Whether headers report that a call succeeded; an error if they report that it failed.
+/// Whether headers report success; an error if they report failure.
 fn refused(headers: &HeaderMap) -> Result<bool, Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),
@@ -78,7 +78,7 @@ fn refused(headers: &HeaderMap) -> Result<bool, Status> {
     }
 }
 
-/// `runtime.v1.ExecSyncResponse` after gRPC's prefix, as far as read.
+/// `runtime.v1.ExecSyncResponse` after gRPC's prefix, as far as it has been read.
 #[derive(Debug, Default)]
 struct Answer {
     step: Step,
@@ -88,18 +88,18 @@ struct Answer {
     exit_code: i32,
 }
 
-/// What comes next.
+/// The part of the response that comes next.
 #[derive(Debug)]
 enum Step {
-    /// The prefix: whether the message is compressed, and its length. With the number of bytes read so far.
+    /// The prefix: the compression flag and the message's length. With the number of bytes read so far.
     Prefix([u8; 5], usize),
-    /// A number: its purpose, the value so far, and the number of bits read so far.
+    /// A varint: its purpose, the value so far, and the number of bits read so far.
     Number(Number, u64, u32),
-    /// The content of the field with this number; this many bytes are left.
+    /// The content of the field with this number, and how many bytes of it are left.
     Content(u64, u64),
 }
 
-/// The purpose of a number; fields are given by number.
+/// The purpose of a varint. Fields are given by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Number {
     Tag,
@@ -107,9 +107,9 @@ enum Number {
     ValueOf(u64),
 }
 
-/// `stdout` and `stderr` of the message, in this order.
+/// The fields `stdout` and `stderr`, in this order.
 const OUTPUTS: [u64; 2] = [1, 2];
-/// `exit_code` of the message.
+/// The field `exit_code`.
 const EXIT_CODE: u64 = 3;
 const BETWEEN_FIELDS: Step = Step::Number(Number::Tag, 0, 0);
 
@@ -169,7 +169,7 @@ impl Answer {
         Ok(())
     }
 
-    /// The step that follows a number (`https://protobuf.dev/programming-guides/encoding/`).
+    /// Returns the step that follows a varint (`https://protobuf.dev/programming-guides/encoding/`).
     fn after(&mut self, purpose: Number, number: u64) -> Result<Step, Status> {
         Ok(match purpose {
             Number::Tag => match (number >> 3, number & 7) {
@@ -183,7 +183,7 @@ impl Answer {
             Number::LengthOf(field) => Step::Content(field, number),
             Number::ValueOf(field) => {
                 if field == EXIT_CODE {
-                    // The protocol encodes negative codes in 64 bits.
+                    // Negative exit codes are encoded in 64 bits.
                     self.exit_code = number as i32;
                 }
                 BETWEEN_FIELDS
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::runtime::testing::ExecSyncResponse;
 
-    /// The bytes of an answer, including fields that this version does not know.
+    /// Encodes a response that includes fields unknown to this version.
     fn answer(stdout: &[u8], stderr: &[u8], exit_code: i32) -> Vec<u8> {
         let message = ExecSyncResponse {
             stdout: stdout.to_vec(),
@@ -278,7 +278,7 @@ mod tests {
             vec![0, 0xff, 0xff, 0xff, 0xff],
             vec![0, 0, 0, 0, 1, 3],
             [&[0, 0, 0, 0, 11][..], &[0xff; 11]].concat(),
-            // A field longer than its message.
+            // A field that is longer than its message.
             vec![0, 0, 0, 0, 3, 1 << 3 | 2, 100, b'x'],
         ] {
             assert!(read(&bytes, 3).is_err(), "{bytes:?}");

@@ -1,4 +1,4 @@
-//! The `runtime.v1` messages that we need, with the names of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`.
+//! The required `runtime.v1` messages, with the names of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use super::config::{ContainerConfig, ContainerMetadata, PodSandboxConfig, PodSan
 
 /// A running container (`ContainerState`).
 pub(super) const RUNNING: i32 = 1;
-/// An exited one.
+/// An exited container.
 pub(super) const EXITED: i32 = 2;
 /// A pod that can hold containers (`PodSandboxState`).
 pub(super) const READY: i32 = 0;
 
-/// An empty message: an answer without content, or a request to list everything.
+/// An empty message: a response without content, or a request to list everything.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Nothing {}
 
@@ -104,7 +104,7 @@ pub(super) struct ContainerStatusResponse {
 pub(super) struct ContainerStatus {
     #[prost(int32, tag = "3")]
     pub(super) state: i32,
-    /// Nanoseconds since the epoch; 0 for never. Also for `finished_at`.
+    /// In nanoseconds since the epoch; 0 for never. The same applies to `finished_at`.
     #[prost(int64, tag = "5")]
     pub(super) started_at: i64,
     #[prost(int64, tag = "6")]

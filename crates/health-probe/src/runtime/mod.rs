@@ -1,5 +1,6 @@
-//! The container runtime, through its CRI (`runtime.v1` of k8s.io/cri-api): lists pods and containers and their states,
-//! and stops and restarts containers. Commands in containers are run by [`mechanism::exec`](crate::mechanism::exec).
+//! The container runtime, accessed through its CRI (`runtime.v1` of k8s.io/cri-api): lists pods and containers with
+//! their states, and stops and restarts containers. Commands in containers are run by
+//! [`mechanism::exec`](crate::mechanism::exec).
 
 mod config;
 mod error;
@@ -38,21 +39,21 @@ pub(crate) use self::messages::ExecSyncRequest;
 pub use self::error::{Reason, RuntimeError};
 pub use self::status::{Observation, RuntimeContainer, RuntimePod};
 
-/// Largest answer, in bytes. Runtimes send at most 16 MiB, because the kubelet accepts no more.
+/// Maximum size of a response in bytes. Runtimes send at most 16 MiB, because the kubelet accepts no more.
 const ANSWER_LIMIT: usize = 17 << 20;
-/// Maximum number of bytes of unread output: of one command, and of all commands.
+/// Maximum number of bytes of unread output, both of one command and of all commands together.
 const COMMAND_WINDOW: u32 = 64 << 10;
 const COMMANDS_WINDOW: u32 = 1 << 20;
-/// How long to wait for an answer.
+/// How long to wait for a response.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for calls that create or start a container.
+/// How long to wait for the response to a call that creates or starts a container.
 const LONG_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A container runtime. Connects on demand, and reconnects once the runtime is back.
 #[derive(Clone)]
 pub struct Runtime {
     channel: Channel,
-    /// For commands, so that their output does not hold up other calls.
+    /// A separate channel for commands, so that their output does not hold up other calls.
     commands: Channel,
     socket: Arc<Path>,
 }
@@ -66,8 +67,8 @@ impl fmt::Debug for Runtime {
 }
 
 impl Runtime {
-    /// The runtime that listens on a socket, such as `/run/containerd/containerd.sock`. Must be called inside a tokio
-    /// runtime.
+    /// Returns the runtime that listens on a socket, such as `/run/containerd/containerd.sock`. Must be called inside a
+    /// tokio runtime.
     pub fn at(socket: &Path) -> Self {
         let path: Arc<Path> = socket.into();
         let connect = {
@@ -77,7 +78,7 @@ impl Runtime {
                 async move { UnixStream::connect(path).await.map(TokioIo::new) }
             }
         };
-        // The authority of requests. Nothing is resolved.
+        // The authority of requests, which is not resolved.
         let endpoint = Endpoint::from_static("http://localhost");
         let bounded = endpoint
             .clone()
@@ -92,13 +93,13 @@ impl Runtime {
         }
     }
 
-    /// The socket.
+    /// The socket of the runtime.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Stops a container: it may take `grace` (whole seconds, rounded up) to exit by itself, and is killed after that.
-    /// Also succeeds if it is gone or has already exited.
+    /// Stops a container: kills it if it has not exited by itself within `grace`, which is rounded up to whole seconds.
+    /// Also succeeds if the container is gone or has already exited.
     pub async fn stop(&self, container_id: &str, grace: Duration) -> Result<(), RuntimeError> {
         let seconds = grace.as_secs() + u64::from(grace.subsec_nanos() > 0);
         let request = StopContainerRequest {
@@ -143,7 +144,7 @@ impl Runtime {
         }
     }
 
-    /// A call without its own time limit.
+    /// Makes a call, without a time limit of its own.
     async fn unary<Q, A>(&self, method: &str, request: Q) -> Result<A, Status>
     where
         Q: Message + Default + 'static,

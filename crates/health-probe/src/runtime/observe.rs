@@ -15,9 +15,9 @@ use super::{Observation, PATIENCE, Reason, Runtime, RuntimeContainer, RuntimeErr
 use crate::worker::ContainerState;
 
 impl Runtime {
-    /// Returns all pods and containers. Only asks for details if the state differs from `known`, so an unchanged node
-    /// costs two calls. Leaves out whatever vanishes meanwhile; if something cannot be determined, keeps the previous
-    /// value and adds a problem to the observation.
+    /// Returns all pods and containers. Requests details only where the state differs from `known`, so an unchanged
+    /// node costs two calls. Leaves out pods and containers that vanish meanwhile. Where something cannot be
+    /// determined, keeps the previous value and adds a problem to the observation.
     pub async fn observe(&self, known: &Observation) -> Result<Observation, RuntimeError> {
         let pods: PodSandboxList = self
             .call("ListPodSandbox", "", Nothing {}, PATIENCE)
@@ -85,7 +85,7 @@ impl Runtime {
         let ips = [network.ip]
             .into_iter()
             .chain(network.additional_ips.into_iter().map(|one| one.ip));
-        // A string that is not an address is skipped.
+        // Strings that are not addresses are skipped.
         observed.ips = ips.filter_map(|ip| parse_ip(&ip).ok()).collect();
         observed.pid = pid(&answer.info).filter(|_| is_ready);
         Ok(Some(observed))
@@ -130,8 +130,8 @@ impl Runtime {
 }
 
 impl Observation {
-    /// The reported value, or else the previous one. Fails if the runtime is away, which does not concern only this
-    /// item.
+    /// Returns the reported value, or else the previous one. Fails if the runtime is away, because that does not
+    /// concern this item alone.
     fn or_before<T: Clone>(
         &mut self,
         reported: Result<Option<T>, RuntimeError>,
@@ -148,13 +148,13 @@ impl Observation {
     }
 }
 
-/// The PID of the first process, if the details include it.
+/// The PID of the first process, if the details contain it.
 fn pid(info: &BTreeMap<String, String>) -> Option<u32> {
     let info = Info::<IgnoredAny>::read(info).ok()?;
     Some(info.pid).filter(|pid| *pid > 0)
 }
 
-/// Whether a state matches the runtime's number.
+/// Whether a state matches the runtime's state number.
 fn is_in(state: ContainerState, number: i32) -> bool {
     match state {
         ContainerState::Waiting => number != RUNNING && number != EXITED,
@@ -163,13 +163,13 @@ fn is_in(state: ContainerState, number: i32) -> bool {
     }
 }
 
-/// From nanoseconds since the epoch; 0 for none.
+/// Converts nanoseconds since the epoch; 0 means none.
 fn timestamp(nanoseconds: i64) -> Option<Timestamp> {
     let set = Some(nanoseconds).filter(|time| *time > 0)?;
     Timestamp::from_nanosecond(set.into()).ok()
 }
 
-/// The newest pod for each UID.
+/// Returns the newest pod for each UID.
 fn newest(pods: Vec<PodSandbox>) -> BTreeMap<String, PodSandbox> {
     let mut newest = BTreeMap::<String, PodSandbox>::new();
     for pod in pods {
@@ -188,7 +188,7 @@ fn newest(pods: Vec<PodSandbox>) -> BTreeMap<String, PodSandbox> {
     newest
 }
 
-/// The last attempt of each container, by pod.
+/// Returns the last attempt of each container, by pod.
 fn last_attempts(containers: Vec<Container>) -> BTreeMap<String, Vec<Container>> {
     let mut last = BTreeMap::<(String, String), Container>::new();
     for container in containers {

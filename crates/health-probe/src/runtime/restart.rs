@@ -8,13 +8,13 @@ use super::messages::{
 use super::{LONG_PATIENCE, PATIENCE, Reason, Runtime, RuntimeError};
 
 impl Runtime {
-    /// Restarts an exited container: creates the next one from its configuration, in the same pod, starts it, and
-    /// removes the earlier attempts. If a later attempt already exists, because an agent was killed midway, starts that
-    /// one unless it was already started; if the container itself was created but never started, starts it. Returns the
-    /// ID of the container that then runs; `None` if the container is running, so nothing was done.
+    /// Restarts an exited container: creates the next attempt from its configuration in the same pod, starts that, and
+    /// removes the earlier attempts. If an agent was killed midway, a later attempt already exists, and is started
+    /// unless it was started before; if the container itself was created but never started, starts it. Returns the ID
+    /// of the container that runs afterwards; `None` if the container was running, so nothing was done.
     ///
-    /// The configuration is taken from the container's details, as reported by the runtime. Fields unknown in CRI 1.33
-    /// are not carried over.
+    /// The configuration is taken from the container's details, as reported by the runtime. Fields that CRI 1.33 does
+    /// not have are lost.
     pub async fn restart(&self, container_id: &str) -> Result<Option<String>, RuntimeError> {
         let containers: ContainerList = self
             .call("ListContainers", container_id, Nothing {}, PATIENCE)
@@ -35,7 +35,7 @@ impl Runtime {
         };
         let started = self.call::<_, Nothing>("StartContainer", &id, request, LONG_PATIENCE);
         let started = started.await;
-        // Even if that failed: otherwise each try would leave another container.
+        // Even if the start failed: otherwise each try would leave another container behind.
         let attempts = containers.containers.iter();
         for earlier in attempts.filter(|one| key(one) == key(ended) && one.state == EXITED) {
             self.remove(&earlier.id).await;
@@ -43,8 +43,8 @@ impl Runtime {
         started.map(|_| Some(id))
     }
 
-    /// Removes an exited container. Its successor is running by now, and whatever is left is collected by the process
-    /// that runs the pods.
+    /// Removes an exited container. Errors are ignored: the container's successor is already running, and the process
+    /// that runs the pods collects any containers left behind.
     async fn remove(&self, container_id: &str) {
         let request = ContainerId {
             container_id: container_id.to_owned(),
@@ -100,7 +100,7 @@ impl Runtime {
     }
 }
 
-/// The same configuration for the next attempt, with a separate log if the name of the log includes the attempt.
+/// Returns the configuration of the next attempt, with a separate log if the log's name includes the attempt.
 fn next(mut config: ContainerConfig) -> Option<ContainerConfig> {
     let metadata = config.metadata.take()?;
     let attempt = metadata.attempt.saturating_add(1);
@@ -115,13 +115,13 @@ fn next(mut config: ContainerConfig) -> Option<ContainerConfig> {
     Some(config)
 }
 
-/// Pod and name.
+/// The pod and name of a container.
 fn key(container: &Container) -> (&str, &str) {
     let name = container.metadata.as_ref().map(|metadata| &*metadata.name);
     (&container.pod_sandbox_id, name.unwrap_or_default())
 }
 
-/// The last attempt of the same container.
+/// Returns the last attempt of the same container.
 fn last_attempt<'a>(one: &'a Container, all: &'a [Container]) -> &'a Container {
     let attempt = |one: &Container| one.metadata.as_ref().map(|metadata| metadata.attempt);
     let same = all.iter().filter(|other| key(other) == key(one));

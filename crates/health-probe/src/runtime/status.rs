@@ -11,53 +11,53 @@ use crate::worker::{ContainerState, ContainerStatus, Phase, PodStatus};
 /// The pods and containers of a runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// Its pods; the newest if several have one UID.
+    /// The pods; only the newest of those with the same UID.
     pub pods: Vec<RuntimePod>,
-    /// What it could not report.
+    /// Parts of the observation that failed.
     pub problems: Vec<RuntimeError>,
 }
 
 /// A pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimePod {
-    /// The UID that it was created with.
+    /// The UID that the pod was created with.
     pub uid: String,
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// The runtime's ID for it.
+    /// The runtime's ID for the pod.
     pub sandbox_id: String,
-    /// Whether containers can run in it.
+    /// Whether containers can run in the pod.
     pub is_ready: bool,
-    /// Its addresses, the primary one first; none if it uses the host's network.
+    /// The pod's addresses, the primary one first; none if the pod uses the host's network.
     pub ips: Vec<IpAddr>,
-    /// A process in its namespaces, if known.
+    /// A process in the pod's namespaces, if known.
     pub pid: Option<u32>,
-    /// Its containers; the last attempt if several have one name.
+    /// The pod's containers; only the last attempt of those with the same name.
     pub containers: Vec<RuntimeContainer>,
 }
 
 /// A container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeContainer {
-    /// The runtime's ID for it.
+    /// The runtime's ID for the container.
     pub id: String,
-    /// Its name in the pod.
+    /// The container's name in the pod.
     pub name: String,
-    /// How many times it was created before.
+    /// How many times the container was created before.
     pub attempt: u32,
-    /// Whether it is running.
+    /// Whether the container is running.
     pub state: ContainerState,
-    /// Its first process, if it is running and the runtime reports it.
+    /// The PID of the first process, if the container is running and the runtime reports the PID.
     pub pid: Option<u32>,
-    /// When it exited.
+    /// When the container exited.
     pub finished_at: Option<Timestamp>,
 }
 
 impl RuntimePod {
     /// The status that the kubelet would report for a pod with this `spec`: its containers in manifest order, and its
-    /// phase (pkg/kubelet/kubelet_pods.go, `getPhase`). A container that the runtime does not have is waiting.
+    /// phase (pkg/kubelet/kubelet_pods.go, `getPhase`). Containers that the runtime does not have are waiting.
     pub fn status(&self, spec: &PodSpec) -> PodStatus {
         let status = |name: &std::sync::Arc<str>| {
             let known = self.containers.iter().find(|known| *known.name == **name);

@@ -85,7 +85,7 @@ async fn a_runtime_that_answers_rubbish_is_named() {
     let listener = UnixListener::bind(&socket).unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            // The client may be gone.
+            // The client may already be gone.
             let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").await;
         }
     });

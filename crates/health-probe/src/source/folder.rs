@@ -17,7 +17,7 @@ use crate::spec::{self, Manifest};
 pub struct Folder(folder::Folder<PodSet>);
 
 impl Folder {
-    /// Starts watching a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name does not start with a dot.
+    /// Starts watching a folder: the files `*.yaml`, `*.yml` and `*.json` in it whose names do not start with a dot.
     /// Anything unusable is listed in [`PodSet::problems`]; pods read earlier from such a file stay unchanged. Must be
     /// called in a tokio runtime.
     pub fn watch(path: &Path) -> Self {
@@ -30,7 +30,7 @@ impl Folder {
     }
 }
 
-/// All known pods. If two pods have the same UID, the one from the first file stays.
+/// Combines the pods of all files. If two pods have the same UID, the one from the first file is used.
 fn set(files: &Files<FilePods>) -> PodSet {
     let problem = |subject: &Path, problem: String| PodProblem {
         subject: subject.display().to_string(),

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::{Keeper, PodSet, SourcedPod};
 use crate::spec::PodSpec;
 
-/// Several sources merged into one. Dropping it stops the merging.
+/// Several sources merged into one. Dropping it stops merging.
 #[derive(Debug)]
 pub struct Merged {
     pods: watch::Receiver<Arc<PodSet>>,
@@ -48,8 +48,8 @@ impl Drop for Merged {
     }
 }
 
-/// Merges these sets; each pod appears once. If two sets have the same pod, the first one decides about its probes, and
-/// a kubelet about the state of its containers. A pod in two sets is a problem, unless one set only mirrors the other's
+/// Merges these sets; each pod appears once. If two sets have the same pod, the first set decides on its probes, and a
+/// kubelet on the state of its containers. A pod in two sets is a problem, unless one set only mirrors the other set's
 /// pod, as a kubelet mirrors the pods of its own folder in the API.
 pub fn merge(sets: &[Arc<PodSet>]) -> PodSet {
     let mut merged = PodSet {
@@ -60,7 +60,7 @@ pub fn merge(sets: &[Arc<PodSet>]) -> PodSet {
     let mut names: HashMap<(String, String), usize> = HashMap::new();
     for set in sets {
         merged.problems.extend(set.problems.iter().cloned());
-        // Within one set, pods differ by UID alone.
+        // Within one set, pods differ only by UID.
         let earlier = merged.pods.len();
         for pod in &set.pods {
             let spec = &pod.spec;
@@ -86,7 +86,7 @@ pub fn merge(sets: &[Arc<PodSet>]) -> PodSet {
     merged
 }
 
-/// Adds to a pod what another set says about it.
+/// Adds to a pod whatever another set says about it.
 fn join(first: &mut SourcedPod, other: &SourcedPod) -> Option<PodProblem> {
     let spec = &other.spec;
     let is_one = |one: &PodSpec| (&one.namespace, &one.name) == (&spec.namespace, &spec.name);
@@ -121,7 +121,7 @@ fn join(first: &mut SourcedPod, other: &SourcedPod) -> Option<PodProblem> {
     })
 }
 
-/// Whether two pods with one name may be the same: no source gave them different UIDs.
+/// Whether two pods with the same name may be one pod: no source gave them different UIDs.
 fn may_be_one(one: &PodSpec, other: &PodSpec) -> bool {
     match (one.known_uid(), other.known_uid()) {
         (Some(one), Some(other)) => one == other,
@@ -239,7 +239,7 @@ mod tests {
             ..PodStatus::default()
         });
         let merged = merge(&[folder, set(&[claims])]);
-        // A separate pod, next to it.
+        // This is a separate pod next to the folder's.
         assert_eq!(shown(&merged), [("a", "a.yaml"), ("evil", "kubernetes")]);
         assert_eq!(merged.pods[0].keeper, Keeper::Agent);
         assert_eq!(merged.pods[0].status, None);
@@ -254,7 +254,7 @@ mod tests {
             assert_eq!(shown(&merged), names.map(|name| (name, "kubernetes")));
             assert_ne!(merged.pods[0].spec.uid, merged.pods[1].spec.uid);
         }
-        // The folder's own pod stays with the mirror of its name, whatever others claim.
+        // The folder's own pod is merged with the mirror of the same name, whatever other pods claim.
         let folder = set(&[pod("a.yaml", "static-n1", Some("u"), Keeper::Agent)]);
         let merged = merge(&[folder, set(&["evil", "static-n1"].map(mirror))]);
         assert_eq!(

@@ -15,27 +15,27 @@ pub use folder::Folder;
 pub use merge::{Merged, merge};
 pub use object::ObjectPod;
 
-/// What a source knows.
+/// The pods of a source.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSet {
     /// The pods.
     pub pods: Vec<SourcedPod>,
-    /// Problems with some of them.
+    /// Problems with some of the pods.
     pub problems: Vec<PodProblem>,
-    /// Whether the source was read completely at least once: anything it lacks then does not exist.
+    /// Whether the source was read completely at least once. If so, a pod that it lacks does not exist.
     pub is_complete: bool,
 }
 
 /// A pod of a source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourcedPod {
-    /// What to probe.
+    /// The pod as it is to be probed.
     pub spec: Arc<PodSpec>,
-    /// What the source says about its containers, if anything.
+    /// The status that the source gives for the pod, if any.
     pub status: Option<PodStatus>,
-    /// Where it was read from.
+    /// Where the pod was read from.
     pub source: Arc<str>,
-    /// Who runs its containers.
+    /// Who runs the pod's containers.
     pub keeper: Keeper,
 }
 

@@ -1,4 +1,4 @@
-//! Pods as objects of the Kubernetes API.
+//! Pods as Kubernetes API objects.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use tracing::warn;
 use super::{Keeper, SourcedPod};
 use crate::spec;
 
-/// The value of [`SourcedPod::source`] for these pods.
+/// The value of [`SourcedPod::source`] for pods of the API.
 const SOURCE: &str = "kubernetes";
-/// The annotation by which a kubelet marks an object that only mirrors a pod of its own manifest folder. Its value is
-/// that pod's UID, which the runtime has too. Others can write it as well.
+/// The annotation by which a kubelet marks an object that only mirrors a pod of its own manifest folder. The value is
+/// that pod's UID, which the runtime also has. Other clients can set the annotation too.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// What was read from an object.
+/// The pod read from an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjectPod {
     /// `NAMESPACE/NAME`.
@@ -27,8 +27,8 @@ pub struct ObjectPod {
 }
 
 impl ObjectPod {
-    /// Reads an object of kind `Pod`; `before` is what was last read for this name. If the object has an error, the
-    /// probes stay unchanged, but the state of its containers is still followed.
+    /// Reads an object of kind `Pod`; `before` is the last value read for this name. If the object has an error, the
+    /// probes stay unchanged, but the state of its containers is still updated.
     pub fn read(object: Value, before: Option<&Self>) -> Self {
         let text = |pointer: &str| {
             let found = object.pointer(pointer).and_then(Value::as_str);
@@ -76,7 +76,7 @@ impl ObjectPod {
         }
     }
 
-    /// The pod, if there is something to probe.
+    /// The pod, if it has anything to probe.
     pub fn pod(&self) -> Option<&SourcedPod> {
         self.pod.as_ref()
     }
@@ -122,7 +122,7 @@ mod tests {
             problems[0].problem.contains("tcpSocket.port"),
             "{problems:?}"
         );
-        // Another pod with the same name does not inherit from it.
+        // Another pod with the same name does not inherit the probes.
         bad["metadata"]["uid"] = "u-2".into();
         assert_eq!(ObjectPod::read(bad, Some(&first)).pod(), None);
     }

@@ -1,4 +1,4 @@
-//! Settings that Kubernetes has no fields for: annotations of a pod, `probe.health-agent.io/CONTAINER.TYPE.SETTING`.
+//! Settings for which Kubernetes has no fields: annotations of a pod, `probe.health-agent.io/CONTAINER.TYPE.SETTING`.
 //!
 //! `TYPE` is `startup`, `readiness` or `liveness`. The settings are:
 //!
@@ -46,8 +46,8 @@ const SETTINGS: [&str; 9] = [
     "client-key",
 ];
 
-/// A pod's annotations that no probe has taken yet: by container and type, then by setting; with the whole key and the
-/// value.
+/// A pod's annotations that have not been assigned to a probe yet: by container and type, then by setting, with the
+/// whole key and the value.
 #[derive(Debug, Default)]
 pub(super) struct Annotations<'a> {
     containers: BTreeMap<&'a str, BTreeMap<ProbeType, Settings<'a>>>,
@@ -62,7 +62,7 @@ pub(super) fn path(key: &str) -> String {
 }
 
 impl<'a> Annotations<'a> {
-    /// Reads our annotations. Keys of another form are errors.
+    /// Reads our annotations. Malformed keys are errors.
     pub(super) fn read(all: Option<&'a BTreeMap<String, String>>, errors: &mut Errors) -> Self {
         let mut annotations = Self::default();
         for (key, value) in all.into_iter().flatten() {
@@ -94,14 +94,14 @@ impl<'a> Annotations<'a> {
         annotations
     }
 
-    /// Takes the annotations of one probe.
+    /// Removes and returns the annotations of one probe.
     pub(super) fn take(&mut self, container: &str, kind: ProbeType) -> Settings<'a> {
         let probes = self.containers.get_mut(container);
         let settings = probes.and_then(|probes| probes.remove(&kind));
         settings.unwrap_or_default()
     }
 
-    /// Reports the remaining annotations, which belong to no probe.
+    /// Reports the remaining annotations as errors: they belong to no probe.
     pub(super) fn refuse_rest(self, is_container: impl Fn(&str) -> bool, errors: &mut Errors) {
         for (container, probes) in self.containers {
             let problem = if is_container(container) {

@@ -11,7 +11,7 @@ use super::error::{Errors, Problem};
 use super::port::NamedPort;
 use super::{ContainerSpec, ProbeType, Role, probe};
 
-/// Why a plain init container has no probes.
+/// Why an ordinary init container has no probes.
 const INIT: &str = "may not be set for init containers without restartPolicy=Always";
 
 /// Reads the container at this path.
@@ -72,7 +72,7 @@ fn role(policy: Option<&str>, is_init: bool, path: &str, errors: &mut Errors) ->
         (Some("Always"), true) => Role::Sidecar,
         (Some(other), true) => {
             errors.add(path, Problem::not_supported(other, &["Always"]));
-            // Errors about its probes would be for the wrong reason.
+            // The container is invalid in any case; do not report errors about its probes for the wrong reason.
             Role::Sidecar
         }
         (Some(_), false) => {
@@ -83,7 +83,7 @@ fn role(policy: Option<&str>, is_init: bool, path: &str, errors: &mut Errors) ->
     }
 }
 
-/// The variables with a value in the manifest itself.
+/// The variables whose values are in the manifest itself.
 fn literal_env(container: &k8s::Container) -> BTreeMap<String, String> {
     let literal = container
         .env
@@ -116,7 +116,7 @@ fn ports(container: &k8s::Container, path: &str, errors: &mut Errors) -> Vec<Nam
     ports
 }
 
-/// A DNS label (RFC 1123). It contains no dot, so annotation keys show where it ends.
+/// Checks that a name is a DNS label (RFC 1123). Labels contain no dot, so annotation keys show where the name ends.
 fn check_container_name(name: &str, path: &str, errors: &mut Errors) {
     const LENGTH_MAX: usize = 63;
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

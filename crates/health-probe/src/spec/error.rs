@@ -9,12 +9,12 @@ pub use health_model::manifest::Problem;
 pub struct SpecError {
     /// `NAMESPACE/NAME` of the pod, if already known.
     pub pod: Option<String>,
-    /// The container, if the problem concerns one that has a name.
+    /// The container's name, if the problem concerns a container that has one.
     pub container: Option<String>,
-    /// The path of the field as Kubernetes writes it, such as `spec.containers[0].livenessProbe.httpGet.port`; empty
-    /// for the text as a whole.
+    /// The path of the field in Kubernetes notation, such as `spec.containers[0].livenessProbe.httpGet.port`; empty for
+    /// the whole document.
     pub path: String,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for SpecError {
     }
 }
 
-/// Problems with the pod that is being read, and the part that is being read.
+/// Collects the problems with the pod that is being read, and keeps track of the part that is being read.
 #[derive(Debug, Default)]
 pub(super) struct Errors {
     pub(super) list: Vec<SpecError>,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Expands `$(NAME)` to the variable's value. A reference to a variable that is not in `env` stays as written, `$$` is
-/// one `$`, and any other `$` is itself.
+/// Expands `$(NAME)` to the variable's value. References to variables that are not in `env` stay as written, `$$`
+/// becomes a single `$`, and any other `$` stays unchanged.
 pub fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! Reads pods from text.
+//! Reads pods from YAML and JSON documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const KINDS: ObjectKinds = ObjectKinds {
     },
     noun: "pod",
 };
-/// The kinds that messages name. A list cannot be in a list.
+/// The kinds that error messages name. Lists cannot be nested.
 const NAMES: &[&str] = &[
     "Pod",
     "Deployment",
@@ -61,7 +61,7 @@ const fn kind(
     }
 }
 
-/// The fields of probes, by the field that holds them; `""` is the probe itself.
+/// The fields of probes, by the field that contains them; `""` is the probe itself.
 const FIELDS: [(&str, &[&str]); 5] = [
     (
         "",
@@ -87,24 +87,23 @@ const FIELDS: [(&str, &[&str]); 5] = [
     ("grpc", &["port", "service"]),
 ];
 
-/// The contents of a text. A pod with an error is left out completely; other pods are not affected.
+/// The contents of a manifest. A pod with an error is left out completely; other pods are not affected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
-    /// The pods, in the order of the text. All UIDs differ.
+    /// The pods, in the order of the manifest. All UIDs differ.
     pub pods: Vec<PodSpec>,
-    /// The container statuses that the text gives, if any, by UID.
+    /// The container statuses in the manifest, if any, by UID.
     pub statuses: BTreeMap<Arc<str>, PodStatus>,
     /// All errors.
     pub errors: Vec<SpecError>,
-    /// Kind and name of each object of another kind, if the text also has pods.
+    /// The kind and name of each object of another kind, if the manifest also has pods.
     pub skipped: Vec<String>,
-    /// The UIDs of the pods.
     uids: BTreeSet<Arc<str>>,
 }
 
-/// Reads the pods in a text, which is JSON, or YAML with one or more documents: objects of kind `Pod`, objects with a
+/// Reads the pods in a string, which is JSON, or YAML with one or more documents: objects of kind `Pod`, objects with a
 /// pod template, and lists. A template becomes one pod with the name of its object. Unknown fields of probes are
-/// errors; other fields are ignored.
+/// errors; other unknown fields are ignored.
 pub fn read(text: &str) -> Manifest {
     let mut manifest = Manifest::default();
     let mut others = Vec::new();
@@ -124,14 +123,14 @@ pub fn read(text: &str) -> Manifest {
     for (name, path, problem) in others {
         match has_pods {
             true => manifest.skipped.push(name),
-            // Nothing in the text is usable: that is more than a hint.
+            // Nothing in the manifest is usable, which deserves more than a hint.
             false => manifest.add_error(path, problem),
         }
     }
     manifest
 }
 
-/// The path of the pod template in objects of a kind; empty for pods.
+/// The path of the pod template in objects of this kind; empty for pods.
 fn template_path(kind: ObjectKind) -> &'static str {
     match kind {
         POD => "",
@@ -140,7 +139,8 @@ fn template_path(kind: ObjectKind) -> &'static str {
     }
 }
 
-/// The pod from an object's template at a path, with the object's name and namespace. `None` if it has no template.
+/// Builds a pod from an object's template at this path, with the object's name and namespace. `None` if there is no
+/// template.
 fn templated(object: &mut Value, path: &str) -> Option<Value> {
     let pointer = format!("/{}", path.replace('.', "/"));
     let mut pod = object.pointer_mut(&pointer)?.take();
@@ -208,7 +208,7 @@ impl Manifest {
                 .errors
                 .extend(errors.into_iter().map(|error| SpecError {
                     path: match &*error.path {
-                        // These belong to the object itself.
+                        // The name and namespace belong to the object itself.
                         "metadata.name" | "metadata.namespace" => {
                             format!("{own_prefix}{}", error.path)
                         }
@@ -220,8 +220,8 @@ impl Manifest {
     }
 }
 
-/// Reads a pod, or returns all problems with it. Values of the wrong type are reported and removed, so that the rest is
-/// checked too.
+/// Reads a pod, or returns all problems with it. Values of the wrong type are reported and removed, so that the other
+/// values are checked too.
 pub(crate) fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>), Vec<SpecError>> {
     let mut problems = unknown_fields(&object);
     let mut typed = typed::<object::Pod>(&mut object);
@@ -241,7 +241,7 @@ pub(crate) fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>)
         Ok(_) => Err(in_pod(&object, problems)),
         Err(errors) => {
             let mut all = in_pod(&object, problems);
-            // A field that is missing only because it was removed is not an error of its own.
+            // A field that is missing only because its value was removed is not a separate error.
             let is_own = |error: &SpecError| !typed.is_removed(&error.path);
             all.extend(errors.into_iter().filter(is_own));
             Err(all)
@@ -249,13 +249,13 @@ pub(crate) fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>)
     }
 }
 
-/// The container statuses that a pod gives, if they can be read.
+/// The container statuses in a pod, if they can be read.
 pub(crate) fn read_status(object: &Value) -> Option<PodStatus> {
     let pod = object::Pod::deserialize(object).ok()?;
     PodStatus::from_pod(&pod.into())
 }
 
-/// Turns problems into errors of this pod.
+/// Converts problems to errors of this pod.
 fn in_pod(object: &Value, problems: Vec<(String, Problem)>) -> Vec<SpecError> {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
     let name = text("/metadata/name");
@@ -277,7 +277,7 @@ fn in_pod(object: &Value, problems: Vec<(String, Problem)>) -> Vec<SpecError> {
         .collect()
 }
 
-/// Unknown fields of probes, and fields of containers that look like they should hold a probe.
+/// Finds unknown fields of probes, and fields of containers that look as if they should hold a probe.
 fn unknown_fields(object: &Value) -> Vec<(String, Problem)> {
     let mut unknown = Vec::new();
     for list in ["containers", "initContainers"] {

@@ -1,8 +1,8 @@
-//! What to probe, read from pod manifests.
+//! Reads what to probe from pod manifests.
 //!
-//! [`read`] takes YAML or JSON text, [`PodSpec::from_pod`] a pod of the Kubernetes API. Both apply the defaults and
-//! checks of Kubernetes 1.20 and later to all fields that matter for probes, and to our [`annotation`]s. They report
-//! all errors at once, each with the path of its field.
+//! [`read`] takes YAML or JSON, [`PodSpec::from_pod`] a pod of the Kubernetes API. Both apply the defaults and checks
+//! of Kubernetes 1.20 and later to all fields that matter for probes, and to our [`annotation`]s. They report all
+//! errors at once, each with the path of its field.
 
 pub mod annotation;
 mod container;
@@ -33,44 +33,44 @@ pub(crate) use manifest::{read_pod, read_status};
 pub use port::{NamedPort, Port, PortError};
 pub use target::{Target, TargetAction, TargetError};
 
-/// A pod, as far as its probes need it.
+/// The parts of a pod that its probes need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodSpec {
-    /// Its unique ID: the UID that the API gave it, or `NAMESPACE/NAME` for a manifest without a UID. For mirrors see
-    /// [`mirror`](Self::mirror).
+    /// The pod's unique ID: the UID that the API assigned, or `NAMESPACE/NAME` for a manifest without a UID. For
+    /// mirrors see [`mirror`](Self::mirror).
     pub uid: Arc<str>,
-    /// The UID that an object that mirrors a static pod claims for that pod.
+    /// For an object that mirrors a static pod: the UID that it claims that pod has.
     pub mirrored_uid: Option<Arc<str>>,
-    /// Its namespace; `default` if the manifest has none.
+    /// The pod's namespace; `default` if the manifest has none.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// Its addresses, the primary one first; none while they are not known.
+    /// The pod's addresses, the primary one first; empty while unknown.
     pub ips: Vec<IpAddr>,
-    /// Whether its containers are restarted when they exit.
+    /// Whether the pod's containers are restarted when they exit.
     pub restart_policy: RestartPolicy,
-    /// How long its containers may take to exit before they are killed.
+    /// How long the pod's containers may take to exit before they are killed.
     pub termination_grace: Duration,
     /// Regular containers, then init containers, each in the order of the manifest.
     pub containers: Vec<ContainerSpec>,
 }
 
 impl PodSpec {
-    /// Makes it the mirror of the static pod with this UID. Anyone who may write pods can claim a UID, but only for a
-    /// pod of the same name: so the name is part of the unique ID.
+    /// Turns the pod into the mirror of the static pod with this UID. Anyone who may write pods can claim any UID, but
+    /// only for a pod of the same name; therefore the name is part of the unique ID.
     pub(crate) fn mirror(&mut self, uid: &str) {
         self.uid = Arc::from(format!("{uid}@{}/{}", self.namespace, self.name));
         self.mirrored_uid = Some(Arc::from(uid));
     }
 
-    /// The UID that the runtime knows it by; `None` for a manifest without a UID.
+    /// The UID by which the runtime knows the pod; `None` for a manifest without a UID.
     pub(crate) fn known_uid(&self) -> Option<&str> {
         let has_uid = *self.uid != format!("{}/{}", self.namespace, self.name);
         let own = has_uid.then_some(&self.uid);
         self.mirrored_uid.as_ref().or(own).map(|uid| &**uid)
     }
 
-    /// The UID that listings show. Two pods of different names may have the same.
+    /// The UID for display. Pods of different names may have the same displayed UID.
     pub fn shown_uid(&self) -> &str {
         self.known_uid().unwrap_or(&self.uid)
     }
@@ -85,38 +85,38 @@ impl PodSpec {
 /// Whether containers are restarted when they exit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RestartPolicy {
-    /// However they exited.
+    /// Always, whatever the exit code.
     #[default]
     Always,
-    /// If they exited with a code other than 0.
+    /// After an exit code other than 0.
     OnFailure,
-    /// Not at all.
+    /// Never.
     Never,
 }
 
 /// A container of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerSpec {
-    /// Its name, unique in the pod.
+    /// The container's name, unique in the pod.
     pub name: Arc<str>,
-    /// Its role in the pod.
+    /// The container's role in the pod.
     pub role: Role,
-    /// Its image; may be empty.
+    /// The container's image; may be empty.
     pub image: String,
-    /// The environment variables with a literal value in the manifest.
+    /// The environment variables whose values are in the manifest itself.
     pub env: BTreeMap<String, String>,
-    /// The ports that the manifest lists, with and without names.
+    /// The container's listed ports, with and without names.
     pub ports: Vec<NamedPort>,
-    /// Its startup probe.
+    /// The startup probe.
     pub startup: Option<Arc<Probe>>,
-    /// Its readiness probe.
+    /// The readiness probe.
     pub readiness: Option<Arc<Probe>>,
-    /// Its liveness probe.
+    /// The liveness probe.
     pub liveness: Option<Arc<Probe>>,
 }
 
 impl ContainerSpec {
-    /// Its probe of this type.
+    /// The probe of this type.
     pub fn probe(&self, kind: ProbeType) -> Option<&Arc<Probe>> {
         match kind {
             ProbeType::Startup => self.startup.as_ref(),
@@ -129,31 +129,31 @@ impl ContainerSpec {
 /// A container's role in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A main container, which the pod exists for.
+    /// A main container: the pod's purpose.
     Regular,
-    /// An init container that is always restarted, and runs beside the regular ones: it may have probes.
+    /// An init container that is always restarted, and runs alongside the regular containers. It may have probes.
     Sidecar,
-    /// An init container that finishes before others start: it has no probes.
+    /// An init container that finishes before other containers start. It has no probes.
     Init,
 }
 
-/// What a probe is for. Ordered as the workers of a container are created.
+/// The purpose of a probe, in the order in which the workers of a container are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeType {
-    /// Whether the container has started: the other probes wait for it.
+    /// Whether the container has started. The other probes wait for this one.
     Startup,
-    /// Whether it can serve.
+    /// Whether the container can serve.
     Readiness,
-    /// Whether it must be restarted.
+    /// Whether the container must be restarted.
     Liveness,
 }
 
 impl ProbeType {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 3] = [Self::Startup, Self::Readiness, Self::Liveness];
 
-    /// Its name in annotations and listings: `startup`, `readiness`, `liveness`.
+    /// The name in annotations and output: `startup`, `readiness`, `liveness`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Startup => "startup",
@@ -162,7 +162,7 @@ impl ProbeType {
         }
     }
 
-    /// Its name at the start of a sentence and in metrics: `Startup`, `Readiness`, `Liveness`.
+    /// The name at the start of a sentence and in metrics: `Startup`, `Readiness`, `Liveness`.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Startup => "Startup",
@@ -187,7 +187,7 @@ impl fmt::Display for ProbeType {
     }
 }
 
-/// The text does not name a type of probe.
+/// A string that names no type of probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a probe type; expected startup, readiness or liveness")]
 pub struct ProbeTypeError;
@@ -204,33 +204,33 @@ impl FromStr for ProbeType {
 /// How and when a container is probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// How.
+    /// How the container is probed.
     pub handler: Handler,
-    /// No probe before the container has run for this many seconds. Zero and less mean no delay.
+    /// How long the container must run before the first probe, in seconds. Zero or less means no delay.
     pub initial_delay_seconds: i32,
     /// Time from one probe to the next.
     pub period: Duration,
-    /// The period until the container is ready, or has started; set by an annotation.
+    /// The period until the container is ready or has started; set by an annotation.
     pub period_until_ready: Option<Duration>,
-    /// Time limit for the answer.
+    /// Time limit for the response.
     pub timeout: Duration,
-    /// Consecutive successes needed for a success. At least 1.
+    /// Number of consecutive successes that make a success; at least 1.
     pub success_threshold: u32,
-    /// Consecutive failures needed for a failure. At least 1.
+    /// Number of consecutive failures that make a failure; at least 1.
     pub failure_threshold: u32,
-    /// How long the container may take to exit when this probe causes a restart; by default the pod's value applies.
+    /// How long the container may take to exit when this probe causes a restart. Defaults to the pod's value.
     pub termination_grace: Option<Duration>,
-    /// Where the target is reached from. Ignored for commands.
+    /// The network namespace to probe from. Ignored for commands.
     pub origin: Origin,
 }
 
-/// Which network namespace a target is reached from.
+/// The network namespace to probe from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// The node's, as for the kubelet.
+    /// The node's, as with the kubelet.
     #[default]
     Node,
-    /// The pod's own, so that no policy has to let the node in.
+    /// The pod's own, so that no policy has to admit the node.
     Pod,
 }
 
@@ -239,7 +239,7 @@ pub enum Origin {
 pub enum Handler {
     /// A command in the container.
     Exec {
-        /// The program and its arguments, references to variables expanded.
+        /// The program and its arguments, with references to variables expanded.
         command: Vec<String>,
     },
     /// A GET request.
@@ -248,14 +248,14 @@ pub enum Handler {
     Tcp {
         /// An address or name; `None` for the pod's address.
         host: Option<String>,
-        /// Its port.
+        /// The port.
         port: Port,
     },
     /// A call of `grpc.health.v1.Health/Check`.
     Grpc {
-        /// Its port.
+        /// The port.
         port: Port,
-        /// The service to ask for; empty for the server as a whole.
+        /// The service to request; empty for the server as a whole.
         service: String,
         /// TLS; `None` for plain text.
         tls: Option<Tls>,
@@ -263,7 +263,7 @@ pub enum Handler {
 }
 
 impl Handler {
-    /// Its name in listings: `exec`, `http`, `https`, `tcp` or `grpc`.
+    /// The name for display: `exec`, `http`, `https`, `tcp` or `grpc`.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Exec { .. } => "exec",
@@ -278,25 +278,25 @@ impl Handler {
 /// A GET request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpGet {
-    /// TLS, for the scheme HTTPS.
+    /// TLS settings; set for the scheme HTTPS.
     pub tls: Option<Tls>,
     /// An address or name; `None` for the pod's address.
     pub host: Option<String>,
-    /// Its port.
+    /// The port.
     pub port: Port,
-    /// Path and query, as written in the manifest; never empty.
+    /// Path and query as written in the manifest; never empty.
     pub path: String,
     /// Names and values of headers, in manifest order.
     pub headers: Vec<(String, String)>,
 }
 
-/// TLS settings from annotations. Files are names in the node's folder of certificates, never paths: those who may
-/// write a pod must not choose what the agent reads.
+/// TLS settings from annotations. Files are names in the node's folder of certificates, never paths: users who may
+/// write a pod must not choose which files the agent reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// How to check the server's certificate; `None` if it is not checked.
+    /// How to check the server's certificate; `None` for no check.
     pub check: Option<ServerCheck>,
-    /// What we present to a server that asks for a certificate.
+    /// The certificate to present to servers that ask for one.
     pub client: Option<ClientIdentity>,
 }
 
@@ -305,7 +305,7 @@ pub struct Tls {
 pub struct ServerCheck {
     /// The PEM file with the certificates of the accepted signers.
     pub ca: String,
-    /// The name that the certificate must be for; `None` for the host that is probed.
+    /// The name that the certificate must be valid for; `None` for the probed host.
     pub server_name: Option<String>,
 }
 

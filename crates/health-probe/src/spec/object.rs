@@ -1,5 +1,5 @@
-//! The fields of a pod that matter for probes, as they appear in text. Parsing the unused fields of Kubernetes' own
-//! types would cost half a megabyte of code.
+//! The fields of a pod that matter for probes, as they appear in manifests. Parsing the unused fields of Kubernetes'
+//! own types would cost half a megabyte of code.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// A pod.
 #[derive(Deserialize)]
 #[serde(expecting = "a Pod")]
 pub(super) struct Pod {

@@ -16,7 +16,7 @@ use super::{ContainerSpec, PodSpec, RestartPolicy, container};
 const TERMINATION_GRACE: i64 = 30;
 
 impl PodSpec {
-    /// What to probe in a pod, or all problems with it.
+    /// Converts a pod to its probe settings, or returns all problems with it.
     pub(crate) fn from_pod(pod: &k8s::Pod) -> Result<Self, Vec<SpecError>> {
         let mut errors = Errors::default();
         let spec = read(pod, &mut errors);
@@ -28,7 +28,7 @@ impl PodSpec {
     }
 }
 
-/// The pod, as far as it can be read.
+/// Converts a pod, as far as possible.
 fn read(pod: &k8s::Pod, errors: &mut Errors) -> PodSpec {
     let metadata = &pod.metadata;
     let name = metadata.name.clone().unwrap_or_default();
@@ -73,7 +73,7 @@ fn read(pod: &k8s::Pod, errors: &mut Errors) -> PodSpec {
     }
 }
 
-/// Regular containers, then init containers. All names differ.
+/// Returns regular containers, then init containers. All names differ.
 fn containers(
     spec: &k8s::PodSpec,
     annotations: &mut Annotations<'_>,
@@ -123,7 +123,7 @@ fn termination_grace(spec: &k8s::PodSpec, errors: &mut Errors) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Its addresses, without duplicates.
+/// Returns the pod's addresses, without duplicates.
 fn addresses(pod: &k8s::Pod, errors: &mut Errors) -> Vec<IpAddr> {
     let status = pod.status.as_ref();
     let primary = status.and_then(|status| status.pod_ip.as_deref());

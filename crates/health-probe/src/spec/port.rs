@@ -5,18 +5,18 @@ use std::fmt;
 /// A port that a container lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPort {
-    /// Its name; may be empty.
+    /// The port's name; may be empty.
     pub name: String,
-    /// Its number.
+    /// The port number.
     pub port: u16,
 }
 
 /// A port as given in a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// Its number.
+    /// The port number.
     Number(i32),
-    /// The name of one of the container's ports, or a number as text.
+    /// The name of one of the container's ports, or a number as a string.
     Name(String),
 }
 
@@ -29,19 +29,19 @@ impl fmt::Display for Port {
     }
 }
 
-/// The probe names a port that does not exist.
+/// A probe's port that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PortError {
-    /// No port has the number.
+    /// The number is not a valid port.
     #[error("invalid port {0}; expected 1 to 65535")]
     OutOfRange(i64),
-    /// No port of the container has the name.
+    /// The container has no port of this name.
     #[error("the container has no port {0:?}")]
     Unknown(String),
 }
 
 impl Port {
-    /// Resolves it to a number, using the container's ports.
+    /// Resolves the port to a number, using the container's ports.
     pub fn resolve(&self, ports: &[NamedPort]) -> Result<u16, PortError> {
         let number = match self {
             Self::Number(number) => i64::from(*number),

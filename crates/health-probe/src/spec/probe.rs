@@ -25,7 +25,7 @@ pub(super) fn read(
     env: &BTreeMap<String, String>,
     errors: &mut Errors,
 ) -> Option<Probe> {
-    // Zero means that the field is not set.
+    // Zero means unset.
     let mut number = |name: &str, value: Option<i32>, default: i32| match value {
         Some(value) if value < 0 => {
             let problem = Problem::invalid_number(value.into(), NEGATIVE);
@@ -93,7 +93,7 @@ fn termination_grace(
     }
 }
 
-/// The handler of the probe. The first one counts, and each further one is an error.
+/// Returns the probe's handler. The first handler counts, and each further one is an error.
 fn handler(
     probe: &k8s::Probe,
     path: &str,

@@ -8,7 +8,7 @@ use crate::{Outcome, RawResult};
 /// The target of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// Where it is reached from.
+    /// The network namespace to probe from.
     pub origin: Origin,
     /// How to probe it.
     pub action: TargetAction<'a>,
@@ -23,7 +23,7 @@ pub enum TargetAction<'a> {
     Http {
         /// An address (IPv6 without brackets) or a name.
         host: String,
-        /// Its port.
+        /// The port.
         port: u16,
         /// The rest of the request.
         request: &'a HttpGet,
@@ -32,16 +32,16 @@ pub enum TargetAction<'a> {
     Tcp {
         /// An address or a name.
         host: String,
-        /// Its port.
+        /// The port.
         port: u16,
     },
     /// A call of `grpc.health.v1.Health/Check`.
     Grpc {
         /// An address.
         host: String,
-        /// Its port.
+        /// The port.
         port: u16,
-        /// The service to ask for.
+        /// The service to request.
         service: &'a str,
         /// TLS; `None` for plain text.
         tls: Option<&'a Tls>,
@@ -49,7 +49,7 @@ pub enum TargetAction<'a> {
 }
 
 impl fmt::Display for TargetAction<'_> {
-    /// A URL, or a command.
+    /// Formats the target as a URL or a command.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exec(command) => {
@@ -100,10 +100,10 @@ impl fmt::Display for InUrl<'_> {
     }
 }
 
-/// The probe has no target to be sent to.
+/// Why a probe has no target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// No such port.
+    /// The port does not exist.
     #[error(transparent)]
     Port(#[from] PortError),
     /// The pod's address is unknown.
@@ -112,7 +112,7 @@ pub enum TargetError {
 }
 
 impl From<TargetError> for Outcome {
-    /// Nothing is known about the target, and no conclusion is drawn.
+    /// A missing target says nothing about the container, so no conclusion is drawn.
     fn from(error: TargetError) -> Self {
         Self {
             result: RawResult::Unknown,
@@ -123,7 +123,7 @@ impl From<TargetError> for Outcome {
 }
 
 impl Probe {
-    /// The target of a probe of this container.
+    /// Returns the target of a probe of this container.
     pub fn target<'a>(
         &'a self,
         pod: &PodSpec,

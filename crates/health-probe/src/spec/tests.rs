@@ -1,4 +1,4 @@
-//! Tests of reading manifests.
+//! Tests of the manifest reader.
 
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ fn only_probe(text: &str) -> Probe {
     (*probe).clone()
 }
 
-/// All errors, without the pod and the container.
+/// All errors, without the names of pod and container.
 fn errors(text: &str) -> Vec<String> {
     let mut errors = read(text).errors;
     for error in &mut errors {
@@ -52,7 +52,7 @@ fn errors(text: &str) -> Vec<String> {
     errors.iter().map(ToString::to_string).collect()
 }
 
-/// The errors of a probe, without the path that leads to it.
+/// The errors of a probe, without the path to the probe.
 fn errors_of(field: &str, probe: Value) -> Vec<String> {
     let prefix = format!("spec.containers[0].{field}");
     let own = |error: String| {
@@ -566,7 +566,7 @@ fn templates_of_pods_are_pods_with_the_names_of_their_objects() {
         }
         assert!(manifest.statuses.is_empty());
     }
-    // The API omits kind and version in a list of one kind.
+    // In a list of one kind, the API omits kind and version of the items.
     let mut bare = objects[0].clone();
     for field in ["kind", "apiVersion"] {
         bare.as_object_mut().unwrap().remove(field);
@@ -886,7 +886,7 @@ fn hostile_types_end() {
             );
         }
     }
-    // If there are many at once, not all are reported, but reading finishes.
+    // Of very many errors, only some are reported, but reading completes.
     let many: Vec<_> = (0..1000).map(|_| json!({"name": 1})).collect();
     let reported = errors(&manifest(json!(many), json!({})));
     assert!((32..100).contains(&reported.len()), "{}", reported.len());

@@ -18,11 +18,12 @@ use crate::spec::{PodSpec, Role};
 use crate::worker::ContainerState;
 use crate::worker::restart::{Kill, restarts};
 
-/// How soon a recreated container should be started.
+/// How long after its creation a container should be started.
 const UNSTARTED_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Task {
-    /// Stops a container whose probe failed, unless that is under way; reports why if it must not be stopped.
+    /// Stops a container whose probe failed, unless it is already being stopped. If the container must not be stopped,
+    /// reports why.
     pub(super) fn kill(&mut self, kill: &Kill) {
         let Some(pod) = self.spec(&kill.pod_uid) else {
             return;
@@ -30,7 +31,7 @@ impl Task {
         let container = &kill.container;
         let is_kubelets = self.is_kubelets(&kill.pod_uid);
         let (level, why) = match (&self.parts.runtime, self.parts.restarts) {
-            // The kubelet does it.
+            // The kubelet stops the container.
             (_, Restarts::None | Restarts::Own) if is_kubelets => {
                 (Level::Normal, "its restart is left to the kubelet")
             }
@@ -100,7 +101,7 @@ impl Task {
             return false;
         };
         if self.actions.is_restarting(&pod.uid, &ended.name) {
-            // The outcome of that restart decides how long the next one waits.
+            // The outcome of the current restart decides how long the next one waits.
             return true;
         }
         let exit_code = match ended.state {
@@ -125,7 +126,7 @@ impl Task {
         let at = self.ends.of(&ended.id).unwrap_or(now);
         let mut ready = self.parts.backoffs.ready(&pod.uid, &ended.name, at);
         if killed.is_none() {
-            // Its pod may be about to finish, which the next look shows.
+            // The pod may be about to finish, which the next look will show.
             ready = ready.max(now + LOOK_PERIOD);
         }
         let restart = Restart {
@@ -151,14 +152,14 @@ impl Task {
         true
     }
 
-    /// The planned consequence if a container was killed because a probe failed, possibly by an earlier agent.
+    /// Returns the kill of a container that was killed because a probe failed, possibly by an earlier agent.
     pub(super) fn killed(&self, pod: &PodSpec, container_id: &str) -> Option<Kill> {
         let killed = self.actions.killed(container_id).cloned();
         killed.or_else(|| self.shared.prober.condemned(&pod.uid, container_id))
     }
 
-    /// Starts a container that was created but not started for a while, because an agent was killed in between. Returns
-    /// whether it should be started.
+    /// Starts a container that has been created but not started for a while, because an agent was killed in between.
+    /// Returns whether the container should be started.
     fn start_unstarted(
         &mut self,
         pod: &PodSpec,
@@ -166,7 +167,7 @@ impl Task {
         container: &RuntimeContainer,
     ) -> bool {
         if container.attempt == 0 {
-            // The creator of the pod starts it.
+            // Whoever created the pod starts the container.
             return false;
         }
         let now = self.began.elapsed();
@@ -184,7 +185,7 @@ impl Task {
 
     /// Records the result of an action.
     pub(super) fn acted(&mut self, acted: Acted) {
-        // Check its effect at once.
+        // Checks the effect at once.
         self.next_look = Instant::now();
         match acted {
             Acted::Killed(_, Ok(())) => {}
@@ -201,7 +202,7 @@ impl Task {
                 };
                 let name = &restart.container;
                 if !matches!(result, Ok(None)) {
-                    // Whatever the result: the next restart waits.
+                    // Whatever the result, the next restart waits.
                     let now = self.began.elapsed();
                     self.parts
                         .backoffs

@@ -12,7 +12,7 @@ use crate::prober::{Containers, Execution};
 use crate::runtime::{Runtime, RuntimePod};
 use crate::spec::PodSpec;
 
-/// Where the containers of each pod run, by UID.
+/// Where the containers of each pod run, by the pod's UID.
 pub(super) struct KnownContainers {
     runtime: Option<Runtime>,
     pods: Mutex<HashMap<Arc<str>, Known>>,
@@ -21,16 +21,16 @@ pub(super) struct KnownContainers {
 /// Where a pod's containers run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
-    /// A process in its namespaces.
+    /// A process in the pod's namespaces.
     pub(super) pid: Option<u32>,
-    /// Processes of its containers, by ID.
+    /// Processes of the pod's containers, by container ID.
     pub(super) containers: HashMap<String, u32>,
-    /// The network namespace of its endpoint.
+    /// The network namespace of the pod's endpoint.
     pub(super) netns: Option<PathBuf>,
 }
 
 impl Known {
-    /// As the runtime reports it.
+    /// Takes the processes from the runtime's report.
     pub(super) fn of(pod: &RuntimePod) -> Self {
         let pids = pod.containers.iter();
         Self {
@@ -91,8 +91,8 @@ impl Containers for KnownContainers {
     }
 }
 
-/// The lowest PID in a network namespace, preferably of a process in another mount namespace than this agent: what an
-/// administrator runs in a container's network namespace is not the container.
+/// Returns the lowest PID in a network namespace, preferring processes outside of this agent's mount namespace: a
+/// program that an administrator runs in a container's network namespace is not part of the container.
 fn first_process_in(netns: &Path) -> Option<u32> {
     let identity = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;

@@ -8,18 +8,18 @@ use jiff::Timestamp;
 use crate::runtime::{Observation, RuntimeContainer};
 use crate::worker::ContainerState;
 
-/// When containers exited, since the agent started. A runtime reports it on the wall clock, which may be set meanwhile,
-/// so the reported time is clamped to the interval between two looks.
+/// When containers exited, since the agent started. A runtime reports wall-clock time, and the wall clock may be set
+/// meanwhile, so the reported time is clamped to the interval between two looks.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// By container ID.
+    /// Exit times by container ID.
     ended: HashMap<String, Duration>,
-    /// When the runtime was last asked successfully.
+    /// When the runtime last responded to a query.
     looked: Duration,
 }
 
 impl Ends {
-    /// Records the runtime's answer received `now` to a query sent at `asked`.
+    /// Records the runtime's response, received `now`, to a query sent at `asked`.
     pub(super) fn note(
         &mut self,
         observation: &Observation,
@@ -64,7 +64,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// A pod with containers of these IDs, which exited this many seconds after [`WALL`] by the wall clock.
+    /// A pod with containers of these IDs that exited this many seconds after [`WALL`] on the wall clock.
     fn observed(ended: &[(&str, Option<i64>)]) -> Observation {
         let wall: Timestamp = WALL.parse().unwrap();
         let container = |&(id, after): &(&str, Option<i64>)| RuntimeContainer {
@@ -106,7 +106,7 @@ mod tests {
         let of = |ends: &Ends| all.map(|(id, _)| ends.of(id).map(|at| at.as_secs()));
         let expected = [108, 100, 100, 110, 110].map(Some);
         assert_eq!(of(&ends), expected);
-        // A time once determined does not change.
+        // An exit time does not change once it is determined.
         let later = wall + jiff::SignedDuration::from_hours(1);
         ends.note(&observed(&all), secs(119), secs(120), later);
         assert_eq!(of(&ends), expected);

@@ -1,4 +1,4 @@
-//! Container events: kept, counted and logged.
+//! Keeps, counts and logs container events.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,10 +12,10 @@ use tracing::{info, warn};
 
 use crate::spec::PodSpec;
 
-/// Maximum number of kept events. Beyond that, the oldest event of the pod with the most events goes, within the
-/// namespace with the most events: those who cause many events take no space from others.
+/// Maximum number of events kept. Beyond it, the oldest event is dropped of the pod with the most events within the
+/// namespace with the most events, so that pods with many events take no space from other pods.
 const KEPT: usize = 1000;
-/// Log lines for one pod: this many per second, plus what it did not use of the last minute.
+/// Maximum number of log lines per second and pod; up to a minute's unused lines are carried over.
 const LINES_PER_SECOND: u32 = 1;
 const LINES_ADVANCE: Duration = Duration::from_secs(60);
 
@@ -37,10 +37,10 @@ impl Level {
     }
 }
 
-/// Identifies an event: two events with equal keys are one that happened twice.
+/// Identifies an event: an event whose key is equal to an earlier one's is a repetition.
 type Key = (Arc<str>, Arc<str>, &'static str, String);
 
-/// The latest events. An event that happens again is counted, and becomes the newest.
+/// The latest events. An event that is repeated is counted, and becomes the newest.
 #[derive(Debug)]
 pub(super) struct EventLog {
     began: Instant,
@@ -57,14 +57,14 @@ struct Kept {
     event: ContainerEvent,
 }
 
-/// What is kept for a namespace.
+/// The events of a namespace.
 #[derive(Debug, Default)]
 struct Namespace {
     count: usize,
     pods: HashMap<Arc<str>, OfPod>,
 }
 
-/// The numbers of a pod's events, and its budget of log lines.
+/// The sequence numbers of a pod's events, and the pod's budget of log lines.
 #[derive(Debug)]
 struct OfPod {
     numbers: BTreeSet<u64>,
@@ -148,8 +148,8 @@ impl EventLog {
         }
     }
 
-    /// The oldest event of the pod with the most events in the namespace with the most events; in a tie, the oldest of
-    /// all.
+    /// The oldest event of the pod with the most events in the namespace with the most events; in a tie, the oldest
+    /// event of all.
     fn first_of_largest(&self) -> Option<u64> {
         let first = |pod: &OfPod| pod.numbers.first().copied();
         let largest = self.namespaces.values().max_by_key(|one| {
@@ -161,7 +161,7 @@ impl EventLog {
         first(pod)
     }
 
-    /// Removes an event; if `is_final`, also its pod once that has no other event.
+    /// Removes an event. If `is_final`, also removes the pod if it has no other event.
     fn remove(&mut self, number: u64, is_final: bool) -> Option<ContainerEvent> {
         let Kept {
             key,
@@ -183,14 +183,14 @@ impl EventLog {
         Some(event)
     }
 
-    /// Events with a larger number, oldest first.
+    /// Returns the events with a larger sequence number, oldest first.
     pub(super) fn since(&self, number: u64) -> Vec<ContainerEvent> {
         let later = self.events.range(number.saturating_add(1)..);
         later.map(|(_, kept)| kept.event.clone()).collect()
     }
 }
 
-/// Logs an event when it first happens: repetitions would fill the log.
+/// Logs an event only when it first happens: repetitions would fill the log.
 fn report(event: &ContainerEvent, level: Level) {
     let ContainerEvent {
         pod,

@@ -1,10 +1,10 @@
-//! The supervisor: has the pods of its sources probed, and acts on the results.
+//! The supervisor: probes the pods of its sources, and acts on the results.
 //!
-//! A source says which pods exist; the container runtime (or else the source, or else the pod's endpoint) says what
-//! state their containers are in. The [`Prober`] probes them. The supervisor stops a container that fails its liveness
-//! or startup probe, through the runtime; it restarts one that has exited, according to the pod's restart policy and
-//! the kubelet's back-off. It passes readiness on to the pod's endpoint. Its state survives a restart of the agent in a
-//! file.
+//! A source says which pods exist. The container runtime, or else the source, or else the pod's endpoint, says which
+//! state their containers are in. The [`Prober`] probes them. Through the runtime, the supervisor stops containers that
+//! fail their liveness or startup probe, and restarts containers that have exited, according to the pod's restart
+//! policy and the kubelet's back-off. It passes readiness on to the pod's endpoint. A file preserves its state across
+//! restarts of the agent.
 
 mod acting;
 mod containers;
@@ -45,19 +45,20 @@ use crate::source::PodSet;
 use crate::spec::PodSpec;
 use crate::worker::{Limits, ManagerOptions};
 
-/// What a supervisor starts with.
+/// The options of a supervisor.
 pub struct SupervisorOptions {
     /// The pods.
     pub pods: watch::Receiver<Arc<PodSet>>,
-    /// The container runtime, if there is one.
+    /// The container runtime, if any.
     pub runtime: Option<Runtime>,
-    /// Which containers to stop and restart; for others, the supervisor only reports that it should happen.
+    /// Which containers to stop and restart. For all other containers, the supervisor only reports that it should
+    /// happen.
     pub restarts: Restarts,
     /// The endpoints of this node.
     pub endpoints: Arc<dyn Endpoints>,
     /// The addresses of pods that use the host's network.
     pub node_addresses: Vec<IpAddr>,
-    /// How many probes may be sent.
+    /// Limits on the number of probes.
     pub limits: Limits,
     /// The folder of the certificates and keys that annotations name.
     pub certificates: PathBuf,
@@ -65,20 +66,21 @@ pub struct SupervisorOptions {
     pub state_file: PathBuf,
 }
 
-/// Which containers are stopped and restarted.
+/// Which containers to stop and restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restarts {
-    /// None.
+    /// No containers.
     None,
     /// Containers that no kubelet runs.
     Own,
-    /// All.
+    /// All containers.
     All,
 }
 
-/// The endpoints of a node, as far as pods need them.
+/// The endpoints of a node.
 pub trait Endpoints: Send + Sync {
-    /// Finds a pod's endpoint: the one that has one of its addresses, or its name if the pod has no address.
+    /// Finds a pod's endpoint: the one with one of the pod's addresses, or with the pod's name if the pod has no
+    /// address.
     fn find(&self, pod: &PodSpec) -> Option<LocalEndpoint>;
 
     /// Sets whether the containers behind an endpoint can serve; `None` if they are not probed.
@@ -88,7 +90,7 @@ pub trait Endpoints: Send + Sync {
     fn changes(&self) -> watch::Receiver<u64>;
 }
 
-/// The endpoints of a node without any.
+/// A node without endpoints.
 #[derive(Clone, Copy, Debug)]
 pub struct NoEndpoints;
 
@@ -107,15 +109,15 @@ impl Endpoints for NoEndpoints {
 /// An endpoint of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalEndpoint {
-    /// Its ID.
+    /// The endpoint's ID.
     pub id: u16,
-    /// Its addresses, the primary one first.
+    /// The endpoint's addresses, the primary one first.
     pub ips: Vec<IpAddr>,
-    /// The file of its network namespace.
+    /// The file of the endpoint's network namespace.
     pub netns: PathBuf,
 }
 
-/// Has pods probed, and acts on the results. Clones share state.
+/// Probes pods and acts on the results. Clones share state.
 #[derive(Clone)]
 pub struct Supervisor(Arc<Shared>);
 
@@ -131,12 +133,12 @@ struct Shared {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The readable state.
+/// The state that readers see.
 #[derive(Default)]
 struct State {
     pods: Pods,
     events: EventLog,
-    /// Sorted by subject.
+    /// The problems, sorted by subject.
     problems: Vec<PodProblem>,
 }
 
@@ -204,12 +206,12 @@ impl Supervisor {
         Ok(Self(shared))
     }
 
-    /// All probes, by pod, container and type.
+    /// Returns all probes, sorted by pod, container and type.
     pub fn probes(&self) -> Vec<ContainerProbe> {
         view::probes(&self.0.prober, &self.0.beginning)
     }
 
-    /// All pods, by name.
+    /// Returns all pods, sorted by name.
     pub fn pods(&self) -> Vec<ProbedPod> {
         self.0.state().pods.shown()
     }
@@ -220,7 +222,7 @@ impl Supervisor {
         self.0.state().pods.readiness(&self.0.node_addresses)
     }
 
-    /// Events that happened, or happened again, since the event with this number; oldest first.
+    /// Returns events that happened for the first time or again since the event with this number, oldest first.
     pub fn events_since(&self, number: u64) -> Vec<ContainerEvent> {
         self.0.state().events.since(number)
     }
@@ -230,7 +232,7 @@ impl Supervisor {
         self.0.state().problems.clone()
     }
 
-    /// A summary of everything.
+    /// A summary of probes and pods.
     pub fn summary(&self) -> ContainerProbeSummary {
         let mut summary = view::summary(&self.0.prober);
         let state = self.0.state();
@@ -239,12 +241,12 @@ impl Supervisor {
         summary
     }
 
-    /// Changes whenever any of this changes, except for the times and counts of single runs.
+    /// Changes whenever any of the above changes, except for the times and counts of single runs.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
-    /// The results of probes, and how long they took.
+    /// Returns the results and durations of probes.
     pub fn statistics(&self) -> Stats {
         self.0.prober.statistics()
     }
@@ -259,7 +261,7 @@ impl Supervisor {
         self.0.activity.clone()
     }
 
-    /// Stops, and saves the state for the next agent. Containers are left alone.
+    /// Stops the supervisor, and saves the state for the next agent. Containers are left alone.
     pub async fn shutdown(&self) {
         self.0.stop.send_replace(true);
         let task = self
@@ -269,7 +271,7 @@ impl Supervisor {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(task) = task {
-            // A task that panicked has already reported it.
+            // If the task panicked, the panic was already reported.
             let _ = task.await;
         }
     }

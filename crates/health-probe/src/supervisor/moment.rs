@@ -1,4 +1,4 @@
-//! How much time passes between two runs of the agent, regardless of changes to the wall clock.
+//! How much time passes between two runs of the agent, whatever happens to the wall clock.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// A moment on the wall clock, and on the boot clock if that can be read.
+/// A moment on the wall clock, and on the boot clock if that is readable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
     pub(super) wall: Timestamp,
     pub(super) boot: Option<SinceBoot>,
 }
 
-/// The boot clock, which cannot be set, and which keeps running while the machine sleeps.
+/// The boot clock, which cannot be set and keeps running while the machine sleeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SinceBoot {
-    /// ID of the boot that it counts from.
+    /// The ID of the boot that the clock counts from.
     pub(super) id: String,
     #[serde(with = "health_model::duration::nanoseconds", rename = "clock_ns")]
     pub(super) clock: Duration,
@@ -31,7 +31,8 @@ impl Moment {
         }
     }
 
-    /// How much later this is: by the boot clock within one boot, otherwise by the wall clock; never negative.
+    /// How much later than `earlier` this moment is: by the boot clock within one boot, otherwise by the wall clock;
+    /// never negative.
     pub(super) fn since(&self, earlier: &Self) -> Duration {
         self.since_in_boot(earlier).unwrap_or_else(|| {
             let passed = Duration::try_from(self.wall.duration_since(earlier.wall));

@@ -1,4 +1,4 @@
-//! The probed pods, and their known state.
+//! The probed pods and their known state.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -18,19 +18,19 @@ pub(super) struct Pods(HashMap<Arc<str>, TrackedPod>);
 /// A probed pod.
 #[derive(Debug)]
 pub(super) struct TrackedPod {
-    /// As its source lists it.
+    /// The pod as its source lists it.
     pub(super) sourced: SourcedPod,
-    /// The probed spec: the source's, with the pod's addresses.
+    /// The probed spec: the source's spec with the pod's addresses.
     pub(super) spec: Arc<PodSpec>,
     /// The status last passed to the prober.
     pub(super) reported: Option<PodStatus>,
-    /// The status that follows from that and its probes.
+    /// The status that follows from `reported` and the pod's probes.
     pub(super) status: Option<PodStatus>,
-    /// Whether an earlier agent knew it to be ready. Applies until this agent knows.
+    /// Whether an earlier agent knew the pod to be ready. Applies until this agent knows.
     pub(super) was_ready: bool,
-    /// ID of its endpoint.
+    /// The ID of the pod's endpoint.
     pub(super) endpoint: Option<u16>,
-    /// How often its containers were restarted, by name.
+    /// How often the pod's containers were restarted, by name.
     pub(super) restarts: HashMap<Arc<str>, u64>,
     /// When waiting containers will be restarted, by name.
     pub(super) restart_at: HashMap<Arc<str>, Timestamp>,
@@ -50,7 +50,7 @@ impl TrackedPod {
         }
     }
 
-    /// Whether all its containers can serve; `None` while its status is unknown.
+    /// Whether all containers of the pod can serve; `None` while the status is unknown.
     pub(super) fn ready(&self) -> Option<bool> {
         let status = self.status.as_ref()?;
         let is_ready = |name: &Arc<str>| {
@@ -62,7 +62,7 @@ impl TrackedPod {
         Some(!status.phase.is_final() && serving.all(|container| is_ready(&container.name)))
     }
 
-    /// Whether it has finished.
+    /// Whether the pod has finished.
     fn is_over(&self) -> bool {
         let status = self.status.as_ref();
         status.is_some_and(|status| status.phase.is_final())
@@ -134,13 +134,13 @@ impl Pods {
         self.0.keys().cloned().collect()
     }
 
-    /// The number of pods, and of ready pods.
+    /// Returns the number of pods and the number of ready pods.
     pub(super) fn counts(&self) -> (u64, u64) {
         let ready = self.iter().filter(|pod| pod.ready() == Some(true));
         (self.0.len() as u64, ready.count() as u64)
     }
 
-    /// All pods, sorted by name.
+    /// Returns all pods, sorted by name.
     pub(super) fn shown(&self) -> Vec<ProbedPod> {
         let mut shown: Vec<_> = self.iter().map(TrackedPod::show).collect();
         shown.sort_by(|one, other| (&one.pod, &one.uid).cmp(&(&other.pod, &other.uid)));
@@ -148,7 +148,7 @@ impl Pods {
     }
 
     /// Whether the pod at each address can serve. Leaves out pods of unknown state, the node's addresses, and addresses
-    /// that several pods share: one of them must not speak for the others.
+    /// that several pods share: one pod must not speak for the others.
     pub(super) fn readiness(&self, node_addresses: &[IpAddr]) -> HashMap<IpAddr, bool> {
         let mut owners: HashMap<IpAddr, Vec<&TrackedPod>> = HashMap::new();
         for pod in self.iter() {
@@ -164,7 +164,7 @@ impl Pods {
         let known = owners.into_iter().filter_map(|(ip, pods)| {
             let living: Vec<_> = pods.iter().filter(|pod| !pod.is_over()).collect();
             match living[..] {
-                // A finished pod keeps its address until another pod gets it.
+                // A finished pod keeps its address until another pod gets the address.
                 [] => Some((ip, false)),
                 [pod] => Some((ip, pod.ready().or(pod.was_ready.then_some(true))?)),
                 _ => None,
@@ -258,7 +258,7 @@ mod tests {
         let reported = readiness(vec![
             one("a", "10.1.0.1", Some(true)),
             one("b", "10.1.0.2", Some(false)),
-            // Its state is unknown.
+            // The state of this pod is unknown.
             one("c", "10.1.0.3", None),
             // Pods that share an address, and one at the node's address.
             one("d", "10.1.0.4", Some(true)),

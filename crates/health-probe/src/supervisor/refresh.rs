@@ -1,4 +1,4 @@
-//! Combines what is known about a pod: its addresses, its endpoint, and the state of its containers.
+//! Combines all that is known about a pod: its addresses, its endpoint, and the state of its containers.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ impl Task {
         self.shared.note_change();
     }
 
-    /// Updates a pod's probes, and the status passed to the prober, to what is now known.
+    /// Updates a pod's probes, and the status passed to the prober, to the current knowledge.
     pub(super) fn refresh(&mut self, uid: &Arc<str>, is_changed: bool) {
         let Some((sourced, spec, reported, was_ready)) =
             self.shared.state().pods.get(uid).map(|pod| {
@@ -65,7 +65,7 @@ impl Task {
         let is_news = match (&reported, &status) {
             (Some(reported), Some(status)) => !is_like(reported, status),
             (None, Some(_)) => true,
-            // Its state is no longer known: keep the last known one.
+            // The pod's state is no longer known: keep the last known state.
             (_, None) => false,
         };
         let former = {
@@ -89,7 +89,7 @@ impl Task {
         self.notify_endpoint(uid);
     }
 
-    /// Passes on to a pod's endpoint whether it can serve.
+    /// Tells a pod's endpoint whether the pod can serve.
     pub(super) fn notify_endpoint(&self, uid: &str) {
         let reported = {
             let state = self.shared.state();
@@ -112,7 +112,7 @@ impl Task {
         }
     }
 
-    /// The runtime's answer comes first: a manifest may be older than the pod.
+    /// Returns a pod's addresses. The runtime's take precedence: a manifest may be older than the pod.
     fn addresses(
         &self,
         spec: &PodSpec,
@@ -123,14 +123,14 @@ impl Task {
             (Some(running), _) if !running.ips.is_empty() => running.ips.clone(),
             _ if !spec.ips.is_empty() => spec.ips.clone(),
             (_, Some(endpoint)) => endpoint.ips.clone(),
-            // It has no address of its own: it uses the host's network.
+            // A pod without an address of its own uses the host's network.
             (Some(running), None) if running.is_ready => self.parts.node_addresses.clone(),
             (_, None) => Vec::new(),
         }
     }
 
-    /// The pod status that the runtime reports. A pod with a container that was killed in order to be restarted has not
-    /// finished, however that container exited.
+    /// Returns the pod status that the runtime reports. A pod with a container that was killed for a restart has not
+    /// finished, whatever that container's exit code.
     pub(super) fn observed_status(&self, spec: &PodSpec, running: &RuntimePod) -> PodStatus {
         let mut status = running.status(spec);
         let is_restarted = |id: &str| self.killed(spec, id).is_some_and(|kill| kill.restart);
@@ -140,7 +140,7 @@ impl Task {
         status
     }
 
-    /// The state of the containers; `None` if no source reports it.
+    /// Returns the state of a pod's containers; `None` if no source reports it.
     fn status(
         &self,
         sourced: &SourcedPod,
@@ -157,7 +157,7 @@ impl Task {
         if let Some(status) = &sourced.status {
             return Some(status.clone());
         }
-        // All we know is that an endpoint exists: then its containers run.
+        // The existence of the endpoint is all that is known: assume that the containers run.
         let endpoint = endpoint?;
         let containers = sourced.spec.containers.iter();
         let regular = containers.filter(|container| container.role == Role::Regular);
@@ -177,7 +177,7 @@ impl Task {
     }
 }
 
-/// Only a pod's kubelet knows that the pod is being deleted or has finished.
+/// Adds the end of the pod from the source: only its kubelet knows that a pod is being deleted or has finished.
 fn with_end(observed: PodStatus, sourced: &SourcedPod) -> PodStatus {
     match (&sourced.status, sourced.keeper) {
         (Some(reported), Keeper::Kubelet { .. }) => PodStatus {
@@ -192,7 +192,7 @@ fn with_end(observed: PodStatus, sourced: &SourcedPod) -> PodStatus {
     }
 }
 
-/// The runtime's pod with this name: the one with the same UID, or any if the manifest has no UID of its own.
+/// Returns the runtime's pod of this name: the one with the same UID, or any if the manifest has no UID of its own.
 pub(super) fn observed_pod<'a>(
     observation: &'a Observation,
     spec: &PodSpec,

@@ -1,4 +1,4 @@
-//! Stopping and restarting containers.
+//! Stops and restarts containers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::runtime::{Runtime, RuntimeError};
 use crate::worker::restart::Kill;
 
-/// The wait after the first failed try; doubled after each further failure, up to the longest.
+/// Delay after the first failed try; doubled after each further failure, up to the maximum.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
@@ -21,26 +21,26 @@ pub(super) struct Restart {
     pub(super) pod_uid: Arc<str>,
     /// The container's name.
     pub(super) container: Arc<str>,
-    /// The container that exited.
+    /// The ID of the container that exited.
     pub(super) container_id: Arc<str>,
-    /// When it exited, since the agent started.
+    /// When the container exited, since the agent started.
     pub(super) ended: Duration,
 }
 
 /// The result of an action.
 pub(super) enum Acted {
-    /// Tried to stop a container.
+    /// An attempt to stop a container.
     Killed(Kill, Result<(), RuntimeError>),
-    /// Tried to restart a container. On success, the ID of the container that was started.
+    /// An attempt to restart a container. On success, with the ID of the started container.
     Restarted(Restart, Result<Option<String>, RuntimeError>),
 }
 
-/// Progress of an action on a container.
+/// The progress of an action on a container.
 #[derive(Clone, Copy, Debug)]
 enum Progress {
     /// Due at this time.
     Waiting(Instant),
-    /// It is under way.
+    /// Under way.
     UnderWay,
     /// Done at this time.
     Done(Instant),
@@ -53,41 +53,41 @@ struct Action<T> {
     failures: u32,
 }
 
-/// Actions on containers, by container ID: each at most once. A failed kill is retried.
+/// Actions on containers, by container ID: at most one of each kind per container. A failed kill is retried.
 #[derive(Default)]
 pub(super) struct Actions {
     kills: HashMap<Arc<str>, Action<Kill>>,
     restarts: HashMap<Arc<str>, Action<Restart>>,
-    /// Containers that should be killed but are not, and the UIDs of their pods.
+    /// Containers that should be killed but are not, with the UIDs of their pods.
     spared: HashMap<Arc<str>, Arc<str>>,
     running: JoinSet<Acted>,
 }
 
 impl Actions {
-    /// Schedules killing a container. Returns whether this is new.
+    /// Schedules a container's kill. Returns whether the kill is new.
     pub(super) fn kill(&mut self, kill: &Kill, now: Instant) -> bool {
         if let Some(action) = self.kills.get_mut(&kill.container_id)
             && let Progress::Done(at) = action.progress
             && now >= at + LONGEST_RETRY
         {
-            // It should be gone by now.
+            // The container should be gone by now.
             action.progress = Progress::Waiting(now);
         }
         add(&mut self.kills, &kill.container_id, now, || kill.clone())
     }
 
-    /// Records a container that should be killed but is not. Returns whether this is new.
+    /// Records a container that should be killed but is not. Returns whether the record is new.
     pub(super) fn spare(&mut self, kill: &Kill) -> bool {
         let uid = kill.pod_uid.clone();
         self.spared.insert(kill.container_id.clone(), uid).is_none()
     }
 
-    /// The kill of a container, with its planned consequence, if this agent killed it.
+    /// The kill of a container, if this agent killed it.
     pub(super) fn killed(&self, container_id: &str) -> Option<&Kill> {
         self.kills.get(container_id).map(|action| &action.what)
     }
 
-    /// Schedules restarting a container at a time. Returns whether this is new.
+    /// Schedules a container's restart at a time. Returns whether the restart is new.
     pub(super) fn restart(&mut self, restart: Restart, at: Instant) -> bool {
         let id = restart.container_id.clone();
         add(&mut self.restarts, &id, at, || restart)
@@ -110,7 +110,7 @@ impl Actions {
         given_up.map(|(_, restart)| restart.what).collect()
     }
 
-    /// Starts the actions that are due.
+    /// Starts all due actions.
     pub(super) fn begin(&mut self, runtime: &Runtime, now: Instant) {
         for action in self.kills.values_mut().filter(|action| action.is_due(now)) {
             action.progress = Progress::UnderWay;
@@ -139,12 +139,12 @@ impl Actions {
             .min()
     }
 
-    /// Waits for the next action to finish; forever while none is running.
+    /// Waits for the next action to finish; forever while no action is running.
     pub(super) async fn acted(&mut self) -> Acted {
         loop {
             match self.running.join_next().await {
                 Some(Ok(acted)) => break self.note(acted),
-                // It panicked: the container is checked again.
+                // The action panicked: the container is checked again.
                 Some(Err(_)) => {}
                 None => std::future::pending().await,
             }
@@ -163,7 +163,7 @@ impl Actions {
                     action.end(true);
                 }
             }
-            // The next look shows which container to start now, and when.
+            // The next look shows which container to start, and when.
             Acted::Restarted(restart, Err(_)) => {
                 self.restarts.remove(&restart.container_id);
             }

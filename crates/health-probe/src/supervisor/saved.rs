@@ -14,12 +14,12 @@ use super::moment::{Moment, SinceBoot};
 use crate::worker::Snapshot;
 use crate::worker::restart::Backoffs;
 
-/// What an agent leaves to the next one.
+/// The state that an agent saves for the next one.
 #[derive(Debug, Default)]
 pub(super) struct SavedState {
-    /// The state of probes; `None` if no agent ran here before.
+    /// The state of probes; `None` if no agent ran on this node before.
     pub(super) snapshot: Option<Snapshot>,
-    /// How long containers wait for their next restart.
+    /// The back-offs of containers' restarts.
     pub(super) backoffs: Backoffs,
     /// The UIDs of the pods that were ready.
     pub(super) ready: BTreeSet<String>,
@@ -30,7 +30,7 @@ pub(super) struct SavedState {
 struct File {
     version: u32,
     written: Timestamp,
-    /// Missing in files of earlier agents.
+    /// Missing in files written by earlier agents.
     #[serde(default)]
     written_since_boot: Option<SinceBoot>,
     ready: BTreeSet<String>,
@@ -40,7 +40,7 @@ struct File {
 const VERSION: u32 = 1;
 
 impl SavedState {
-    /// Reads the file. One that cannot be used is logged and ignored: the agent finds out again what it does not know.
+    /// Reads the file. An unusable file is logged and ignored: the agent finds out again whatever it does not know.
     pub(super) fn read(path: &Path, now: &Moment) -> Self {
         let text = match fs::read(path) {
             Ok(text) => text,
@@ -82,7 +82,7 @@ impl File {
     }
 }
 
-/// Writes the file atomically: it is replaced as a whole, or left unchanged.
+/// Writes the file atomically: replaces it as a whole or leaves it unchanged.
 pub(super) fn write(
     path: &Path,
     now: Moment,
@@ -115,7 +115,7 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// A moment this many seconds after a fixed wall-clock time, within a boot.
+    /// A moment this many seconds after a fixed wall-clock time, with an optional boot ID and boot time.
     fn moment(wall: i64, boot: Option<(&str, u64)>) -> Moment {
         let day: Timestamp = "2026-11-21T03:00:00Z".parse().unwrap();
         Moment {
@@ -127,7 +127,8 @@ mod tests {
         }
     }
 
-    /// A container that was restarted just now, and the held result of a pod that was removed a minute ago.
+    /// A snapshot with a container that was restarted just now, and the held result of a pod that was removed a minute
+    /// ago.
     fn snapshot() -> Snapshot {
         let mut backoffs = Backoffs::default();
         let (pod, container) = (Arc::from("u"), Arc::from("app"));
@@ -155,7 +156,7 @@ mod tests {
         (dir, path)
     }
 
-    /// How much time has passed for the saved state: for the back-off, and for the held result.
+    /// How much time has passed for the back-off and the held result of a saved state.
     fn passed(saved: &SavedState) -> (Duration, Duration) {
         let age = saved.backoffs.save(Duration::ZERO)[0].age;
         let gone = saved.snapshot.as_ref().unwrap().workers[0].gone;
@@ -236,7 +237,7 @@ mod tests {
             fs::write(&path, unusable).unwrap();
             assert!(SavedState::read(&path, &now).snapshot.is_none());
         }
-        // A folder.
+        // A folder instead of a file.
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         assert!(SavedState::read(&path, &now).snapshot.is_none());

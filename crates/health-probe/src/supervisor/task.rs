@@ -28,14 +28,14 @@ use crate::source::{PodSet, SourcedPod};
 use crate::spec::PodSpec;
 use crate::worker::restart::Backoffs;
 
-/// How often the runtime is asked; same as the kubelet.
+/// How often the runtime is queried; same as the kubelet.
 pub(super) const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// Changes are saved after this delay, together with all further changes until then.
+/// Delay before a change is saved, together with all further changes until then.
 const SAVE_DELAY: Duration = Duration::from_millis(500);
-/// How often counts that did not lead to a result are saved.
+/// How often counts that have not led to a result are saved.
 const SAVE_PERIOD: Duration = Duration::from_secs(10);
 
-/// What the task works with.
+/// The parts that a task is built from.
 pub(super) struct TaskParts {
     pub(super) pods: watch::Receiver<Arc<PodSet>>,
     pub(super) runtime: Option<Runtime>,
@@ -54,7 +54,7 @@ pub(super) struct Task {
     pub(super) parts: TaskParts,
     pub(super) began: Instant,
     pub(super) observation: Arc<Observation>,
-    /// Whether the runtime has answered yet.
+    /// Whether the runtime has responded yet.
     pub(super) is_observed: bool,
     runtime_problem: Option<String>,
     /// How many probes were overdue at the last look.
@@ -62,11 +62,11 @@ pub(super) struct Task {
     save_problem: Option<String>,
     observing: Option<JoinHandle<Result<Observation, RuntimeError>>>,
     pub(super) next_look: Instant,
-    /// When the runtime was last asked, since `began`.
+    /// When the runtime was last queried, since `began`.
     asked: Duration,
     pub(super) ends: Ends,
     next_save: Instant,
-    /// Whether the source has listed everything that it had at first.
+    /// Whether the source has listed all its initial pods.
     is_complete: bool,
     pub(super) actions: Actions,
 }
@@ -139,7 +139,7 @@ impl Task {
         }
     }
 
-    /// Asks the runtime; without one, only reports that the task is alive.
+    /// Queries the runtime. Without a runtime, only reports that the task is alive.
     fn look(&mut self) {
         let Some(runtime) = self.parts.runtime.clone() else {
             self.report(None);
@@ -198,14 +198,14 @@ impl Task {
                 .collect();
             self.actions.retain(|id| there.contains(id));
         }
-        // Including those that failed before the container was known to be running.
+        // Includes containers that failed before they were known to be running.
         for kill in self.shared.prober.kills() {
             self.kill(&kill);
         }
         self.find_ended();
     }
 
-    /// Takes over the pods of the source.
+    /// Takes over the source's pods.
     fn follow_pods(&mut self) {
         let set = self.parts.pods.borrow_and_update().clone();
         let mut pods: HashMap<Arc<str>, SourcedPod> = HashMap::new();
@@ -367,7 +367,7 @@ impl Task {
     }
 }
 
-/// The first problem, and the number of others.
+/// The first problem, and the number of further ones.
 fn combined_problem(problems: &[RuntimeError]) -> Option<String> {
     let (first, others) = problems.split_first()?;
     Some(match others.len() {
@@ -376,7 +376,7 @@ fn combined_problem(problems: &[RuntimeError]) -> Option<String> {
     })
 }
 
-/// Waits for the runtime's answer; forever while no query is under way.
+/// Waits for the runtime's response; forever while no query is under way.
 async fn observed(
     observing: &mut Option<JoinHandle<Result<Observation, RuntimeError>>>,
 ) -> Result<Observation, String> {

@@ -14,10 +14,10 @@ use crate::prober::{DURATION_BOUNDS, Prober};
 use crate::worker::{Counted, ProbeResult, WorkerView};
 use health_model::duration::duration_text;
 
-/// How far the wall clock must have moved from the known value before we believe it.
+/// How far the wall clock must deviate from the known value to count as set.
 const STEP: Duration = Duration::from_millis(100);
 
-/// The prober's start time on the wall clock. Cached, so that the same run always shows the same time, unless the clock
+/// The prober's start time on the wall clock. Cached so that the same run always shows the same time, unless the clock
 /// was set meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Beginning(Mutex<Option<Timestamp>>);
@@ -60,7 +60,7 @@ fn show(
 ) -> ContainerProbe {
     let WorkerView { pod, probe, .. } = view;
     let overdue = view.overdue(now);
-    // Every probe is a moment late now and then.
+    // Short delays occur for every probe now and then, and are not shown.
     let delay = view.delay.filter(|_| overdue.is_some());
     let waiting = view.waiting.map(|why| why.text());
     let container = pod.container(view.container);
@@ -94,7 +94,7 @@ fn show(
     }
 }
 
-/// The number of probes, and the state they are in.
+/// Counts the probes by state.
 pub(super) fn summary(prober: &Prober) -> ContainerProbeSummary {
     let mut summary = ContainerProbeSummary {
         enabled: true,
@@ -123,11 +123,12 @@ pub(super) fn summary(prober: &Prober) -> ContainerProbeSummary {
     summary
 }
 
-/// Probes whose results are too old to be considered current.
+/// Probes whose results are too old to count as current.
 pub(super) struct Overdue {
-    /// How many.
+    /// The number of overdue probes.
     pub(super) count: u64,
-    /// The probe overdue for longest: for how long, which one, and why, as far as this agent is the cause.
+    /// The probe that has been overdue for longest: for how long, which probe, and why, as far as this agent is the
+    /// cause.
     longest: (Duration, String),
 }
 

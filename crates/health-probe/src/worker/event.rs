@@ -4,7 +4,7 @@ use crate::spec::ProbeType;
 use crate::worker::ProbeResult;
 use crate::{Outcome, RawResult};
 
-/// What a run counts as in metrics.
+/// How a run is counted in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Counted {
     /// The target is healthy.
@@ -41,14 +41,14 @@ pub struct Event {
     pub message: String,
 }
 
-/// What the last attempt of a run means.
+/// The meaning of a run's last attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judgement {
-    /// The result for the thresholds; `None` if no conclusion is drawn.
+    /// The result that the thresholds apply to; `None` if no conclusion is drawn.
     pub result: Option<ProbeResult>,
-    /// What it counts as.
+    /// How the run is counted.
     pub counted: Counted,
-    /// The event to report.
+    /// The event to report, if any.
     pub event: Option<Event>,
 }
 

@@ -1,4 +1,4 @@
-//! State of probes that have no worker now.
+//! The state of probes that currently have no worker.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -13,17 +13,17 @@ const KEPT: usize = 1000;
 
 type Key = (String, String, ProbeType);
 
-/// An earlier agent's state for pods that have not appeared yet, and the held results of removed pods: they may come
+/// An earlier agent's state for pods that have not appeared yet, and the held results of removed pods, which may come
 /// back.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    /// With the time until which it is kept; `None` while its pod may still exist.
+    /// The saved workers, each with the time until which it is kept; `None` while its pod may still exist.
     workers: HashMap<Key, (SavedWorker, Option<Duration>)>,
 }
 
 impl Left {
-    /// An earlier agent's state. State of pods that had not been removed is kept until the sources have listed all
-    /// their pods.
+    /// Takes over an earlier agent's state. State of pods that had not been removed is kept until the sources have
+    /// listed all their pods.
     pub(super) fn by_earlier_agent(workers: impl IntoIterator<Item = SavedWorker>) -> Self {
         let workers = workers.into_iter().map(|mut saved| {
             let until = saved.gone.take();
@@ -44,7 +44,7 @@ impl Left {
         self.forget_old(now);
     }
 
-    /// Takes out the state of a probe that starts `now`.
+    /// Removes and returns the state of a probe that starts `now`.
     pub(super) fn take(
         &mut self,
         now: Duration,
@@ -62,7 +62,7 @@ impl Left {
         self.workers.retain(|(pod, _, _), _| *pod != *uid);
     }
 
-    /// For pods that are not desired, keeps only held results, for a while.
+    /// Drops the state of pods that are not desired, except for held results, which are kept for a while.
     pub(super) fn cleanup(&mut self, now: Duration, is_desired: impl Fn(&str) -> bool) {
         self.workers.retain(|(pod, _, _), (saved, until)| {
             if !is_desired(pod) && until.is_none() {
@@ -74,7 +74,7 @@ impl Left {
         self.forget_old(now);
     }
 
-    /// All of the state, as of `now`.
+    /// Returns the whole state as of `now`.
     pub(super) fn save(&self, now: Duration) -> impl Iterator<Item = SavedWorker> {
         let workers = self.workers.values();
         workers.map(move |(saved, until)| SavedWorker {

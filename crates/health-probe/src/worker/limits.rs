@@ -1,4 +1,4 @@
-//! How many probes a node sends.
+//! Limits on the number of probes that a node sends.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use health_model::pace::Budget;
 pub struct Limits {
     /// Maximum number of attempts per second, in the long run.
     pub per_second: u32,
-    /// Maximum number of runs at the same time.
+    /// Maximum number of concurrent runs.
     pub concurrent: usize,
     /// Maximum number of attempts per second for one pod, in the long run.
     pub pod_per_second: u32,
 }
 
-/// How much of the limits is used.
+/// The used part of the limits.
 #[derive(Debug)]
 pub(super) struct Usage {
     budget: Budget,
@@ -38,23 +38,23 @@ impl Usage {
         self.free() > 0 && self.budget.allows(now)
     }
 
-    /// How many more may run at the same time.
+    /// How many more runs may start at the same time.
     pub(super) fn free(&self) -> usize {
         self.concurrent.saturating_sub(self.in_flight)
     }
 
-    /// When a run may start, unless one has to end first.
+    /// When a run may start; `None` if another run has to end first.
     pub(super) fn ready(&self) -> Option<Duration> {
         (self.free() > 0).then(|| self.budget.ready())
     }
 
-    /// Records that a run starts. Returns when it would start if runs were evenly spaced, see [`Budget::take`].
+    /// Records the start of a run. Returns when it would start if runs were evenly spaced, see [`Budget::take`].
     pub(super) fn begin(&mut self, now: Duration) -> Duration {
         self.in_flight += 1;
         self.budget.take(now)
     }
 
-    /// Records a further attempt of a run: it does not wait, but later runs do.
+    /// Records a further attempt of a run. The attempt does not wait, but later runs do.
     pub(super) fn repeat(&mut self, now: Duration) {
         self.budget.take(now);
     }
@@ -64,7 +64,7 @@ impl Usage {
         self.in_flight -= 1;
     }
 
-    /// Runs under way.
+    /// The number of runs under way.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight
     }

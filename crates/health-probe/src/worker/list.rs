@@ -1,4 +1,4 @@
-//! What listings show of workers.
+//! The displayed state of workers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use crate::spec::{PodSpec, Probe, ProbeType};
 /// The result of a worker's last run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastRun {
-    /// When it ended, since the agent started.
+    /// When the run ended, since the agent started.
     pub at: Duration,
-    /// What it counted as.
+    /// How the run was counted.
     pub counted: Counted,
-    /// What its mechanism reported.
+    /// The message that the mechanism reported.
     pub message: String,
 }
 
@@ -24,43 +24,43 @@ pub struct WorkerView<'a> {
     pub pod: &'a Arc<PodSpec>,
     /// The container's name.
     pub container: &'a Arc<str>,
-    /// The container that is probed; `None` if there was none yet.
+    /// The probed container; `None` if there was none yet.
     pub container_id: Option<&'a Arc<str>>,
     /// The type of the probe.
     pub kind: ProbeType,
     /// The probe.
     pub probe: &'a Arc<Probe>,
-    /// Its result; `None` if there was no container yet.
+    /// The probe's result; `None` if there was no container yet.
     pub result: Option<ProbeResult>,
-    /// The result of its last conclusive run.
+    /// The result of the last conclusive run.
     pub last: Option<ProbeResult>,
     /// How many consecutive runs had that result.
     pub run: u32,
     /// How many consecutive runs it takes to change the result.
     pub threshold: u32,
-    /// Whether it is not probed until there is a new container.
+    /// Whether probing is suspended until there is a new container.
     pub on_hold: bool,
-    /// Why it was not probed when it last could have been; `None` if it was.
+    /// Why the container was not probed at the last opportunity; `None` if it was.
     pub waiting: Option<Waiting>,
     /// Whether a run is under way.
     pub in_flight: bool,
-    /// When it is checked next, since the agent started; `None` while a run is under way.
+    /// When the worker checks next, since the agent started; `None` while a run is under way.
     pub next: Option<Duration>,
-    /// Why it has not started although it is due; `None` if it is not due, or has started.
+    /// Why the probe has not started although it is due; `None` if it is not due, or has started.
     pub delay: Option<Delay>,
     /// The current time from one run to the next.
     pub period: Duration,
-    /// Since when it should be probed without any run having learned anything, since the agent started.
+    /// Since when the container should be probed but no run has learned anything, since the agent started.
     pub fresh: Duration,
-    /// When the first run since then started; `None` if none has.
+    /// When the first run after `fresh` started; `None` if none has.
     pub begun: Option<Duration>,
-    /// Its last run.
+    /// The last run.
     pub last_run: Option<&'a LastRun>,
 }
 
 impl WorkerView<'_> {
-    /// How long no run has learned anything about a container that should be probed, if a result should be there by
-    /// now: a run has to start within a few periods, and to end within its timeout.
+    /// How long no run has learned anything about a container that should be probed; `None` if no result can be
+    /// expected yet. A run must start within a few periods, and end within its timeout.
     pub fn overdue(&self, now: Duration) -> Option<Duration> {
         let is_probed = self.waiting.is_none() && !self.on_hold && self.container_id.is_some();
         let longest = self.period.saturating_mul(FRESH_PERIODS).max(FRESH_MIN);

@@ -1,4 +1,4 @@
-//! The worker: the decisions before a run of one probe, and what its outcome means.
+//! The worker: decides whether to run a probe, and what the outcome means.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use super::{
 use crate::Outcome;
 use crate::spec::{Probe, ProbeType, RestartPolicy, Role};
 
-/// What a worker considers before a run.
+/// The inputs of a worker's decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
     /// The known status of the pod.
     pub status: Option<&'a PodStatus>,
     /// The container's name.
     pub container: &'a str,
-    /// The pod's policy.
+    /// The pod's restart policy.
     pub restart_policy: RestartPolicy,
     /// Time since the agent started.
     pub now: Duration,
@@ -29,14 +29,14 @@ pub struct Situation<'a> {
     pub agent_start: Timestamp,
 }
 
-/// What a worker does next.
+/// The next step of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing now; it checks again at its next tick.
+    /// Do nothing now, and check again at the next tick.
     Wait(Waiting),
-    /// It probes.
+    /// Probe.
     Run,
-    /// It is no longer needed.
+    /// Stop: the worker is no longer needed.
     Exit(Exit),
 }
 
@@ -51,16 +51,16 @@ pub enum Waiting {
     OnHold,
     /// The container is not running.
     NotRunning,
-    /// It has not run for long enough.
+    /// The container has not run for long enough.
     InitialDelay,
-    /// It has started: its startup probe is done.
+    /// The container has started, so its startup probe is done.
     Started,
-    /// It has not started: its startup probe comes first.
+    /// The container has not started, so its startup probe comes first.
     NotStarted,
 }
 
 impl Waiting {
-    /// The text for listings.
+    /// The text to display.
     pub const fn text(self) -> &'static str {
         match self {
             Self::NoStatus => "nothing is known about the pod",
@@ -81,7 +81,7 @@ pub enum Exit {
     PodEnded,
     /// The container will not run again.
     ContainerEnded,
-    /// The pod is being deleted, and must not be disturbed by restarts.
+    /// The pod is being deleted, and restarts must not disturb that.
     PodDeleting,
 }
 
@@ -90,14 +90,14 @@ pub enum Exit {
 pub enum Report {
     /// The target was probed.
     Outcome(Outcome),
-    /// The attempt could not be sent or observed in time, for reasons of this node: it says nothing about the target.
+    /// The attempt could not be sent or observed in time because of this node, which says nothing about the target.
     NotSent,
 }
 
-/// What follows from a report.
+/// The consequence of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Conclusion {
-    /// The attempt erred: repeat it at once.
+    /// The attempt erred: repeat it immediately.
     Again {
         /// The number of the next attempt, from 1.
         attempt: u32,
@@ -113,7 +113,7 @@ pub struct Worker {
     role: Role,
     probe: Arc<Probe>,
     container_id: Option<Arc<str>>,
-    /// When the container was first seen running, and how long it had run by then.
+    /// When the container was first seen running, and how long it had been running by then.
     seen: Option<(Duration, Duration)>,
     cache: Cache,
     last: Option<ProbeResult>,
@@ -125,7 +125,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker that has not seen a container.
+    /// Creates a worker that has not seen a container.
     pub fn new(kind: ProbeType, role: Role, probe: Arc<Probe>, saved: Option<SavedWorker>) -> Self {
         Self {
             kind,
@@ -142,7 +142,7 @@ impl Worker {
         }
     }
 
-    /// Decides whether to probe now. Adds new and changed results to `news`.
+    /// Decides whether to probe now. Appends new and changed results to `news`.
     pub fn decide(
         &mut self,
         situation: &Situation<'_>,
@@ -193,7 +193,7 @@ impl Worker {
         }
     }
 
-    /// Decides what an attempt means, after [`Decision::Run`] or [`Conclusion::Again`].
+    /// Decides what the report of an attempt means, after [`Decision::Run`] or [`Conclusion::Again`].
     pub fn conclude(
         &mut self,
         report: &Report,
@@ -244,7 +244,7 @@ impl Worker {
         }
     }
 
-    /// Switches to a container with another ID.
+    /// Switches to a container with a new ID.
     fn meet(
         &mut self,
         container: &ContainerStatus,
@@ -299,7 +299,7 @@ impl Worker {
         ran + situation.now.saturating_sub(since) >= Duration::from_secs(delay)
     }
 
-    /// How many consecutive runs with this result it takes to change the result.
+    /// The number of consecutive runs with this result that it takes to change the result.
     pub fn threshold(&self, result: ProbeResult) -> u32 {
         match result {
             ProbeResult::Success => self.probe.success_threshold,
@@ -318,13 +318,14 @@ impl Worker {
         fast.unwrap_or(self.probe.period)
     }
 
-    /// The result for the container with this ID, including one from an earlier agent.
+    /// The result for the container with this ID, even if an earlier agent determined it.
     pub fn result_of(&self, container_id: &str) -> Option<ProbeResult> {
         let known = self.cache.get(container_id);
         known.or_else(|| self.saved_of(container_id)?.result)
     }
 
-    /// The result that holds until the container with this ID is replaced, if any, including one from an earlier agent.
+    /// The result, if any, that holds until the container with this ID is replaced, even if an earlier agent determined
+    /// it.
     pub fn held(&self, container_id: &str) -> Option<ProbeResult> {
         if self.container_id.as_deref() == Some(container_id) {
             return self.cache.result().filter(|_| self.on_hold);
@@ -339,32 +340,32 @@ impl Worker {
         saved.filter(|saved| *saved.container_id == *container_id)
     }
 
-    /// Its result, for any container.
+    /// The result, for any container.
     pub fn result(&self) -> Option<ProbeResult> {
         self.cache.result()
     }
 
-    /// The result of its last run, and how many consecutive runs had it.
+    /// The result of the last run, and the number of consecutive runs with that result.
     pub fn run(&self) -> (Option<ProbeResult>, u32) {
         (self.last, self.run)
     }
 
-    /// Whether it waits for a new container.
+    /// Whether the worker waits for a new container.
     pub(crate) fn is_on_hold(&self) -> bool {
         self.on_hold
     }
 
-    /// The container that it knows.
+    /// The last container that the worker has seen.
     pub fn container_id(&self) -> Option<&Arc<str>> {
         self.container_id.as_ref()
     }
 
-    /// The type of its probe.
+    /// The type of the probe.
     pub fn kind(&self) -> ProbeType {
         self.kind
     }
 
-    /// Its probe.
+    /// The probe.
     pub fn probe(&self) -> &Arc<Probe> {
         &self.probe
     }
@@ -374,7 +375,7 @@ impl Worker {
         self.probe = probe;
     }
 
-    /// Its state for the next agent; `None` if there was no container yet.
+    /// The state to save for the next agent; `None` if there was no container yet.
     pub fn save(&self, pod_uid: &str, container: &str) -> Option<SavedWorker> {
         let Some(container_id) = &self.container_id else {
             return self.saved.clone();
@@ -393,7 +394,7 @@ impl Worker {
     }
 }
 
-/// Whether a container is older than the agent, so that it must not be judged from scratch.
+/// Whether a container is so much older than the agent ([`SURVIVED`]) that it must not be judged from scratch.
 pub(super) fn has_survived(state: ContainerState, agent_start: Timestamp) -> bool {
     let ContainerState::Running {
         started_at: Some(started_at),

@@ -19,31 +19,31 @@ use super::{
 use crate::spec::{PodSpec, Probe, ProbeType};
 
 new_key_type! {
-    /// A worker of a manager. Never reused for a later worker.
+    /// Identifies a worker of a manager. Never reused for a later worker.
     pub struct WorkerId;
 }
 
-/// What a manager starts with.
+/// The options of a manager.
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
-    /// How many probes may be sent.
+    /// Limits on the number of probes.
     pub limits: Limits,
-    /// The wall clock when the agent started, which is its time zero.
+    /// The wall clock when the agent started, which is the manager's time zero.
     pub agent_start: Timestamp,
-    /// An earlier agent's state, if this one takes over from it.
+    /// An earlier agent's state, if this agent takes over from it.
     pub snapshot: Option<Snapshot>,
 }
 
 /// A run to execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// The worker that runs it.
+    /// The worker that the run belongs to.
     pub worker: WorkerId,
     /// The pod.
     pub pod: Arc<PodSpec>,
     /// The container's name.
     pub container: Arc<str>,
-    /// The container.
+    /// The container's ID.
     pub container_id: Arc<str>,
     /// The type of the probe.
     pub kind: ProbeType,
@@ -51,18 +51,18 @@ pub struct Start {
     pub probe: Arc<Probe>,
     /// The number of the attempt, from 1.
     pub attempt: u32,
-    /// When it was due; the time passed since then is the prober's delay.
+    /// When the attempt was due; the time passed since then is the prober's delay.
     pub due: Duration,
 }
 
-/// What follows from an attempt.
+/// The consequence of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finished {
-    /// It erred: repeat it at once.
+    /// The attempt erred: repeat it immediately.
     Again(Start),
     /// The run is over.
     Done(Judgement),
-    /// The worker was stopped meanwhile: no conclusion, no report.
+    /// The worker was stopped meanwhile: there is no conclusion and no report.
     Dropped,
 }
 
@@ -74,7 +74,7 @@ pub struct Manager {
     pub(super) pods: HashMap<Arc<str>, Pod>,
     pub(super) slots: SlotMap<WorkerId, Slot>,
     pub(super) wheel: Wheel<Timer>,
-    /// Probes that are due, and wait for the limits.
+    /// Due probes that the limits hold back.
     pub(super) shares: Shares,
     pub(super) usage: Usage,
     left: Left,
@@ -91,7 +91,7 @@ pub(super) struct Pod {
 }
 
 impl Manager {
-    /// A manager without pods.
+    /// Creates a manager without pods.
     pub fn new(options: ManagerOptions) -> Self {
         let is_restart = options.snapshot.is_some();
         let saved = options.snapshot.into_iter().flat_map(|saved| saved.workers);
@@ -109,8 +109,8 @@ impl Manager {
         }
     }
 
-    /// From now on, probes a pod according to its spec. A known pod is updated: workers are added for new probes and
-    /// stopped for removed ones, and all others carry on with their state.
+    /// Probes a pod according to its spec from now on. If the pod is known, it is updated: workers are added for new
+    /// probes and stopped for removed probes, and all other workers keep their state.
     pub fn add_pod(&mut self, now: Duration, spec: Arc<PodSpec>) {
         let uid = spec.uid.clone();
         let known = self.pods.entry(uid.clone()).or_insert_with(|| Pod {
@@ -160,10 +160,10 @@ impl Manager {
         }
     }
 
-    /// Passes in the known status of a pod. `ready` and `started` of its containers are computed; `ready` of a
+    /// Sets the known status of a pod. `ready` and `started` of its containers are computed, except that `ready` of a
     /// container that has not started stays as given. Each call makes containers that are not ready probe their
-    /// readiness at once: call it when something has changed, and now and then. Has no effect for a pod that was not
-    /// added.
+    /// readiness immediately, so call it when something has changed, and now and then. Has no effect on a pod that was
+    /// not added.
     pub fn set_status(&mut self, now: Duration, uid: &str, mut status: PodStatus) {
         let Some(pod) = self.pods.get(uid) else {
             return;
@@ -237,14 +237,14 @@ impl Manager {
         self.pods.get(uid)?.status.as_ref()
     }
 
-    /// The pod as last added.
+    /// The spec of the pod as last added.
     pub fn pod(&self, uid: &str) -> Option<&Arc<PodSpec>> {
         Some(&self.pods.get(uid)?.spec)
     }
 
     /// Stops all probes of a pod that may come back. Its held results are kept for
-    /// [`RESET_AFTER`](restart::RESET_AFTER): a container that must be killed still is, and one that has started still
-    /// counts as started.
+    /// [`RESET_AFTER`](restart::RESET_AFTER): a container that must be killed is still killed, and a container that has
+    /// started still counts as started.
     pub(crate) fn retire_pod(&mut self, now: Duration, uid: &str) {
         let ids = self.pods.get(uid).map(|pod| pod.workers.values());
         let slots = ids
@@ -269,7 +269,7 @@ impl Manager {
         }
     }
 
-    /// Removes all pods that are not desired. From an earlier agent's state for other pods, keeps only held results, as
+    /// Removes all pods that are not desired. Of an earlier agent's state for other pods, keeps only held results, as
     /// [`retire_pod`](Self::retire_pod) does.
     pub(crate) fn cleanup_pods(&mut self, now: Duration, is_desired: impl Fn(&str) -> bool) {
         self.left.cleanup(now, &is_desired);
@@ -284,13 +284,13 @@ impl Manager {
         }
     }
 
-    /// The results that are new or have changed since the last call, in order.
+    /// Returns the results that are new or have changed since the last call, in order.
     pub(crate) fn take_updates(&mut self) -> Vec<ResultUpdate> {
         std::mem::take(&mut self.updates)
     }
 
-    /// The UIDs of the pods whose status has changed since the last call, through [`set_status`](Self::set_status) or
-    /// results.
+    /// Returns the UIDs of the pods whose status has changed since the last call, because of
+    /// [`set_status`](Self::set_status) or of results.
     pub(crate) fn take_status_changes(&mut self) -> Vec<Arc<str>> {
         std::mem::take(&mut self.changed)
     }
@@ -313,8 +313,9 @@ impl Manager {
         }
     }
 
-    /// Whether a result must kill its container: a failed liveness or startup probe of a running container. A failure
-    /// that no probe concluded kills nothing: the container was not running yet when it was checked.
+    /// Returns the kill that a result requires, if any: for a failed liveness or startup probe of a running container.
+    /// A failure that was not concluded from a probe kills nothing: the container was not yet running when it was
+    /// checked.
     pub fn kill(&self, update: &ResultUpdate) -> Option<Kill> {
         let pod = self.pods.get(&update.pod_uid)?;
         let (container, id) = pod.status.as_ref()?.container(&update.container)?;
@@ -326,7 +327,7 @@ impl Manager {
         restart::decide(&pod.spec, update)
     }
 
-    /// All containers that must be killed, including those whose failures were already reported, until they are gone.
+    /// All containers that must be killed and still exist, including those whose failures were already reported.
     pub fn kills(&self) -> Vec<Kill> {
         let held = self.slots.values().filter(|slot| slot.worker.is_on_hold());
         held.filter_map(|slot| {
@@ -336,8 +337,8 @@ impl Manager {
         .collect()
     }
 
-    /// What follows from a container's failed liveness or startup probe, whether or not it is still running. An earlier
-    /// agent may have sent the probe.
+    /// The kill that follows from a container's failed liveness or startup probe, whether or not the container is still
+    /// running. An earlier agent may have sent the probe.
     pub(crate) fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
         let pod = self.pods.get(pod_uid)?;
         let mut slots = pod.workers.values().filter_map(|id| self.slots.get(*id));
@@ -365,7 +366,7 @@ impl Manager {
         self.pods.values().map(|pod| pod.workers.len()).sum()
     }
 
-    /// The state for the next agent, as of `now`. The caller adds the back-offs.
+    /// The state to save for the next agent, as of `now`. The caller adds the back-offs.
     pub fn snapshot(&self, now: Duration) -> Snapshot {
         let slots = self.slots.values().filter(|slot| !slot.is_stopped);
         let workers = slots.filter_map(|slot| slot.worker.save(&slot.pod_uid, &slot.container));

@@ -1,4 +1,4 @@
-//! What a failed probe or an exited container leads to: kill, restart, and when.
+//! The consequences of a failed probe or an exited container: whether to kill or restart it, and when.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::{ProbeResult, ResultUpdate};
 use crate::spec::{ContainerSpec, PodSpec, Probe, ProbeType, RestartPolicy, Role};
 
-/// The wait before the second restart in a row; the first one is immediate.
+/// The delay before the second consecutive restart; the first restart is immediate.
 pub(crate) const FIRST_WAIT: Duration = Duration::from_secs(10);
-/// The longest wait.
+/// The longest delay.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(300);
-/// A container that exits at least this long after its restart waits as if it had never been restarted.
+/// A container that exits at least this long after its restart is treated as if it had never been restarted.
 pub(crate) const RESET_AFTER: Duration = Duration::from_secs(600);
-/// Maximum number of removed pods whose waits are remembered.
+/// Maximum number of removed pods whose delays are remembered.
 const GONE_KEPT: usize = 1000;
 
 /// A container that must be killed because a probe failed.
@@ -25,18 +25,18 @@ pub struct Kill {
     pub pod_uid: Arc<str>,
     /// The container's name.
     pub container: Arc<str>,
-    /// The container.
+    /// The container's ID.
     pub container_id: Arc<str>,
     /// The type of the probe that failed.
     pub kind: ProbeType,
-    /// How long it may take to exit by itself.
+    /// How long the container may take to exit by itself.
     pub grace: Duration,
-    /// Whether it is restarted afterwards.
+    /// Whether the container is restarted afterwards.
     pub restart: bool,
 }
 
 impl Kill {
-    /// The message of the event, which has the reason `Killing`.
+    /// The message of the event with the reason `Killing`.
     pub fn message(&self) -> String {
         let Self {
             container, kind, ..
@@ -49,7 +49,7 @@ impl Kill {
     }
 }
 
-/// What a result means for its running container.
+/// Returns the kill that a result of a running container requires, if any.
 pub fn decide(pod: &PodSpec, update: &ResultUpdate) -> Option<Kill> {
     if update.result != ProbeResult::Failure || update.kind == ProbeType::Readiness {
         return None;
@@ -74,7 +74,7 @@ pub fn consequence(pod: &PodSpec, container: &ContainerSpec, probe: &Probe) -> (
     (grace, restart)
 }
 
-/// Whether a container that exited by itself is restarted. For one that was killed, see its [`Kill`].
+/// Whether a container that exited by itself is restarted. For a container that was killed, see its [`Kill`].
 pub fn restarts(pod: &PodSpec, role: Role, exit_code: i32) -> bool {
     match policy(pod, role) {
         RestartPolicy::Always => true,
@@ -86,26 +86,26 @@ pub fn restarts(pod: &PodSpec, role: Role, exit_code: i32) -> bool {
 fn policy(pod: &PodSpec, role: Role) -> RestartPolicy {
     match (role, pod.restart_policy) {
         (Role::Sidecar, _) => RestartPolicy::Always,
-        // It has done its job if it exited with 0.
+        // An init container that exited with 0 has completed its task.
         (Role::Init, RestartPolicy::Always) => RestartPolicy::OnFailure,
         (_, policy) => policy,
     }
 }
 
-/// How long containers wait before they are restarted: 10 s, doubled each time, up to 5 min.
+/// The delays before containers are restarted: 10 s, doubled each time, up to 5 min.
 #[derive(Clone, Debug, Default)]
 pub struct Backoffs {
-    /// By pod and container.
+    /// The back-offs by pod and container.
     pods: HashMap<Arc<str>, HashMap<Arc<str>, Backoff>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Backoff {
     wait: Duration,
-    /// When the container was last restarted, and how long before the agent's start that was, if it was before.
+    /// When the container was last restarted. If that was before the agent's start: how long before.
     restarted: Duration,
     before: Duration,
-    /// How often it was restarted.
+    /// How often the container was restarted.
     restarts: u64,
 }
 
@@ -122,27 +122,27 @@ impl Backoff {
     }
 }
 
-/// The state of one container's restarts, for a [`Snapshot`](super::Snapshot).
+/// One container's back-off, for a [`Snapshot`](super::Snapshot).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedBackoff {
     /// The pod's UID.
     pub pod_uid: String,
     /// The container's name.
     pub container: String,
-    /// Its next wait.
+    /// The next delay.
     #[serde(with = "health_model::duration::nanoseconds", rename = "wait_ns")]
     pub wait: Duration,
-    /// How long ago it was restarted when this was saved.
+    /// How long before saving the container was restarted.
     #[serde(with = "health_model::duration::nanoseconds", rename = "age_ns")]
     pub age: Duration,
-    /// How often it was restarted.
+    /// How often the container was restarted.
     #[serde(default)]
     pub restarts: u64,
 }
 
 impl Backoffs {
     /// The earliest time at which a container that exited at `ended` may be started. If a start has failed since then,
-    /// the wait counts from that attempt.
+    /// the delay counts from that attempt.
     pub fn ready(&self, pod_uid: &str, container: &str, ended: Duration) -> Duration {
         let backoff = self.pods.get(pod_uid).and_then(|pod| pod.get(container));
         let backoff = backoff.filter(|backoff| !backoff.is_over(ended));
@@ -185,7 +185,8 @@ impl Backoffs {
             .collect()
     }
 
-    /// Forgets removed pods: those last restarted more than [`RESET_AFTER`] ago, and the oldest if there are too many.
+    /// Forgets removed pods that were last restarted more than [`RESET_AFTER`] ago. If too many removed pods remain,
+    /// forgets those restarted longest ago.
     pub fn forget_gone(&mut self, now: Duration, is_there: impl Fn(&str) -> bool) {
         let age = |pod: &HashMap<Arc<str>, Backoff>| {
             let ages = pod.values().map(|one| one.age(now));
@@ -201,7 +202,7 @@ impl Backoffs {
         }
     }
 
-    /// The state for the next agent.
+    /// Returns the state to save for the next agent.
     pub fn save(&self, now: Duration) -> Vec<SavedBackoff> {
         let mut saved = Vec::new();
         for (pod_uid, containers) in &self.pods {

@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::ProbeType;
 
-/// What one probe knows about a container, after thresholds.
+/// The state of a container according to one probe, after thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeResult {
-    /// Nothing yet.
+    /// Not known yet.
     Unknown,
-    /// It is healthy.
+    /// Healthy.
     Success,
-    /// It is unhealthy.
+    /// Unhealthy.
     Failure,
 }
 
@@ -50,7 +50,7 @@ impl Cache {
         self.entry.as_ref().map(|(_, result)| *result)
     }
 
-    /// Stores the result of a container. Returns whether it is new or changed, in which case an update is due.
+    /// Stores the result of a container. Returns whether the result is new or changed, so that an update is due.
     pub fn set(&mut self, container_id: &Arc<str>, result: ProbeResult) -> bool {
         let is_news = self.get(container_id) != Some(result);
         self.entry = Some((container_id.clone(), result));
@@ -72,7 +72,7 @@ pub struct ResultUpdate {
     pub container: Arc<str>,
     /// The type of the probe.
     pub kind: ProbeType,
-    /// The container that the result is about.
+    /// The ID of the container that the result is about.
     pub container_id: Arc<str>,
     /// The result.
     pub result: ProbeResult,

@@ -1,4 +1,4 @@
-//! When the workers of a manager check their containers and probe them.
+//! Schedules when workers check their containers and probe them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,25 +24,25 @@ pub(super) struct Slot {
     pub(super) container: Arc<str>,
     pub(super) worker: Worker,
     pub(super) state: State,
-    /// The current tick, or the one that it waits for. Ticks are one period apart.
+    /// The current tick, or the tick that the worker waits for. Ticks are one period apart.
     tick: Duration,
-    /// When it is due: at the tick, or later if it was busy then.
+    /// When the worker is due: at the tick, or later if it was busy then.
     pub(super) due: Duration,
-    /// Whether it has checked its container yet; its ticks count from then on.
+    /// Whether the worker has checked its container yet; its ticks count from that check.
     has_begun: bool,
-    /// Whether it is removed when its run ends.
+    /// Whether to remove the worker when its run ends.
     pub(super) is_stopped: bool,
     pub(super) waiting: Option<Waiting>,
     pub(super) last_run: Option<LastRun>,
-    /// Its pod's share of slots and rate.
+    /// The pod's share of slots and rate.
     pub(super) share: PodKey,
-    /// When a run last learned something, or when it last was not supposed to probe.
+    /// When a run last learned something, or when the worker was last not supposed to probe.
     pub(super) fresh: Duration,
-    /// When the first run since then started.
+    /// When the first run after `fresh` started.
     pub(super) begun: Option<Duration>,
 }
 
-/// What a timer is for.
+/// The purpose of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     /// The worker is due.
@@ -51,25 +51,25 @@ pub(super) enum Timer {
     Pod(PodKey),
 }
 
-/// What a worker is doing.
+/// The current state of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It waits for its time.
+    /// The worker waits for its time.
     Timed(TimerId),
-    /// It is due, and waits for the limits.
+    /// The worker is due, and the limits hold it back.
     Queued,
     /// A run is under way.
     InFlight,
 }
 
 impl Slot {
-    /// Records that a run learned something, or that it should not probe now.
+    /// Records that a run learned something, or that the worker should not probe now.
     fn refresh(&mut self, now: Duration) {
         self.fresh = now;
         self.begun = None;
     }
 
-    /// Its worker's result for a container.
+    /// Returns an update with a result of the worker for a container.
     pub(super) fn update(&self, container_id: Arc<str>, result: ProbeResult) -> ResultUpdate {
         ResultUpdate {
             pod_uid: self.pod_uid.clone(),
@@ -82,14 +82,14 @@ impl Slot {
 }
 
 impl Manager {
-    /// When to call [`poll`](Self::poll) next, unless a run ends or something changes earlier.
+    /// When to call [`poll`](Self::poll) next, unless a run ends or something changes before that.
     pub fn next_wake(&self) -> Option<Duration> {
         let is_ready = self.shares.is_ready();
         let queued = is_ready.then(|| self.usage.ready()).flatten();
         self.wheel.next().into_iter().chain(queued).min()
     }
 
-    /// Returns a run to execute now. Call it until it returns `None`.
+    /// Returns a run to execute now. Call this until it returns `None`.
     pub fn poll(&mut self, now: Duration, wall: Timestamp) -> Option<Start> {
         loop {
             while let Some(timer) = self.wheel.pop(now) {
@@ -107,15 +107,15 @@ impl Manager {
             let Self { shares, wheel, .. } = self;
             let park = |pod, at| wheel.insert(at, Timer::Pod(pod));
             let id = shares.next(now, self.usage.free(), park)?;
-            // Things may have changed while it waited.
+            // The situation may have changed while the worker waited.
             if self.look(now, wall, id) {
                 return self.start(now, id);
             }
         }
     }
 
-    /// Lets a worker decide. If it wants to probe, it counts as queued from now on, and this returns true; otherwise it
-    /// waits for its next tick or is gone.
+    /// Lets a worker decide. If it wants to probe, it counts as queued from now on, and this returns true. Otherwise it
+    /// waits for its next tick or is removed.
     fn look(&mut self, now: Duration, wall: Timestamp, id: WorkerId) -> bool {
         let slot = &mut self.slots[id];
         let Some(pod) = self.pods.get(&slot.pod_uid) else {
@@ -156,7 +156,7 @@ impl Manager {
         slot.state = State::InFlight;
         slot.begun.get_or_insert(now);
         if !slot.has_begun {
-            // Its ticks count from here, or from a little later, to spread out workers that started together.
+            // The ticks count from here, or from a little later, to spread out workers that started together.
             slot.has_begun = true;
             let period = slot.worker.period().max(PERIOD_MIN).as_nanos();
             let apart = even.saturating_sub(now).as_nanos() % period;
@@ -179,7 +179,7 @@ impl Manager {
         })
     }
 
-    /// Reports the result of an attempt. Each [`Start`] must be answered by one call, whatever happens.
+    /// Takes the report of an attempt. Each [`Start`] must be followed by exactly one call, whatever happens.
     pub fn finish(&mut self, now: Duration, id: WorkerId, report: Report) -> Finished {
         let Some(slot) = self.slots.get_mut(id) else {
             return Finished::Dropped;
@@ -224,17 +224,17 @@ impl Manager {
         Finished::Done(judgement)
     }
 
-    /// Runs under way.
+    /// The number of runs under way.
     pub fn in_flight(&self) -> usize {
         self.usage.in_flight()
     }
 
-    /// Due runs that wait for the limits.
+    /// The number of due runs that the limits hold back.
     pub fn queued(&self) -> usize {
         self.shares.queued()
     }
 
-    /// Adds a worker, which checks its container at once, or soon after a restart of the agent.
+    /// Adds a worker, which checks its container immediately, or soon if the agent was restarted.
     pub(super) fn insert(
         &mut self,
         now: Duration,
@@ -280,8 +280,8 @@ impl Manager {
         }
     }
 
-    /// Makes a worker check its container now, and then once per period. A worker that is about to check, or is in a
-    /// run, does not do it twice.
+    /// Makes a worker check its container now, and then once per period. A worker that is about to check or is in a run
+    /// does not check twice.
     pub(super) fn trigger(&mut self, now: Duration, id: WorkerId) {
         if let Some(slot) = self.slots.get_mut(id)
             && let State::Timed(timer) = slot.state
@@ -294,11 +294,11 @@ impl Manager {
         }
     }
 
-    /// Sets a worker's next time: its next tick, or now if that has passed. Missed ticks merge into one.
+    /// Sets a worker's next time: its next tick, or now if the tick has passed. Missed ticks merge into one.
     fn schedule(&mut self, now: Duration, id: WorkerId) {
         let slot = &mut self.slots[id];
         let period = match slot.waiting {
-            // No hurry: it waits for nothing.
+            // Not urgent: nothing waits for this probe.
             Some(Waiting::Started) => slot.worker.probe().period,
             _ => slot.worker.period(),
         };
@@ -320,7 +320,7 @@ impl Manager {
         slot.state = State::Timed(self.wheel.insert(slot.due, Timer::Worker(id)));
     }
 
-    /// Stops a worker: at once, or when its run ends.
+    /// Stops a worker: immediately, or when its run ends.
     pub(super) fn stop(&mut self, id: WorkerId) {
         let Some(slot) = self.slots.get_mut(id) else {
             return;

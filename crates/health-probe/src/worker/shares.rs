@@ -1,9 +1,11 @@
-//! Whose turn it is. Due probes wait here, and the pods and namespaces of a node share its run slots and its rate.
+//! Decides whose turn it is. Due probes wait here, and the pods and namespaces of a node share the node's run slots and
+//! rate.
 //!
-//! A run may hold its slot for as long as its timeout, which the pod chooses. So no pod and no namespace may hold what
-//! the others need: a run starts only while the slots that its pod and its namespace hold, added up, are fewer than the
-//! free ones. A single namespace gets half of the slots, and a single pod a third; the more of them are slow, the less
-//! each gets, and a few slots stay free for newcomers. Namespaces take turns, and so do the pods within each.
+//! A run may hold its slot for as long as its timeout, which the pod chooses. So no pod and no namespace may hold slots
+//! that other pods need: a run starts only while the slots held by its pod plus the slots held by its namespace are
+//! fewer than the free slots. A single namespace gets half of the slots, and a single pod a third. The more of them are
+//! slow, the less each gets, and a few slots stay free for newcomers. Namespaces take turns, as do the pods within each
+//! namespace.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,27 +17,27 @@ use slotmap::{SlotMap, new_key_type};
 use super::{TimerId, WorkerId};
 
 new_key_type! {
-    /// A pod that shares. Never reused for a later pod.
+    /// Identifies a pod that shares. Never reused for a later pod.
     pub(super) struct PodKey;
     struct NamespaceKey;
 }
 
-/// How much of its rate a pod may use at once after it used less: all probes of a pod may be due when it starts.
+/// How much unused rate a pod may use later in one burst: all probes of a pod may be due when it starts.
 const POD_ADVANCE: Duration = Duration::from_secs(1);
 
 /// Why a due probe has not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delay {
-    /// Its pod has used up its rate for now.
+    /// The pod has used up its rate for now.
     PodRate,
-    /// Its pod and its namespace hold their share of the slots.
+    /// The pod and its namespace hold their share of the slots.
     Share,
-    /// Others go first.
+    /// It is the turn of other pods.
     Turn,
 }
 
 impl Delay {
-    /// The text for listings.
+    /// The text to display.
     pub const fn text(self) -> &'static str {
         match self {
             Self::PodRate => "due, but its pod's rate limit is reached",
@@ -48,16 +50,16 @@ impl Delay {
 /// The pods and namespaces, the slots that they hold, and their due probes.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// Maximum number of attempts of a pod per second.
+    /// Maximum number of attempts per second for one pod.
     pod_per_second: u32,
     pods: SlotMap<PodKey, Pod>,
     namespaces: SlotMap<NamespaceKey, Namespace>,
     by_uid: HashMap<Arc<str>, PodKey>,
     by_name: HashMap<String, NamespaceKey>,
-    /// Namespaces with pods in their ring, in turn.
+    /// Namespaces whose ring has pods, in the order of their turns.
     ring: VecDeque<NamespaceKey>,
     queued: usize,
-    /// No pod in the ring may start a run until something changes.
+    /// Whether no pod in the ring may start a run until something changes.
     is_stuck: bool,
 }
 
@@ -65,9 +67,9 @@ pub(super) struct Shares {
 struct Namespace {
     name: String,
     pods: usize,
-    /// Runs under way.
+    /// The number of runs under way.
     held: usize,
-    /// Pods with due probes, in turn, except parked ones.
+    /// Pods with due probes, in the order of their turns, except parked pods.
     ring: VecDeque<PodKey>,
 }
 
@@ -76,17 +78,17 @@ struct Pod {
     uid: Arc<str>,
     namespace: NamespaceKey,
     workers: usize,
-    /// Runs under way.
+    /// The number of runs under way.
     held: usize,
     budget: Budget,
     /// Due probes, in order of arrival.
     queue: VecDeque<WorkerId>,
-    /// Fires when the pod's rate allows the next one.
+    /// The timer that fires when the pod's rate allows the next attempt.
     parked: Option<TimerId>,
 }
 
 impl Shares {
-    /// Starts without any pods.
+    /// Creates shares without pods.
     pub(super) fn new(pod_per_second: u32) -> Self {
         Self {
             pod_per_second,
@@ -138,7 +140,7 @@ impl Shares {
         key
     }
 
-    /// Removes a worker that is neither queued nor in a run. If its pod goes with it, returns the pod's timer.
+    /// Removes a worker that is neither queued nor in a run. If its pod is removed with it, returns the pod's timer.
     pub(super) fn leave(&mut self, key: PodKey) -> Option<TimerId> {
         let pod = &mut self.pods[key];
         pod.workers -= 1;
@@ -157,7 +159,7 @@ impl Shares {
         pod.parked
     }
 
-    /// Queues a worker that is due.
+    /// Queues a due worker.
     pub(super) fn enqueue(&mut self, key: PodKey, worker: WorkerId) {
         self.queued += 1;
         let pod = &mut self.pods[key];
@@ -167,7 +169,7 @@ impl Shares {
         }
     }
 
-    /// Takes a worker that is due out of the queue.
+    /// Removes a due worker from the queue.
     pub(super) fn withdraw(&mut self, key: PodKey, worker: WorkerId) {
         let pod = &mut self.pods[key];
         let before = pod.queue.len();
@@ -185,7 +187,7 @@ impl Shares {
 
     /// Handles a pod's timer that has fired.
     pub(super) fn unpark(&mut self, key: PodKey) {
-        // A pod that is gone had its timer cancelled.
+        // The timer of a removed pod is cancelled.
         let Some(pod) = self.pods.get_mut(key) else {
             return;
         };
@@ -206,8 +208,8 @@ impl Shares {
         self.is_stuck = false;
     }
 
-    /// Takes out the worker whose turn it is, with `free` slots left. A pod whose rate is used up waits for the timer
-    /// that `park` sets.
+    /// Removes and returns the worker whose turn it is, with `free` slots left. A pod whose rate is used up waits for
+    /// the timer that `park` sets.
     pub(super) fn next(
         &mut self,
         now: Duration,
@@ -263,7 +265,7 @@ impl Shares {
         None
     }
 
-    /// Records that a run of a pod starts.
+    /// Records the start of a pod's run.
     pub(super) fn begin(&mut self, key: PodKey, now: Duration) {
         let pod = &mut self.pods[key];
         pod.held += 1;
@@ -271,12 +273,12 @@ impl Shares {
         self.namespaces[pod.namespace].held += 1;
     }
 
-    /// Records a further attempt of a run: it does not wait, but later runs do.
+    /// Records a further attempt of a run. The attempt does not wait, but later runs do.
     pub(super) fn repeat(&mut self, key: PodKey, now: Duration) {
         self.pods[key].budget.take(now);
     }
 
-    /// Records that a run of a pod has ended.
+    /// Records the end of a pod's run.
     pub(super) fn end(&mut self, key: PodKey) {
         let pod = &mut self.pods[key];
         pod.held -= 1;
@@ -289,7 +291,7 @@ impl Shares {
         !self.is_stuck && !self.ring.is_empty()
     }
 
-    /// How many due probes wait.
+    /// The number of due probes that wait.
     pub(super) fn queued(&self) -> usize {
         self.queued
     }

@@ -8,13 +8,13 @@ use super::ProbeResult;
 use super::restart::SavedBackoff;
 use crate::spec::ProbeType;
 
-/// The state of all probes. It applies only to the containers that it names.
+/// The state of all probes. Applies only to the containers that it names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The workers.
     pub workers: Vec<SavedWorker>,
-    /// The waits before further restarts. The owner of the [`Backoffs`](super::restart::Backoffs) fills them in and
-    /// takes them out.
+    /// The restart back-offs. The owner of the [`Backoffs`](super::restart::Backoffs) adds them to the snapshot and
+    /// removes them from it.
     #[serde(default)]
     pub backoffs: Vec<SavedBackoff>,
 }
@@ -39,17 +39,17 @@ pub struct SavedWorker {
     pub container: String,
     /// The type of the probe.
     pub kind: ProbeType,
-    /// The container that was probed last.
+    /// The ID of the last probed container.
     pub container_id: String,
-    /// Its result, if there was one.
+    /// The probe's result, if any.
     pub result: Option<ProbeResult>,
-    /// The result of its last run.
+    /// The result of the last run.
     pub last: Option<ProbeResult>,
     /// How many consecutive runs had that result.
     pub run: u32,
-    /// Whether it is no longer probed.
+    /// Whether the container is no longer probed.
     pub on_hold: bool,
-    /// How long its pod had been gone when this was saved; `None` if it still exists.
+    /// How long the pod had been gone when this was saved; `None` if it still exists.
     #[serde(
         default,
         rename = "gone_ns",

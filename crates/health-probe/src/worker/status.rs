@@ -8,21 +8,21 @@ use k8s_openapi::api::core::v1 as k8s;
 /// A pod's phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// Not all of its containers have been started.
+    /// Not all of the pod's containers have been started.
     #[default]
     Pending,
-    /// It is running.
+    /// The pod is running.
     Running,
-    /// All its containers have exited with 0, for good.
+    /// All containers of the pod have exited with 0 and will not run again.
     Succeeded,
-    /// All its containers have exited, for good, and at least one did not exit with 0.
+    /// All containers of the pod have exited and will not run again, and at least one exited with a code other than 0.
     Failed,
-    /// Its phase cannot be determined.
+    /// The pod's phase cannot be determined.
     Unknown,
 }
 
 impl Phase {
-    /// Whether none of its containers will run again.
+    /// Whether none of the pod's containers will run again.
     pub(crate) const fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
@@ -31,30 +31,30 @@ impl Phase {
 /// The known status of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodStatus {
-    /// Its phase.
+    /// The pod's phase.
     pub phase: Phase,
-    /// Whether it is being deleted.
+    /// Whether the pod is being deleted.
     pub deleting: bool,
-    /// Whether it was last reported ready as a whole, possibly by an earlier agent.
+    /// Whether the pod was last reported ready as a whole, possibly by an earlier agent.
     pub ready: bool,
-    /// Its regular containers.
+    /// The pod's regular containers.
     pub containers: Vec<ContainerStatus>,
-    /// Its init containers.
+    /// The pod's init containers.
     pub init_containers: Vec<ContainerStatus>,
 }
 
 /// The known status of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerStatus {
-    /// Its name in the pod.
+    /// The container's name in the pod.
     pub name: Arc<str>,
-    /// The ID that the runtime gave it, which changes with each restart; `None` if there is no container.
+    /// The ID that the runtime assigned, which changes with each restart; `None` if there is no container.
     pub id: Option<Arc<str>>,
-    /// Whether it is running.
+    /// Whether the container is running.
     pub state: ContainerState,
-    /// Whether it can serve. The manager computes it.
+    /// Whether the container can serve. Computed by the manager.
     pub ready: bool,
-    /// Whether its startup probe has succeeded, if it has one. The manager computes it.
+    /// Whether the startup probe has succeeded, if there is one. Computed by the manager.
     pub started: Option<bool>,
 }
 
@@ -84,7 +84,7 @@ impl ContainerState {
 }
 
 impl PodStatus {
-    /// The container with this name, if it has an ID; regular containers first.
+    /// Returns the container of this name if it has an ID; looks at regular containers first.
     pub(super) fn container(&self, name: &str) -> Option<(&ContainerStatus, &Arc<str>)> {
         let mut all = self.containers.iter().chain(&self.init_containers);
         let container = all.find(|container| *container.name == *name)?;
@@ -92,7 +92,7 @@ impl PodStatus {
         Some((container, id))
     }
 
-    /// The status that the Kubernetes API reports for a pod; `None` if it has none.
+    /// Converts the status that the Kubernetes API reports for a pod; `None` if the pod has no status.
     pub(crate) fn from_pod(pod: &k8s::Pod) -> Option<Self> {
         let status = pod.status.as_ref()?;
         let phase = match status.phase.as_deref().unwrap_or_default() {

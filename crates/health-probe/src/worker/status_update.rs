@@ -1,4 +1,4 @@
-//! How results determine a pod's status: `ready` and `started` of its containers.
+//! Computes a pod's status from results: `ready` and `started` of its containers.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use super::machine::has_survived;
 use super::{ContainerState, ContainerStatus, PodStatus, ProbeResult};
 use crate::spec::{PodSpec, ProbeType, Role};
 
-/// What one of its probes says about a container.
+/// The knowledge that one probe provides about a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
-    /// It has no such probe, or is no longer probed.
+    /// The container has no such probe, or is no longer probed.
     Unprobed,
-    /// It has not been probed yet.
+    /// The container has not been probed yet.
     Pending,
-    /// It has this result.
+    /// The probe has this result.
     Result(ProbeResult),
 }
 
@@ -73,7 +73,7 @@ pub(super) fn compute(
     to_probe
 }
 
-/// Whether the same container was reported as started.
+/// Whether the same container was reported as started before.
 fn was_started(before: Option<&PodStatus>, container: &ContainerStatus) -> bool {
     let reported = before.and_then(|status| status.container(&container.name));
     reported

@@ -1,23 +1,23 @@
-//! One wheel for all timers.
+//! A single timer wheel for all timers.
 
 use std::time::Duration;
 
 use slotmap::{SlotMap, new_key_type};
 
 new_key_type! {
-    /// A timer of a wheel. Invalid once the timer has fired or was cancelled.
+    /// Identifies a timer of a wheel. Invalid once the timer has fired or was cancelled.
     pub struct TimerId;
 }
 
-/// Time bits that each level distinguishes.
+/// Number of time bits that each level distinguishes.
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
-/// Enough for all 64-bit times.
+/// Enough levels for all 64-bit times.
 const LEVELS: usize = u64::BITS.div_ceil(BITS) as usize;
 
-/// Timers, by the millisecond in which they fire, in a hierarchy of slots: 1 ms each at the lowest level, and at each
-/// level above as long as all slots of the level below. The cost of adding, cancelling and firing does not depend on
-/// the number of timers; a timer moves down at most once per level. No timer fires early.
+/// Timers by the millisecond in which they fire, in a hierarchy of slots: a slot covers 1 ms at the lowest level, and
+/// at each level above as much as all slots of the level below together. The cost of adding, cancelling and firing does
+/// not depend on the number of timers; a timer moves down at most once per level. No timer fires early.
 #[derive(Debug)]
 pub struct Wheel<T> {
     timers: SlotMap<TimerId, Timer<T>>,
@@ -32,7 +32,7 @@ pub struct Wheel<T> {
 struct Timer<T> {
     value: T,
     at: u64,
-    /// Level and slot; `None` if it is due.
+    /// Level and slot; `None` if the timer is due.
     place: Option<(usize, usize)>,
     previous: Option<TimerId>,
     next: Option<TimerId>,
@@ -67,7 +67,7 @@ impl<T> Default for Wheel<T> {
 }
 
 impl<T> Wheel<T> {
-    /// Adds a timer that fires in the first whole millisecond that is not before `at`; at once if that has passed.
+    /// Adds a timer that fires in the first whole millisecond not before `at`, or immediately if that has passed.
     pub fn insert(&mut self, at: Duration, value: T) -> TimerId {
         let at = at.as_nanos().div_ceil(1_000_000);
         let id = self.timers.insert(Timer {
@@ -102,7 +102,7 @@ impl<T> Wheel<T> {
         Some(timer.value)
     }
 
-    /// The next timer that fires no later than `now`. Timers of the same millisecond fire in any order.
+    /// Removes and returns a timer that fires no later than `now`. Timers of the same millisecond fire in any order.
     pub fn pop(&mut self, now: Duration) -> Option<T> {
         let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         while self.due.first.is_none() {
@@ -123,8 +123,8 @@ impl<T> Wheel<T> {
         self.cancel(self.due.first?)
     }
 
-    /// When to call [`pop`](Self::pop) next: no later than the next timer fires. A far timer causes a call or two in
-    /// between.
+    /// When to call [`pop`](Self::pop) next: no later than the next timer fires. A timer in the far future causes a
+    /// call or two before it fires.
     pub fn next(&self) -> Option<Duration> {
         if self.due.first.is_some() {
             return Some(Duration::from_millis(self.now));
@@ -143,8 +143,8 @@ impl<T> Wheel<T> {
         self.timers.is_empty()
     }
 
-    /// The first slot that holds timers, and when it begins. All timers of a level come before those of the next level:
-    /// they share more of their bits with `now`.
+    /// Returns the first slot that holds timers, and when it begins. All timers of a level fire before those of the
+    /// next level, because they share more bits with `now`.
     fn next_slot(&self) -> Option<(usize, usize, u64)> {
         let level = self.levels.iter().position(|level| level.occupied != 0)?;
         let slot = self.levels[level].occupied.trailing_zeros();
@@ -156,8 +156,8 @@ impl<T> Wheel<T> {
         Some((level, slot as usize, above | (u64::from(slot) << shift)))
     }
 
-    /// Puts a timer where it belongs at the current time: at the level of the highest bits in which it differs from
-    /// `now`.
+    /// Puts a timer into the right slot for the current time: at the level of the highest bits in which its time
+    /// differs from `now`.
     fn put(&mut self, id: TimerId) {
         let timer = &mut self.timers[id];
         timer.place = (timer.at > self.now).then(|| {
@@ -243,7 +243,7 @@ mod tests {
                         }
                         let later = expected.split_off(&(now.as_millis() + 1, 0));
                         let due = std::mem::replace(&mut expected, later);
-                        // In any order within a millisecond.
+                        // The order within a millisecond is arbitrary.
                         let times: Vec<_> = fired
                             .iter()
                             .map(|number| due.iter().find(|(_, due)| due == number).map(|(ms, _)| *ms))

@@ -1,5 +1,5 @@
-//! A container runtime for tests: it serves the CRI on its own socket, has the pods and containers that a test adds,
-//! fails as the test demands, and records the calls that it receives.
+//! A container runtime for tests. It serves the CRI on its own socket, has the pods and containers that a test adds,
+//! fails on demand, and records the calls that it receives.
 
 mod process;
 mod server;
@@ -32,21 +32,21 @@ struct Shared {
     calls: watch::Sender<Vec<Call>>,
 }
 
-/// A call that was made, whatever its result.
+/// A call that the runtime received, whatever the result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// Such as `StartContainer`.
+    /// The method, such as `StartContainer`.
     pub(crate) method: String,
-    /// The ID of the container or pod; for one to be created, the ID that it will get. Empty for lists.
+    /// The ID of the container or pod, or its future ID if the call creates it. Empty for lists.
     pub(crate) subject: String,
-    /// When it was made.
+    /// When the call was received.
     pub(crate) at: Instant,
-    /// How it failed.
+    /// How the call failed.
     pub(crate) fault: Option<Fault>,
 }
 
 impl Call {
-    /// Whether its client is still waiting for an answer that never comes, before it gives up.
+    /// Whether the client is still waiting for a response that never comes.
     pub(crate) fn is_awaited(&self) -> bool {
         self.fault == Some(Fault::Hangs) && self.at.elapsed() <= PATIENCE
     }
@@ -55,11 +55,11 @@ impl Call {
 /// How calls fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// They are refused. A container that should have been started has then exited, as with containerd.
+    /// Calls are refused. A container that should have been started has then exited, as with containerd.
     Refused,
-    /// They are never answered.
+    /// Calls are never answered.
     Hangs,
-    /// The answer is not gRPC.
+    /// The response is not gRPC.
     Rubbish,
 }
 
@@ -79,7 +79,7 @@ impl FakeRuntime {
         }
     }
 
-    /// A client.
+    /// Returns a client.
     pub(crate) fn runtime(&self) -> Runtime {
         Runtime::at(&self.folder.path().join("socket"))
     }
@@ -89,7 +89,7 @@ impl FakeRuntime {
         self.shared.state().add_pod(name);
     }
 
-    /// Ends a pod: its containers stay as they are, and no more can be created.
+    /// Ends a pod: its containers stay as they are, and no more containers can be created.
     pub(crate) fn end_pod(&self, name: &str) {
         self.shared.state().end_pod(name);
     }
@@ -114,7 +114,7 @@ impl FakeRuntime {
         self.shared.state().container(id).unwrap().command_exit_code = exit_code;
     }
 
-    /// From now on, makes calls of a method on one subject fail.
+    /// Makes calls of a method on one subject fail from now on.
     pub(crate) fn break_calls(&self, method: &str, subject: &str, fault: Fault) {
         let key = (method.to_owned(), subject.to_owned());
         self.shared.state().faults.insert(key, fault);

@@ -21,7 +21,7 @@ impl IsolatedProcess {
         Self(command.spawn().unwrap())
     }
 
-    /// Its PID on this host. Waits until it exists.
+    /// The process's PID on this host. Waits until the process exists.
     pub(crate) fn pid(&self) -> u32 {
         let parent = self.0.id();
         let path = format!("/proc/{parent}/task/{parent}/children");

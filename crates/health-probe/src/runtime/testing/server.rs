@@ -117,7 +117,7 @@ struct Answered<'a> {
 }
 
 impl Answered<'_> {
-    /// Answers with the result of `answer` on the state, unless the call must fail.
+    /// Responds with the result of `answer` on the state, unless the call must fail.
     async fn by<Q, A>(
         self,
         request: http::Request<Body>,

@@ -1,4 +1,4 @@
-//! The pods and containers of a test runtime, and what calls do to them.
+//! The pods and containers of a test runtime, and the effects of calls on them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -35,10 +35,10 @@ const KILLED: i32 = 137;
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Names, and whether they can hold containers.
+    /// Pod names, and whether the pods can hold containers.
     pods: BTreeMap<String, bool>,
     containers: Vec<FakeContainer>,
-    /// By method and subject.
+    /// Faults by method and subject.
     pub(super) faults: HashMap<(String, String), Fault>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct FakeContainer {
     name: String,
     attempt: u32,
     pub(super) stage: Stage,
-    /// 0 for none.
+    /// The PID of the first process; 0 if there is none.
     pub(super) pid: u32,
     pub(super) command_exit_code: i32,
 }
@@ -155,7 +155,7 @@ impl State {
         })
     }
 
-    /// Does not report when a container exited: that would be on the wall clock, and tests have their own clock.
+    /// Does not report when the container exited: that would be wall-clock time, and tests have their own clock.
     pub(super) fn container_status(&mut self, id: &str) -> Result<ContainerStatusResponse, Status> {
         let one = self.container(id)?;
         let config = json!({"metadata": {"name": one.name, "attempt": one.attempt}});
@@ -201,7 +201,7 @@ impl State {
         Ok(Nothing {})
     }
 
-    /// Marks a container as one that could not be started.
+    /// Marks a container as exited because it could not be started.
     pub(super) fn fail_start(&mut self, id: &str) {
         if let Ok(container) = self.container(id) {
             container.stage = Stage::Ended(START_FAILED);
@@ -245,7 +245,7 @@ const fn pod_state(is_ready: bool) -> i32 {
     }
 }
 
-/// Details, in containerd's format.
+/// Returns the details of a container in containerd's format.
 fn info(pid: u32, config: Value) -> BTreeMap<String, String> {
     let details = json!({"pid": pid, "config": config});
     BTreeMap::from([("info".to_owned(), details.to_string())])

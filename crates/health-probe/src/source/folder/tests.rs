@@ -31,7 +31,7 @@ impl Watched {
     }
 
     async fn until(&mut self, is_so: impl FnMut(&Arc<PodSet>) -> bool) -> Arc<PodSet> {
-        // However busy the machine is.
+        // Long enough for the busiest machine.
         let waited = tokio::time::timeout(Duration::from_secs(120), self.pods.wait_for(is_so));
         waited.await.expect("a change").unwrap().clone()
     }
@@ -169,7 +169,7 @@ async fn templates_are_pods_and_other_kinds_beside_them_are_no_problem() {
     let set = watched.until_pods(&["web"]).await;
     assert_eq!(set.problems, []);
     assert_eq!(&*set.pods[0].spec.uid, "shop/web");
-    // On its own it is a problem: nothing in the file is usable.
+    // By itself it is a problem: nothing in the file is usable.
     watched.write("service.yaml", service);
     let set = watched.until(|set| !set.problems.is_empty()).await;
     assert!(set.problems[0].subject.ends_with("service.yaml"), "{set:?}");

@@ -1,4 +1,4 @@
-//! The supervisor with a test runtime, on a clock that only advances when a test says so.
+//! Tests of the supervisor with a test runtime, on a clock that only advances when a test advances it.
 
 mod probing;
 mod restarting;
@@ -18,10 +18,10 @@ use crate::source::{Keeper, SourcedPod};
 use crate::spec;
 
 /// Real time within which every awaited event happens, however busy the machine is. Virtual time has no limit: it runs
-/// ahead of what blocking tasks do.
+/// ahead of blocking tasks.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A supervisor and its runtime. The clock of tokio must be paused.
+/// A supervisor and its runtime. Tokio's clock must be paused.
 struct Stand {
     runtime: FakeRuntime,
     pods: watch::Sender<Arc<PodSet>>,
@@ -34,8 +34,8 @@ impl Stand {
     /// Starts a supervisor for pods, see [`pods`].
     fn start(runtime: FakeRuntime, restarts: Restarts, specs: &[(&str, &str)]) -> Self {
         let (clock, released) = mpsc::channel::<()>();
-        // A paused clock advances by itself while there seems to be nothing left to do but wait, which is also the case
-        // while something is under way on a socket. While a blocking task runs, it does not.
+        // A paused clock advances by itself whenever all tasks are waiting, even if they wait for data on a socket. It
+        // does not advance while a blocking task runs.
         spawn_blocking(move || released.recv_timeout(2 * PATIENCE));
         let folder = tempfile::tempdir().unwrap();
         let (sender, receiver) = watch::channel(pods(specs));
@@ -53,7 +53,7 @@ impl Stand {
             certificates: PathBuf::new(),
             state_file: folder.path().join("probes.json"),
         };
-        // On the test's paused clock.
+        // Runs on the test's paused clock.
         let supervisor =
             Supervisor::start_with(options, |options| Ok(Prober::start(options))).unwrap();
         Self {
@@ -65,13 +65,13 @@ impl Stand {
         }
     }
 
-    /// From now on, these are all pods.
+    /// Sets the list of all pods.
     fn set_pods(&self, specs: &[(&str, &str)]) {
         self.pods.send_replace(pods(specs));
     }
 
-    /// Lets time pass: in each second, the supervisor checks the runtime again, unless it is waiting for an answer that
-    /// never comes.
+    /// Lets time pass. In each second, the supervisor checks the runtime again, unless it is waiting for a response
+    /// that never comes.
     async fn pass(&self, seconds: u64) {
         for _ in 0..seconds {
             let before = self.runtime.calls().len();
@@ -80,7 +80,7 @@ impl Stand {
                 let mut new = calls[before..].iter();
                 new.any(|call| call.method == "ListPodSandbox") || is_stuck(calls)
             });
-            // The clock stands still: this ends when it is released.
+            // The clock stands still, so this timeout only ends when the clock is released.
             let looked = timeout(Duration::from_secs(3600), looked).await;
             looked.expect("the runtime to be looked at");
         }
@@ -117,14 +117,14 @@ impl Stand {
         calls
     }
 
-    /// Which containers were created, started, stopped and removed, in this order: methods and subjects.
+    /// Returns which containers were created, started, stopped and removed, in order: methods and subjects.
     fn changes(&self) -> Vec<(String, String)> {
         let calls = self.runtime.calls().into_iter();
         let changes = calls.filter(|call| !call.method.contains("List") && !is_question(call));
         changes.map(|call| (call.method, call.subject)).collect()
     }
 
-    /// A container of a pod in the namespace `default`.
+    /// Returns a container of a pod in the namespace `default`.
     fn container(&self, pod: &str, name: &str) -> Option<ProbedContainer> {
         let pod = format!("default/{pod}");
         let pods = self.supervisor.pods();
@@ -132,7 +132,7 @@ impl Stand {
         pod.containers.into_iter().find(|one| one.name == name)
     }
 
-    /// A container's state, once the supervisor knows it to be in a state such as `running`.
+    /// Waits until the supervisor knows a container to be in a state such as `running`, and returns the container.
     async fn wait_state(&self, pod: &str, name: &str, state: &str) -> ProbedContainer {
         let what = format!("{name} of {pod} in state {state}");
         self.wait(&what, |stand| {
@@ -142,7 +142,7 @@ impl Stand {
         .await
     }
 
-    /// The events with a reason about a pod in the namespace `default`.
+    /// Returns the events with this reason about a pod in the namespace `default`.
     fn events(&self, pod: &str, reason: &str) -> Vec<ContainerEvent> {
         let pod = format!("default/{pod}");
         let mut events = self.supervisor.events_since(0);
@@ -151,7 +151,7 @@ impl Stand {
     }
 }
 
-/// Pods without a kubelet, by name and the fields of their spec in YAML's flow style.
+/// Pods without a kubelet, from their names and the fields of their specs in YAML's flow style.
 fn pods(specs: &[(&str, &str)]) -> Arc<PodSet> {
     let pods = specs.iter().map(|(name, fields)| {
         let text =
@@ -176,7 +176,7 @@ fn is_question(call: &Call) -> bool {
     call.method.ends_with("Status") || call.method == "ExecSync"
 }
 
-/// Whether the supervisor is waiting for an answer about a container that never comes.
+/// Whether the supervisor is waiting for a response about a container that never comes.
 fn is_stuck(calls: &[Call]) -> bool {
     let mut calls = calls.iter();
     calls.any(|call| call.method == "ContainerStatus" && call.is_awaited())

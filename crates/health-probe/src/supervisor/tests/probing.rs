@@ -66,7 +66,7 @@ async fn a_runtime_that_hangs_is_no_failure_of_the_container() {
         "{reported:?}"
     );
     assert_eq!(stand.changes(), []);
-    // As soon as answers come, they count.
+    // As soon as responses come, they count.
     stand.runtime.set_command_exit_code("web.app.0", 1);
     stand.runtime.mend_calls("ExecSync", "web.app.0");
     stand.wait_call("StopContainer", "web.app.0").await;
@@ -84,7 +84,7 @@ async fn without_container_restarts_nothing_is_ended_or_started() {
         let specs = [("web", CHECKED), ("other", "containers: [{name: app}]")];
         let stand = Stand::start(runtime, restarts, &specs);
         if restarts == Restarts::Own {
-            // With restarts on, both would happen.
+            // If restarts were on, both calls would happen.
             stand.wait_call("StopContainer", "web.app.0").await;
             stand.wait_call("StartContainer", "web.app.1").await;
             stand.wait_call("StartContainer", "other.app.1").await;

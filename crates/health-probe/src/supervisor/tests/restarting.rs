@@ -10,7 +10,7 @@ fn owned(changes: &[(&str, &str)]) -> Vec<(String, String)> {
     changes.iter().map(owned).collect()
 }
 
-/// Checks the seconds from each call to the next.
+/// Checks the number of seconds between successive calls.
 fn assert_waits(calls: &[Call], expected: &[u64]) {
     let waits = calls
         .windows(2)
@@ -59,7 +59,7 @@ async fn a_container_that_was_made_and_never_started_is_started() {
     }
     runtime.add_container("web", "app", 0, Stage::Ended(1));
     runtime.add_container("web", "app", 1, Stage::Made);
-    // The creator of this pod is still at work.
+    // The creator of this pod is still creating it.
     runtime.add_container("new", "app", 0, Stage::Made);
     let stand = Stand::start(runtime, Restarts::Own, &[("web", APP), ("new", APP)]);
     let running = stand.wait_state("web", "app", "running").await;
@@ -97,7 +97,7 @@ async fn sidecars_of_a_finished_pod_are_not_started_again() {
         runtime.add_pod(pod);
         runtime.add_container(pod, "app", 0, app);
         runtime.add_container(pod, "log", 0, Stage::Ended(1));
-        // From then on the restarts wait, so that this pod can be found to be finished meanwhile.
+        // From now on restarts fail and wait, so that the pod can be seen to have finished meanwhile.
         runtime.break_calls("StartContainer", &format!("{pod}.log.1"), Fault::Refused);
     }
     let stand = Stand::start(runtime, Restarts::Own, &specs);
@@ -124,7 +124,7 @@ async fn containers_of_a_pod_that_is_gone_are_not_started_again() {
     for pod in ["removed", "ended", "stays"] {
         runtime.add_pod(pod);
         runtime.add_container(pod, "app", 0, Stage::Ended(1));
-        // From then on the restarts wait.
+        // From now on restarts fail and wait.
         runtime.break_calls("StartContainer", &format!("{pod}.app.1"), Fault::Refused);
     }
     let specs = [("removed", APP), ("ended", APP), ("stays", APP)];

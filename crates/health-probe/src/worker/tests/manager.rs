@@ -122,7 +122,7 @@ fn m5_containers_are_ready_as_their_results_say() {
     };
     let expected = [true, true, false, false, false, true, true];
     assert_eq!(ready(&bed), expected);
-    // Its success is still known.
+    // The success of its probe is still known.
     reported.containers[6].state = ContainerState::Terminated { exit_code: 0 };
     bed.set_status("a", reported);
     let expected = [true, true, false, false, false, true, false];
@@ -243,7 +243,7 @@ fn m8_a_pod_that_is_added_again_is_brought_in_line() {
     assert_eq!(known(&bed), 6);
     bed.add(pod("a", vec![probed("two")]));
     assert_eq!(bed.workers("a"), of(&["two"]));
-    // A single probe comes and goes, too.
+    // Removing and adding a single probe works too.
     let fewer = ContainerSpec {
         liveness: None,
         ..probed("two")

@@ -85,7 +85,7 @@ fn failure() -> Report {
     Report::Outcome(outcome(RawResult::Failure))
 }
 
-/// A container running since the agent started.
+/// A container that has been running since the agent started.
 fn running(name: &str, id: &str) -> ContainerStatus {
     ContainerStatus {
         name: name.into(),
@@ -182,7 +182,7 @@ impl Bed {
         self.manager.finish(self.now, id, report)
     }
 
-    /// Makes all runs up to `end`, each answered at once by `answer`. Returns when each was made.
+    /// Makes all runs up to `end`, each reported at once with the result of `answer`. Returns when each run was made.
     fn run_until(
         &mut self,
         end: Duration,
@@ -204,7 +204,7 @@ impl Bed {
         runs
     }
 
-    /// The types of a pod's workers, by container.
+    /// Returns the types of a pod's workers, by container.
     fn workers(&self, uid: &str) -> Vec<(String, ProbeType)> {
         let views = self.manager.list().filter(|view| *view.pod.uid == *uid);
         let mut workers: Vec<_> = views
@@ -214,7 +214,7 @@ impl Bed {
         workers
     }
 
-    /// The only container's `started` and `ready`.
+    /// Returns `started` and `ready` of the pod's only container.
     fn reported(&self, uid: &str) -> (Option<bool>, bool) {
         let status = self.manager.status(uid).unwrap();
         let all: Vec<_> = status

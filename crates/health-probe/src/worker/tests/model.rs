@@ -1,4 +1,4 @@
-//! Random sequences, checked against a plain reference and for invariants.
+//! Random sequences, checked against a simple reference and for invariants.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use proptest::sample::select;
 
 use super::*;
 
-/// Sequences; many if requested.
+/// The number of sequences: large on request.
 fn sequences() -> ProptestConfig {
     let is_long = std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1");
     ProptestConfig::with_cases(if is_long { 100_000 } else { 400 })
@@ -48,7 +48,7 @@ fn attempt() -> impl Strategy<Value = Attempt> {
 /// An event.
 #[derive(Clone, Debug)]
 enum Event {
-    /// The status is this from now on.
+    /// The status changes to this one.
     Status(Option<PodStatus>),
     /// The worker is due, with these outcomes of its attempts.
     Tick([Attempt; 3]),
@@ -56,7 +56,7 @@ enum Event {
     Pass(u64),
     /// The wall clock is set, by this many seconds.
     Clock(i64),
-    /// The agent is gone for this many milliseconds; the flag says whether the next one gets the saved state.
+    /// The agent is gone for this many milliseconds; the flag says whether the next agent gets the saved state.
     Restart(u64, bool),
 }
 
@@ -120,7 +120,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// The specification, line by line, without regard for speed or style.
+/// The specification line by line, without regard for speed or style.
 #[derive(Clone, Debug)]
 struct Reference {
     kind: ProbeType,
@@ -134,7 +134,7 @@ struct Reference {
     last: Option<ProbeResult>,
     count: u32,
     hold: bool,
-    /// When the container was first seen running, and its age then; ms.
+    /// When the container was first seen running, and its age at that time, in ms.
     seen: Option<(i128, i128)>,
     agent_start: Timestamp,
     /// An earlier agent's state, by container.
@@ -150,7 +150,7 @@ impl Reference {
         self.cache = Some(result);
     }
 
-    /// Returns whether the worker stays, and how many attempts were made.
+    /// Runs the worker once. Returns whether the worker stays, and how many attempts were made.
     fn do_probe(
         &mut self,
         status: Option<&PodStatus>,
@@ -365,7 +365,7 @@ proptest! {
                     start = wall + SignedDuration::from_millis(away as i64);
                     (now, clock) = (Duration::ZERO, SignedDuration::ZERO);
                     worker = new(worker.save("a", "app").filter(|_| is_kept));
-                    // An agent that has seen no container passes on what it was left.
+                    // An agent that has seen no container passes on the state that it inherited.
                     let old = if plain.id.is_empty() { plain.old } else { Some(Box::new(plain)) };
                     plain = reference(&setting, start, old.filter(|_| is_kept));
                 }
@@ -409,7 +409,7 @@ proptest! {
     }
 }
 
-/// How many slots a pod and its namespace hold together.
+/// The number of slots held by a pod plus the number held by its namespace.
 fn share(under_way: &[Start], pod: &PodSpec) -> usize {
     let of_pod = under_way.iter().filter(|one| one.pod.uid == pod.uid);
     let namespace = under_way
@@ -425,7 +425,7 @@ enum Act {
     Remove(usize),
     Status(usize, PodStatus),
     Pass(u64),
-    /// This many of the runs under way end, with this result.
+    /// This many of the runs under way end, each with this result.
     End(usize, Attempt),
 }
 
@@ -487,25 +487,25 @@ proptest! {
                 prop_assert!(last_second <= 41, "{} a second", last_second);
                 under_way.push(start);
             }
-            // No worker runs twice at a time, and no more run than the limit.
+            // No worker has two runs at a time, and the number of runs does not exceed the limit.
             let ids: HashSet<_> = under_way.iter().map(|start| start.worker).collect();
             prop_assert_eq!(ids.len(), under_way.len());
             prop_assert_eq!(bed.manager.in_flight(), under_way.len());
             prop_assert!(under_way.len() <= concurrent);
             prop_assert!(bed.manager.queued() <= bed.manager.workers());
-            // Everything that is not under way has a time, and a wake-up for it.
+            // Every worker that is not in a run has a time, and a wake-up for that time.
             let wake = bed.manager.next_wake();
             for view in bed.manager.list() {
                 prop_assert!(view.in_flight == view.next.is_none());
                 let holds = share(&under_way, view.pod);
                 let is_awaited = view.in_flight || wake.is_some() || holds >= concurrent - under_way.len();
                 prop_assert!(is_awaited);
-                // A first run that draws on the budget's advance has its second run that much later.
+                // If the first run uses the budget's advance, the second run is that much later.
                 let latest = bed.now + secs(10) + millis(50);
                 let in_period = view.next.is_none_or(|next| next <= latest);
                 prop_assert!(in_period, "{:?} at {:?}", view.next, bed.now);
             }
-            // Readiness matches the results.
+            // Readiness agrees with the results.
             for uid in 0..4 {
                 let uid = uid.to_string();
                 let Some(status) = bed.manager.status(&uid) else { continue };

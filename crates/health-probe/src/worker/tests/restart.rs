@@ -82,7 +82,7 @@ fn the_manager_has_only_running_containers_killed_until_they_are_gone() {
     bed.set_status("a", status(vec![running("app", "id-2")]));
     assert_eq!(bed.manager.kills(), [], "of the container before");
     assert_eq!(bed.manager.kill(&updates[1]), None);
-    // A container that exited by itself is not killed because of it.
+    // A failure does not kill a container that exited by itself.
     bed.run_until(secs(11), |_| success());
     gone.id = Some("id-2".into());
     bed.manager.take_updates();
@@ -143,7 +143,7 @@ fn restarts_wait_twice_as_long_each_time_until_the_container_holds_out() {
     assert_eq!(backoffs.ready(&uid, &app, late), late);
     backoffs.restarted(&uid, &app, late, late);
     assert_eq!(backoffs.ready(&uid, &app, late), late + secs(10));
-    // Only for this container and pod.
+    // Only this container of this pod is affected.
     assert_eq!(backoffs.ready(&uid, "other", late), late);
 }
 
@@ -194,7 +194,7 @@ fn back_off_survives_a_restart_of_the_agent() {
         backoffs: serde_json::from_str(&text).unwrap(),
         ..Snapshot::default()
     };
-    // Restarted 40 s before the agent stopped, which was 20 s before the new one started.
+    // The restart was 40 s before the agent stopped, which was 20 s before the new agent started.
     snapshot.age(secs(20));
     let restored = Backoffs::restore(snapshot.backoffs);
     assert_eq!(restored.ready(&uid, &app, secs(5)), secs(45));

@@ -14,7 +14,7 @@ struct Solo {
 impl Solo {
     fn new(kind: ProbeType, probe: Probe) -> Self {
         let mut status = status(vec![running("app", "id-1")]);
-        // Past the gate, for types that have one.
+        // Lets the worker past the startup gate, for types that have one.
         status.containers[0].started = Some(kind != Startup);
         Self {
             worker: Worker::new(kind, Role::Regular, Arc::new(probe), None),
@@ -51,7 +51,7 @@ impl Solo {
         decision
     }
 
-    /// The same; returns the cached result and the count afterwards.
+    /// Like [`Self::tick`], but returns the cached result and the count afterwards.
     fn runs_to(&mut self, report: &Report) -> (ProbeResult, u32) {
         assert_eq!(self.tick(report), Decision::Run);
         (self.result().unwrap(), self.worker.run().1)
@@ -369,7 +369,7 @@ fn w20_startup_is_done_once_the_container_has_started() {
         assert_eq!(solo.tick(&failure()), Decision::Wait(Waiting::OnHold));
         assert_eq!(solo.result(), Some(Success));
     }
-    // The gate alone also holds it.
+    // The gate by itself also holds the worker back.
     let mut solo = Solo::new(Startup, thresholds(1, 2));
     solo.container().started = Some(true);
     assert_eq!(solo.tick(&failure()), Decision::Wait(Waiting::Started));
@@ -380,7 +380,7 @@ fn counts_begin_anew_with_each_container() {
     let mut solo = Solo::new(Liveness, thresholds(1, 3));
     solo.runs_to(&failure());
     assert_eq!(solo.runs_to(&failure()), (Success, 2));
-    // It exited by itself.
+    // The container exited by itself.
     solo.container().id = Some("id-2".into());
     assert_eq!(solo.runs_to(&failure()), (Success, 1));
 }
@@ -425,7 +425,7 @@ fn an_error_is_tried_three_times_and_concludes_nothing() {
     assert_eq!(judgement.result, None);
     assert_eq!(solo.result(), Some(Success));
     assert_eq!(solo.worker.run(), (None, 0));
-    // The next run has three attempts again, and a failure without an error is final.
+    // The next run has three attempts again, and a failure without an error is conclusive.
     assert_eq!(solo.decide(), Decision::Run);
     let again = solo.worker.conclude(&errored, &mut solo.news);
     assert_eq!(again, Conclusion::Again { attempt: 2 });
@@ -451,7 +451,7 @@ fn p3_no_probe_is_well_and_no_target_is_an_error() {
     bed.add(pod("a", vec![container("app", Role::Regular, &[])]));
     bed.set_status("a", status(vec![running("app", "id-1")]));
     assert_eq!(bed.reported("a"), (Some(true), true));
-    // A pod that cannot be reached errs, and no conclusion is drawn.
+    // A probe of a pod without an address errs, and no conclusion is drawn.
     let nowhere = PodSpec {
         ips: Vec::new(),
         ..pod("a", vec![container("app", Role::Regular, &[])])
@@ -534,7 +534,7 @@ fn r1_only_new_and_changed_results_are_reported() {
     cache.remove();
     assert_eq!(cache.get("id-2"), None);
     assert!(cache.set(&two, Failure));
-    // The same for a worker.
+    // The same applies to a worker.
     let mut solo = Solo::new(Readiness, thresholds(1, 1));
     for report in [success(), success(), failure(), failure()] {
         solo.tick(&report);

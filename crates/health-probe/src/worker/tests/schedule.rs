@@ -1,4 +1,4 @@
-//! When probes are made.
+//! Tests of when probes are made.
 
 use std::collections::HashMap;
 
@@ -69,13 +69,13 @@ fn what_is_not_ready_is_probed_when_its_status_is_reported_and_a_period_later() 
     bed.set_status("a", status(vec![running("app", "id-1")]));
     let runs = bed.run_until(secs(15), |_| failure());
     assert_eq!(times(&runs), [3_000, 13_000]);
-    // A run under way answers the request.
+    // A run that is under way satisfies the request.
     bed.now = secs(23);
     let start = bed.poll().unwrap();
     bed.set_status("a", status(vec![running("app", "id-1")]));
     bed.finish(start.worker, success());
     assert_eq!(times(&bed.run_until(secs(40), |_| success())), [33_000]);
-    // A ready container is left alone.
+    // A ready container is not probed immediately.
     bed.set_status("a", status(vec![running("app", "id-1")]));
     assert_eq!(times(&bed.run_until(secs(45), |_| success())), [43_000]);
 }
@@ -95,7 +95,8 @@ fn a_fast_period_holds_until_ready_and_until_started() {
     };
     let runs = bed.run_until(secs(15), &mut answer);
     assert_eq!(times(&runs), [0, 100, 200, 300, 10_300]);
-    // No longer ready: it is probed again at once, for its status, and then fast again.
+    // The container is no longer ready: it is probed again immediately because of its status, and then at the short
+    // period.
     let runs = bed.run_until(millis(20_500), |_| failure());
     assert_eq!(times(&runs), [20_300, 20_300, 20_400, 20_500]);
 
@@ -169,7 +170,7 @@ fn the_rate_is_kept_and_probes_stay_spread_by_it() {
             .count();
         assert!((90..=110).contains(&within), "{within} in second {second}");
     }
-    // The ticks are as far apart as the first probes were: nothing waits any more.
+    // Ticks are as far apart as the first probes were: no probe is delayed any more.
     while let Some(now) = bed.manager.next_wake().filter(|now| *now < secs(20)) {
         bed.now = bed.now.max(now);
         while let Some(start) = bed.poll() {
@@ -202,7 +203,7 @@ fn probes_that_begin_together_are_spread_from_their_second_run_on() {
         .collect();
     assert_eq!(times(&runs), expected);
 
-    // It does not turn one period into two.
+    // A changed period does not turn one period into two.
     let faster = Probe {
         period: millis(10),
         ..probe()
@@ -224,7 +225,7 @@ fn only_so_many_run_at_a_time_and_all_get_their_turn() {
     many(&mut bed, 20, &probe());
     let mut under_way: Vec<Start> = Vec::new();
     let mut count: HashMap<Arc<str>, u32> = HashMap::new();
-    // Each run takes 5 s, so 10 of them would fit in a period.
+    // Each run takes 5 s, so 10 runs would fit in a period.
     for step in 0..40 {
         bed.now = secs(step * 5);
         for start in under_way.drain(..) {

@@ -1,4 +1,4 @@
-//! How much one pod or one namespace can take from the others.
+//! Tests of how much one pod or namespace can take from the others.
 
 use std::collections::HashMap;
 
@@ -37,8 +37,8 @@ fn slow() -> Probe {
     }
 }
 
-/// Makes runs up to `end`; those of pods whose UID starts with `slow` never end. Returns how often each pod was probed,
-/// and the longest delay of the others.
+/// Makes runs up to `end`; runs of pods whose UID starts with `slow` never end. Returns how often each pod was probed,
+/// and the longest delay of the other pods.
 fn run(bed: &mut Bed, end: Duration) -> (HashMap<String, u32>, Duration) {
     let (mut count, mut latest) = (HashMap::<String, u32>::new(), Duration::ZERO);
     loop {
@@ -71,7 +71,7 @@ fn slow_probes_of_one_namespace_leave_places_to_others_and_to_new_pods_of_their_
     run(&mut bed, secs(60));
     let held = bed.manager.in_flight();
     assert!(held <= 500, "{held}");
-    // All others continue as if they were alone, and so do pods that come now.
+    // All other pods continue as if they were alone, and so do pods that are added now.
     add(&mut bed, "shop", "new", 1, &probe());
     add(&mut bed, "tenant", "neighbour", 1, &probe());
     let (count, latest) = run(&mut bed, secs(3660));
@@ -114,7 +114,7 @@ fn one_pod_holds_a_third_of_the_places_and_one_namespace_half_of_them() {
     }
     run(&mut bed, secs(120));
     assert_eq!(bed.manager.in_flight(), 50);
-    // Slots of finished runs are available to the next.
+    // Slots of finished runs become available to later runs.
     bed.manager.remove_pod("slow-0");
     let views = bed.manager.list().filter(|view| view.in_flight).count();
     assert!(views < 50);
@@ -129,13 +129,13 @@ fn a_pod_of_fast_probes_has_its_rate_and_no_more() {
     let mut bed = Bed::with(LIMITS);
     add(&mut bed, "tenant", "fast", 200, &fast);
     add(&mut bed, "shop", "web", 1, &probe());
-    // Uses up what it may have saved.
+    // Uses up the rate that the pod may have saved.
     run(&mut bed, secs(5));
     let (count, latest) = run(&mut bed, secs(65));
     let fast = count["fast"];
     assert!((5990..=6010).contains(&fast), "{fast}");
     assert!((11..=13).contains(&count["web"]), "{count:?}");
-    // Each of its probes has its turn, and is shown as late.
+    // Each probe of the pod gets its turn, and is shown as late.
     let now = bed.now;
     let late = bed.manager.list().filter(|view| &*view.pod.uid == "fast");
     let late: Vec<_> = late.filter_map(|view| view.overdue(now)).collect();
@@ -187,7 +187,7 @@ fn a_result_is_overdue_after_three_periods_without_news_while_it_is_to_be_probed
         let views = bed.manager.list();
         views.filter_map(|view| view.overdue(bed.now)).collect()
     };
-    // Its next runs never end, and the last result stands.
+    // The next runs never end, and the last result stands.
     bed.now = secs(11);
     let starts: Vec<_> = std::iter::from_fn(|| bed.poll()).collect();
     assert_eq!(starts.len(), 2);
@@ -198,7 +198,7 @@ fn a_result_is_overdue_after_three_periods_without_news_while_it_is_to_be_probed
     let view = bed.manager.list().next().unwrap();
     assert_eq!(view.result, Some(Success));
     assert!(bed.manager.status("web").unwrap().containers[0].ready);
-    // An error says nothing, a failure does.
+    // An error provides no information, a failure does.
     for (start, attempts) in starts.iter().zip([3, 1]) {
         for _ in 0..attempts {
             let report = if attempts > 1 {
@@ -230,7 +230,7 @@ fn a_probe_whose_runs_take_longer_than_three_periods_is_not_overdue_before_its_t
         let views = bed.manager.list();
         views.filter_map(|view| view.overdue(bed.now)).collect()
     };
-    // Starts both probes, as soon as they may.
+    // Starts both probes as soon as they may start.
     let begin = |bed: &mut Bed| {
         let mut starts = Vec::new();
         while starts.len() < 2 {
@@ -243,7 +243,7 @@ fn a_probe_whose_runs_take_longer_than_three_periods_is_not_overdue_before_its_t
     };
     for _ in 0..3 {
         let starts = begin(&mut bed);
-        // It answers, but slowly.
+        // The target responds, but slowly.
         bed.now += secs(55);
         assert!(overdue(&bed).is_empty());
         for start in &starts {
@@ -251,7 +251,7 @@ fn a_probe_whose_runs_take_longer_than_three_periods_is_not_overdue_before_its_t
         }
         assert!(overdue(&bed).is_empty());
     }
-    // A result is due at the end of the timeout; a period later it is overdue.
+    // A result is due at the end of the timeout, and overdue a period later.
     begin(&mut bed);
     bed.now += secs(60 + 10);
     assert!(overdue(&bed).len() < 2, "the last one to begin is not");

@@ -1,4 +1,4 @@
-//! How a restart of the agent affects its state.
+//! Tests of how a restart of the agent affects its state.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn limits() -> Limits {
     }
 }
 
-/// The next agent, with the state that this one saves.
+/// Returns the next agent, with the state that this one saves.
 fn next(bed: &Bed) -> Bed {
     let text = serde_json::to_string(&bed.manager.snapshot(bed.now)).unwrap();
     Bed::after(limits(), Some(serde_json::from_str(&text).unwrap()))
@@ -45,10 +45,10 @@ fn what_was_ready_is_ready_after_a_restart_of_the_agent() {
     assert_eq!(bed.reported("a"), (Some(true), true));
     let mut bed = next(&bed);
     bed.add(app(Readiness));
-    // Too young for the rule about older containers.
+    // Too young for the rule about containers that survived.
     bed.set_status("a", status(vec![older("id-1", 5)]));
     assert_eq!(bed.reported("a"), (Some(true), true));
-    // A second restart before anything was probed loses nothing.
+    // A second restart before any probe loses no state.
     let mut bed = next(&bed);
     assert_eq!(
         next(&bed).manager.snapshot(Duration::ZERO),
@@ -100,7 +100,7 @@ fn a_container_that_ended_between_two_agents_was_still_to_be_killed() {
         assert!(kill.is_some());
         let mut bed = next(&bed);
         bed.add(app(kind));
-        // Before a worker has seen the container, and after.
+        // Both before a worker has seen the container and afterwards.
         assert_eq!(bed.manager.condemned("a", "id-1"), kill);
         assert_eq!(bed.manager.condemned("a", "id-2"), None);
         let mut ended = running("app", "id-1");
@@ -135,7 +135,7 @@ fn a_container_that_is_new_is_judged_anew() {
 
 #[test]
 fn nothing_known_of_an_old_container_is_not_failure() {
-    // Nothing was saved: the pod's last reported readiness counts.
+    // Nothing was saved, so the pod's last reported readiness counts.
     for (was_ready, age, ready) in [(true, 11, true), (false, 11, false), (true, 10, false)] {
         let mut bed = Bed::new();
         bed.add(app(Readiness));
@@ -178,7 +178,7 @@ fn what_was_reported_as_started_has_started() {
     let runs = bed.run_until(secs(5), |_| success());
     assert_eq!(runs.len(), 1);
     assert_eq!(runs[0].2, Liveness);
-    // But not for the container after it, whatever is reported.
+    // But the next container does not inherit it, whatever is reported.
     reported.id = Some("id-2".into());
     bed.set_status("a", status(vec![reported.clone()]));
     assert_eq!(bed.reported("a").0, Some(false));
@@ -236,7 +236,7 @@ fn what_holds_of_a_pod_that_comes_back_soon_holds_on() {
         assert_eq!(kills.len(), 1);
         bed.manager.retire_pod(bed.now, "a");
         assert_eq!((bed.manager.workers(), bed.manager.kills().len()), (0, 0));
-        // Sources have listed all their pods.
+        // The sources have listed all their pods.
         bed.manager.cleanup_pods(bed.now, |_| false);
         bed.now += away;
         bed.add(app(Liveness));
