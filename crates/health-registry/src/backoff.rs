@@ -1,14 +1,14 @@
-//! Pauses between failing attempts: growing, bounded, and randomized so that many agents do not return to a store at
-//! the same moment.
+//! Pauses between failed attempts: growing, bounded, and randomized so that many agents do not return to a store at the
+//! same moment.
 
 use std::time::Duration;
 
 /// The first pause.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// The longest pause. It is short enough for every agent to be back within seconds of its registry.
+/// The longest pause. Short enough for every agent to return to its registry within seconds.
 const LONGEST: Duration = Duration::from_millis(2500);
 
-/// The pause before the next attempt.
+/// Computes the pause before the next attempt.
 #[derive(Clone, Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -21,8 +21,8 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The pause after another failure: between half and all of a time that doubles. `random` is at least 0 and below
-    /// 1.
+    /// The pause after another failure: a random part, at least half, of a time that doubles with each failure.
+    /// `random` is at least 0 and below 1.
     pub(crate) fn pause(&mut self, random: f64) -> Duration {
         let full = self.next;
         self.next = (full * 2).min(LONGEST);

@@ -1,6 +1,6 @@
-//! What the agent learns from files, etcd and Kubernetes: the nodes of the mesh ([`nodes`]), and the identities of
-//! label sets ([`identity`]), which files and etcd hold. `etcd` and `kubernetes` also deliver the documents of services
-//! and pods; other crates interpret these. [`queried_servers`] lists all servers that the agent queries.
+//! The agent's sources in files, etcd and Kubernetes: the nodes of the mesh ([`nodes`]), and the identities of label
+//! sets ([`identity`]), which are in files or etcd. `etcd` and `kubernetes` also deliver the documents of services and
+//! pods, which other crates interpret. [`queried_servers`] lists all servers that the agent queries.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Prefixes as constants.
+//! Constant prefixes.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

@@ -18,14 +18,14 @@ pub struct QueriedServer {
     pub port: u16,
 }
 
-/// Default TCP ports of URLs without a port (RFC 9110, 4.2).
+/// Default TCP ports of URLs (RFC 9110, 4.2).
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 const HTTP_PORT: u16 = 80;
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 const HTTPS_PORT: u16 = 443;
 
-/// All servers that an agent with these settings queries. Skips sources that cannot be read: the code that opens the
-/// source reports why.
+/// Returns all servers that an agent with these settings queries. Skips sources that cannot be read: the code that
+/// opens such a source reports why.
 pub async fn of_settings(config: &Settings) -> Vec<QueriedServer> {
     let services = &config.services.sources;
     let mut specs: Vec<RegistrySpec> = vec![
@@ -83,7 +83,7 @@ async fn of_spec(spec: &RegistrySpec) -> Vec<QueriedServer> {
     }
 }
 
-/// The host and port of a URL, such as `https://[2001:db8::1]:6443/path`.
+/// Returns the host and port of a URL such as `https://[2001:db8::1]:6443/path`.
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 fn of_url(kind: &str, url: &str) -> Option<QueriedServer> {
     let (scheme, rest) = url.split_once("://")?;
@@ -105,8 +105,8 @@ fn of_url(kind: &str, url: &str) -> Option<QueriedServer> {
     })
 }
 
-/// Socket addresses of the servers, with their descriptions. Resolves names now, and skips those that cannot be
-/// resolved.
+/// Returns the socket addresses of the servers, with their descriptions. Resolves names at the time of the call, and
+/// skips those that cannot be resolved.
 pub async fn addresses(servers: &[QueriedServer]) -> BTreeMap<SocketAddr, String> {
     let mut found = BTreeMap::new();
     for one in servers {

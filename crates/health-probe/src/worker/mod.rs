@@ -22,18 +22,18 @@
 //! Intentionally different:
 //!
 //! - The count of consecutive equal results starts from zero with each container. The kubelet carries the count over,
-//! so a container that exited by itself leaves its failures to its successor.
+//!   so a container that exited by itself leaves its failures to its successor.
 //! - Errored runs are counted, as are runs that could not be sent in time. Neither kind changes a result or a count of
-//! consecutive results.
+//!   consecutive results.
 //! - If a readiness probe is requested while one is under way, queued or about to be sent for the first time, that
-//! probe satisfies the request; the kubelet probes again right after it.
+//!   probe satisfies the request; the kubelet probes again right after it.
 //! - How long a container has been running is measured on the wall clock once, when the container is first seen, and on
-//! the monotonic clock from then on. A step of the wall clock neither ends nor prolongs an initial delay. A start in
-//! the future counts as a start now.
+//!   the monotonic clock from then on. A step of the wall clock neither ends nor prolongs an initial delay. A start in
+//!   the future counts as a start now.
 //! - The first probe is not randomly delayed, except after a restart of the agent; the delay is then at most
-//! [`JITTER_MAX`], and derived from the probe.
+//!   [`JITTER_MAX`], and derived from the probe.
 //! - Results, counts and holds survive a restart of the agent ([`Snapshot`]), so unknown is never mistaken for not
-//! ready. Saved results are published again, like results that enter an empty cache.
+//!   ready. Saved results are published again, like results that enter an empty cache.
 //! - A run that finishes after its worker was stopped has no effect.
 //! - Nothing blocks: no channel can fill up.
 //! - Per-container restart rules by exit code are not read; the pod's policy decides.

@@ -1,5 +1,5 @@
-//! How to reach an etcd cluster: URLs alone, or a YAML file with certificates and credentials, in the format that
-//! etcd's own client and Cilium's cluster mesh read.
+//! How to reach an etcd cluster: just its URLs, or a YAML file with certificates and credentials in the format of
+//! etcd's own client and Cilium's cluster mesh.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_saphyr::{MessageFormatter as _, UserMessageFormatter};
 
 use health_settings::RegistrySpec;
 
-/// Longest wait for a connection to a member.
+/// Maximum wait for a connection to a member.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a configuration cannot be used.
@@ -24,7 +24,7 @@ pub enum EtcdConfigError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The file is not YAML, or has unknown or malformed fields.
@@ -40,12 +40,12 @@ pub enum EtcdConfigError {
     Incomplete {
         /// The file.
         path: PathBuf,
-        /// What is missing.
+        /// The missing part.
         reason: &'static str,
     },
 }
 
-/// The URLs of an etcd cluster's members, or a file with them and the rest of the configuration.
+/// The URLs of an etcd cluster's members, or a configuration file that contains them.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     Urls(Vec<String>),
@@ -55,14 +55,14 @@ pub(crate) enum Source {
 /// Everything needed to connect.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
-    /// At least one.
+    /// The URLs of the members; at least one.
     pub(crate) endpoints: Vec<String>,
     tls: Option<TlsOptions>,
     user: Option<(String, String)>,
 }
 
 impl Source {
-    /// The source that the settings name; `None` if they do not name etcd.
+    /// Returns the source that the settings name; `None` if they do not name etcd.
     pub(crate) fn of(spec: &RegistrySpec) -> Option<Self> {
         match spec {
             RegistrySpec::Etcd(urls) => Some(Self::Urls(urls.clone())),
@@ -71,7 +71,7 @@ impl Source {
         }
     }
 
-    /// Reads all files on each call, so that renewed certificates are found.
+    /// Reads all files. They are read on each call, so that renewed certificates are used.
     pub(crate) fn access(&self) -> Result<Access, EtcdConfigError> {
         match self {
             Self::Urls(urls) => Ok(Access {
@@ -88,7 +88,7 @@ impl Source {
 }
 
 impl Access {
-    /// The options for one endpoint.
+    /// Returns the options for one endpoint.
     pub(crate) fn options(&self, endpoint: &str) -> ConnectOptions {
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)
@@ -124,7 +124,7 @@ impl File {
             reason,
         };
         let text = std::str::from_utf8(text).map_err(|error| malformed(error.to_string()))?;
-        // Otherwise more than 32 comment lines in a row are an error.
+        // By default, more than 32 consecutive comment lines are an error.
         let options = serde_saphyr::options! { emit_comments: false };
         serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let error = error.without_snippet();

@@ -1,4 +1,4 @@
-//! The keys under a prefix as they change, from any position in the store's history. Detects a store that falls silent.
+//! Follows the keys under a prefix from any position in the store's history. Detects a store that falls silent.
 
 use std::time::Duration;
 
@@ -9,31 +9,31 @@ use tracing::info;
 use super::store::{self, Change, Pair, Position, Store, StoreError, Watch, WatchMessage};
 use crate::nodes::LastHeard;
 
-/// Interval at which a silent store is asked whether it is still there.
+/// Interval at which a silent store is asked for its progress.
 const QUESTION_PERIOD: Duration = Duration::from_secs(3);
-/// A store that stays silent this long, despite being asked, is gone.
+/// A store that stays silent for this long despite being asked counts as gone.
 const LONGEST_SILENCE: Duration = Duration::from_secs(7);
 
-/// Listings that may follow each other immediately because the history is gone, and the pause before each further one:
-/// a store that keeps losing its history, or claims so, must not be read without end.
+/// Number of listings that may follow each other immediately when the history is gone; each further listing waits. A
+/// store that keeps losing its history, or claims so, must not be listed endlessly.
 const RELISTINGS: u32 = 3;
 const RELIST_PAUSE: Duration = Duration::from_millis(2500);
-/// A watch that lasts this long ends such a series.
+/// A watch of at least this duration ends such a series.
 const LASTING: Duration = Duration::from_secs(10);
 
-/// How far a store's keys are known. It outlives a connection.
+/// The known position in a store's history. Outlives connections.
 #[derive(Debug)]
 pub(crate) struct Cursor {
-    /// `None` if everything must be listed.
+    /// `None` if all keys must be listed.
     position: Option<Position>,
-    /// How often in a row the history was gone.
+    /// How many consecutive times the history was gone.
     gone: u32,
     /// When the store was last heard.
     pub(crate) heard: LastHeard,
 }
 
 impl Default for Cursor {
-    /// Nothing is known yet.
+    /// Returns a cursor without a position.
     fn default() -> Self {
         Self {
             position: None,
@@ -44,7 +44,7 @@ impl Default for Cursor {
 }
 
 impl Cursor {
-    /// Records that the history after the position is gone. The last watch ran for `lasted`.
+    /// Records that the history after the position is gone. `lasted` is the duration of the last watch.
     fn lose(&mut self, lasted: Duration) {
         if lasted >= LASTING {
             self.gone = 0;
@@ -62,7 +62,7 @@ impl Cursor {
     }
 }
 
-/// A watch of all keys.
+/// A watch of all keys under the prefix.
 pub(crate) struct Feed {
     stream: Box<WatchStream>,
     begun: Instant,
@@ -72,7 +72,7 @@ pub(crate) struct Feed {
 
 /// A view built from the keys. Times count from any fixed moment.
 pub(crate) trait Mirror {
-    /// Replaces everything with what the store has.
+    /// Replaces the whole view with the contents of the store.
     fn replace(&mut self, pairs: Vec<Pair>, now: Duration);
     /// Notes that the store is back after an interruption.
     fn resume(&mut self, now: Duration);
@@ -80,9 +80,9 @@ pub(crate) trait Mirror {
 
 /// How a feed started.
 pub(crate) enum FeedStart {
-    /// Where the last feed ended.
+    /// Continues where the last feed ended.
     Resumed,
-    /// With these keys, which are all keys.
+    /// Starts with a listing of all keys.
     Listed(Vec<Pair>),
 }
 
@@ -98,7 +98,7 @@ impl FeedStart {
 
 /// Why a feed ended.
 pub(crate) enum FeedEnd {
-    /// Everything must be listed again, which can be done on the same connection.
+    /// All keys must be listed again, which is possible on the same connection.
     HistoryGone(&'static str),
     /// The connection is unusable.
     Failed(StoreError),
@@ -118,7 +118,7 @@ impl FeedEnd {
 }
 
 impl Feed {
-    /// Starts after the last known change, or lists everything if that is not possible.
+    /// Starts after the last known change, or lists all keys if that is not possible.
     pub(crate) async fn begin(
         store: &mut Store,
         cursor: &mut Cursor,
@@ -156,7 +156,7 @@ impl Feed {
         }
     }
 
-    /// Returns the next changes, at least one. Cancel safe: may be dropped while it waits.
+    /// Returns the next changes, at least one. Cancel safe: may be dropped while waiting.
     pub(crate) async fn next(&mut self, cursor: &mut Cursor) -> Result<Vec<Change>, FeedEnd> {
         const ATTEMPT: &str = "watch the keys";
         loop {
@@ -195,7 +195,7 @@ impl Feed {
                         let reason = format!("no answer for {LONGEST_SILENCE:?}");
                         return Err(FeedEnd::Failed(StoreError::new(ATTEMPT, reason)));
                     }
-                    // An answer to an earlier request may be on its way. A failed request shows up as silence.
+                    // A reply to an earlier request may be on its way. A failed request shows up as silence.
                     let _ = self.stream.request_progress().await;
                 }
             }

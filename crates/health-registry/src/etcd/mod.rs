@@ -1,5 +1,5 @@
 //! Access to etcd: how to reach a cluster, a connection to one of its members, a feed of the keys under a prefix, and
-//! documents under a prefix. The users of this module define what the keys mean.
+//! documents under a prefix. The users of this module define the meaning of the keys.
 
 mod config;
 mod documents;

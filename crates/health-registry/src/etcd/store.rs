@@ -11,14 +11,14 @@ use tokio::time::timeout;
 
 use super::config::{Access, Source};
 
-/// Longest wait for an answer.
+/// Maximum wait for a response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum keys per request.
+/// Maximum number of keys per request.
 const PAGE: i64 = 500;
-/// Longest value that is read, in bytes.
+/// Maximum length of a value in bytes.
 const MAX_VALUE_LEN: usize = 512 * 1024;
 
-/// Reason: the store's history does not reach back far enough.
+/// Reason: the store's history does not go back far enough.
 const COMPACTED: &str = "the store's history was compacted";
 /// Reason: the store's history ends before the known position.
 const WENT_BACK: &str = "the store's revision went backwards";
@@ -44,18 +44,18 @@ impl StoreError {
     }
 }
 
-/// How far the store's history is known.
+/// A position in the store's history.
 #[derive(Clone, Debug)]
 pub(super) struct Position {
     cluster_id: u64,
-    /// The first revision that may hold something new.
+    /// The first revision that may contain unknown changes.
     next: i64,
     /// The last known change. A store that lost its data, or was restored from a copy, may keep its cluster ID and have
-    /// advanced its revisions since; it then has something else in place of this change.
+    /// advanced its revisions since, but then has something else in place of this change.
     last: Option<Event>,
 }
 
-/// A change of one key, and its revision.
+/// A change of a key, with its revision.
 #[derive(Clone, Debug)]
 struct Event {
     key: Vec<u8>,
@@ -65,9 +65,9 @@ struct Event {
 }
 
 impl Position {
-    /// Advances to a change.
+    /// Advances the position to a change.
     fn note(&mut self, kv: &KeyValue, is_put: bool) {
-        // The changes of one revision may arrive in several answers, so this revision is not done yet.
+        // The changes of one revision may arrive in several responses, so this revision may be incomplete.
         self.next = self.next.max(kv.mod_revision());
         self.last = Some(Event {
             key: kv.key().to_vec(),
@@ -77,15 +77,15 @@ impl Position {
     }
 }
 
-/// Result of starting a watch.
+/// The result of starting a watch.
 pub(super) enum Watch {
     /// The watch continues from the position.
     From(Box<WatchStream>),
-    /// The store's history does not reach back to the position, or is a different one.
+    /// The store's history does not go back to the position, or is a different history.
     HistoryGone(&'static str),
 }
 
-/// A change; changes come in the order in which they were made.
+/// A change of a key. Changes come in the order in which they were made.
 pub(crate) enum Change {
     Put(Pair),
     Delete(String),
@@ -102,22 +102,22 @@ pub(super) enum WatchMessage {
 pub(crate) struct Pair {
     pub(crate) key: String,
     pub(crate) value: Value,
-    /// Increases with every change of the store: the older the key, the lower.
+    /// The store's revision at the key's creation: the older the key, the lower.
     pub(crate) create_revision: i64,
     pub(crate) mod_revision: i64,
 }
 
-/// Value of a key.
+/// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     /// The bytes.
     Bytes(Vec<u8>),
-    /// More bytes than are read. Holds their number, if known.
+    /// More bytes than are read; their number, if known.
     TooLarge(Option<usize>),
 }
 
 impl Value {
-    /// Returns the bytes, unless they are more than `most`.
+    /// Returns the bytes, unless there are more than `most`.
     pub(crate) fn within(&self, most: usize) -> Result<&[u8], String> {
         let length = match self {
             Self::Bytes(bytes) if bytes.len() <= most => return Ok(bytes),
@@ -141,16 +141,16 @@ impl From<Vec<u8>> for Value {
     }
 }
 
-/// A connection to the keys under one prefix. It connects on first use.
+/// A connection to the keys under one prefix. Connects on first use.
 #[derive(Clone)]
 pub(crate) struct Store {
     client: Client,
-    /// Ends with a slash.
+    /// The prefix, which ends with a slash.
     prefix: String,
 }
 
 impl Store {
-    /// Prepares a connection to a member, a different one each turn. Also returns the member's URL.
+    /// Prepares a connection to one of the members, a different one at each turn. Also returns the member's URL.
     pub(crate) async fn of_turn(
         source: &Source,
         turn: usize,
@@ -178,7 +178,7 @@ impl Store {
         })
     }
 
-    /// Lists all keys at one revision. Also returns the position after it.
+    /// Lists all keys at one revision. Also returns the position after that revision.
     pub(super) async fn list(&mut self) -> Result<(Vec<Pair>, Position), StoreError> {
         let end = end_of(&self.prefix);
         let mut from = self.prefix.as_bytes().to_vec();
@@ -193,7 +193,7 @@ impl Store {
             }
             let page = match self.get(&from, options.clone()).await? {
                 Some(page) => page,
-                // Some value is very large. Find it, and read the others.
+                // A value is very large. Find it, and read the others.
                 None if limit > 1 => {
                     limit = (limit / 8).max(1);
                     continue;
@@ -248,7 +248,7 @@ impl Store {
         Ok((pairs, position))
     }
 
-    /// Returns `None` if the answer exceeds the size limit of answers.
+    /// Reads a range of keys; `None` if the response exceeds the size limit for responses.
     async fn get(
         &mut self,
         from: &[u8],
@@ -262,12 +262,12 @@ impl Store {
         }
     }
 
-    /// Starts to watch all keys, after the listing that the position belongs to.
+    /// Starts to watch all keys after the listing that returned the position.
     pub(super) async fn watch(&mut self, position: &Position) -> Result<Watch, StoreError> {
         self.watch_from(position.next, position).await
     }
 
-    /// Watches all keys again, starting at the last known change: only that change identifies the store.
+    /// Watches all keys again, starting with the last known change, because only that change identifies the store.
     pub(super) async fn resume(&mut self, position: &Position) -> Result<Watch, StoreError> {
         let Some(last) = &position.last else {
             return Ok(Watch::HistoryGone(
@@ -278,7 +278,7 @@ impl Store {
         if matches!(begun, Watch::HistoryGone(_)) {
             return Ok(begun);
         }
-        // Check this only once the watch has started: the watch ends with the store that is queried here.
+        // Check this only once the watch has started: then the watch ends together with the store that is queried here.
         let recalled = self.recall(last).await?;
         Ok(recalled.map_or_else(Watch::HistoryGone, |()| begun))
     }
@@ -310,7 +310,7 @@ impl Store {
         })
     }
 
-    /// Finds a change in the store's history. The inner error says why it is not there.
+    /// Finds a change in the store's history. The inner error says why the change is not there.
     async fn recall(&mut self, event: &Event) -> Result<Result<(), &'static str>, StoreError> {
         let then = match self.key_at(&event.key, event.revision).await? {
             Ok(then) => then,
@@ -335,7 +335,7 @@ impl Store {
         })
     }
 
-    /// Reads a key at a revision. The inner error says why the store does not have it.
+    /// Reads a key at a revision. The inner error says why the store cannot provide the value.
     async fn key_at(
         &mut self,
         key: &[u8],
@@ -364,12 +364,12 @@ impl Store {
     /// Starts to keep a lease alive.
     pub(crate) async fn keep(&mut self, lease: i64) -> Result<LeaseHold, StoreError> {
         let kept = answered("extend the lease", self.client.lease_keep_alive(lease)).await;
-        // The client refuses a lease that no longer exists.
+        // Opening the stream fails if the lease no longer exists.
         let (keeper, answers) = kept?;
         Ok(LeaseHold { keeper, answers })
     }
 
-    /// Runs a transaction: one of two sets of operations, depending on the contents of the keys.
+    /// Runs a transaction: one of two lists of operations, depending on the contents of keys.
     pub(crate) async fn transact(
         &mut self,
         attempt: &'static str,
@@ -395,7 +395,7 @@ impl LeaseHold {
     }
 }
 
-/// Reads a watch response, and advances the position.
+/// Parses a watch response, and advances the position.
 pub(super) fn read(response: &WatchResponse, position: &mut Position) -> WatchMessage {
     if response.canceled() {
         return WatchMessage::HistoryGone(canceled(response));
@@ -436,8 +436,8 @@ fn unanswered(attempt: &'static str) -> StoreError {
     StoreError::new(attempt, format!("no answer for {REQUEST_TIMEOUT:?}"))
 }
 
-/// Fails unless a page holds the requested keys in order, and advances if there are more; otherwise the listing would
-/// never end.
+/// Fails unless a page contains the requested keys in order, and makes progress if there are more pages; otherwise the
+/// listing might never end.
 fn check_page(keys: &[&[u8]], more: bool, from: &[u8], end: &[u8]) -> Result<(), StoreError> {
     let is_inside = keys.iter().all(|key| (from..end).contains(key));
     if is_inside && keys.is_sorted_by(|one, next| one < next) && !(more && keys.is_empty()) {
@@ -455,7 +455,7 @@ fn is_too_large(error: &Error) -> bool {
     matches!(error, Error::GRpcStatus(status) if status.message().contains("message length too large"))
 }
 
-/// Why a revision does not exist; `None` for other errors.
+/// Returns why the history lacks a revision; `None` for other errors.
 fn out_of_history(error: &Error) -> Option<&'static str> {
     let Error::GRpcStatus(status) = error else {
         return None;
@@ -468,7 +468,7 @@ fn out_of_history(error: &Error) -> Option<&'static str> {
     }
 }
 
-/// Whether the error is in what the store sent, so that repeating the request is useless.
+/// Whether the error lies in the data that the store sent, so that repeating the request is useless.
 pub(super) fn is_unreadable(error: &Error) -> bool {
     is_too_large(error)
         || matches!(error, Error::GRpcStatus(status) if status.message().contains("decode"))
@@ -478,7 +478,7 @@ pub(super) fn watch_failed(error: &Error) -> StoreError {
     StoreError::from_client("watch the keys", error)
 }
 
-/// The error on one line, with its innermost cause: "transport error" alone says nothing.
+/// Returns the error with its innermost cause on one line: "transport error" alone is meaningless.
 fn reason(error: &Error) -> String {
     let (mut text, mut cause) = match error {
         Error::GRpcStatus(status) => (status.message().to_owned(), status.source()),
@@ -513,18 +513,18 @@ fn pair(kv: &KeyValue, value: Value) -> Pair {
     }
 }
 
-/// The key as text. Escapes a key that is not UTF-8, so that two such keys never become the same.
+/// Converts a key to a string. Escapes keys that are not UTF-8 so that no two of them become equal.
 fn text(key: &[u8]) -> String {
     let text = std::str::from_utf8(key).map(str::to_owned);
     text.unwrap_or_else(|_| key.escape_ascii().to_string())
 }
 
-/// The first key after this one.
+/// Returns the first key after this one.
 fn behind(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-/// The first key after all keys with this prefix. Prefixes end with a slash.
+/// Returns the first key after all keys with this prefix. Prefixes end with a slash.
 fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

@@ -1,5 +1,5 @@
-//! The identity allocator: gives the same labels the same number on every node, whatever races happen, by means of a
-//! store that all nodes share.
+//! The identity allocator: uses a store shared by all nodes to give the same labels the same number on every node,
+//! whatever the races.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -26,12 +26,12 @@ use health_settings::RegistrySpec;
 /// Why labels got no identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
-    /// The store does not answer, or is damaged.
+    /// The store does not respond, or is damaged.
     #[error("the identity store {store} cannot be used: {reason}")]
     Unavailable {
         /// The store as written in the settings.
         store: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// Every number is in use.
@@ -42,15 +42,15 @@ pub enum IdentityError {
     Exhausted {
         /// The first labels of the set.
         labels: String,
-        /// How many numbers there are.
+        /// The total number of identities.
         count: usize,
     },
-    /// An entry of the store cannot be correct.
+    /// An entry of the store is certainly wrong.
     #[error("the identity store's {key} cannot be used: {reason}; fix or delete it")]
     Corrupt {
-        /// Its name in the store.
+        /// The entry's name in the store.
         key: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// The set has no labels.
@@ -68,7 +68,7 @@ pub enum OpenError {
     #[cfg(feature = "etcd")]
     #[error(transparent)]
     Etcd(#[from] EtcdConfigError),
-    /// This agent was built without that kind of store.
+    /// This agent was built without support for that kind of store.
     #[error("cannot use {0}: this agent was built without etcd; use another build, or a file")]
     NotBuilt(RegistrySpec),
     /// The setting is neither a file nor etcd.
@@ -90,17 +90,17 @@ pub enum OnOutage {
 /// Times that an allocator uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How long references and addresses of a node outlive its agent, so that they also survive a restart of the agent.
+    /// How long the references and addresses of a node outlive its agent, so that they survive a restart of the agent.
     pub lease: Duration,
     /// How long an entry stays known after it was seen to disappear.
     pub settle_seen: Duration,
-    /// How long an entry stays known that was missing when the store came back.
+    /// How long an entry stays known if it was missing when the store came back.
     pub settle_unseen: Duration,
     /// How long an unused identity is kept.
     pub collect_after: Duration,
     /// Time between two checks for unused identities.
     pub look_period: Duration,
-    /// How long the number of a collected identity is not reused.
+    /// How long the number of a collected identity is reserved.
     pub reuse_after: Duration,
 }
 
@@ -126,8 +126,8 @@ impl Timing {
     }
 }
 
-/// Allocates identities, and reports all existing ones. Dropping it closes the connection to the store; what it holds
-/// there stays for the time of a lease, for this node's next agent.
+/// Allocates identities, and reports all existing identities. Dropping it closes the connection to the store. The
+/// references and addresses of this node remain there for the duration of a lease, for the node's next agent.
 #[derive(Debug)]
 pub struct IdentityAllocator {
     shared: Arc<Shared>,
@@ -135,10 +135,10 @@ pub struct IdentityAllocator {
     activities: IdentityActivities,
 }
 
-/// Activity of the tasks that use the store.
+/// The activities of the tasks that use the store.
 #[derive(Clone, Debug)]
 pub struct IdentityActivities {
-    /// Reads the store, and writes what this node wants.
+    /// Reads the store, and writes the wants of this node.
     pub store: Activity,
     /// Removes unused identities.
     pub collector: Activity,
@@ -160,7 +160,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Creates the state for a store that was not heard yet, with its activities.
+    /// Creates the state for a store that has not been heard yet, with its activities.
     pub(super) fn new(store: String) -> (Self, IdentityActivities) {
         let stale = Staleness {
             since: Timestamp::now(),
@@ -188,7 +188,7 @@ impl Shared {
         self.wants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the store has been unusable since `since`.
+    /// Records that the store has been unusable since `since`.
     pub(super) fn fail(&self, since: Timestamp, reason: String) {
         self.wants().fail(IdentityError::Unavailable {
             store: self.store.clone(),
@@ -209,7 +209,7 @@ enum Place {
 }
 
 impl Place {
-    /// The place that the settings name.
+    /// Returns the storage that the settings name.
     fn of(store: &RegistrySpec) -> Result<Self, OpenError> {
         match store {
             RegistrySpec::File(path) => Ok(Self::File(path.clone())),
@@ -230,7 +230,7 @@ impl Place {
 
 impl IdentityAllocator {
     /// Starts to follow a store, as `node` of `cluster`. Fails only if the settings cannot be used; a store that does
-    /// not answer is retried. Must be called in a tokio runtime.
+    /// not respond is retried. Must be called in a tokio runtime.
     #[cfg_attr(
         not(feature = "etcd"),
         expect(unused_variables, reason = "a file is for one cluster")
@@ -258,8 +258,8 @@ impl IdentityAllocator {
         })
     }
 
-    /// Allocates an identity for one endpoint with these labels; give it back with [`Self::release`]. Labels of
-    /// reserved identities need no store. Cancel safe: if dropped while it waits, it holds nothing.
+    /// Allocates an identity for one endpoint with these labels; release it with [`Self::release`]. Labels of reserved
+    /// identities need no store. Cancel safe: nothing is held if this is dropped while waiting.
     pub async fn acquire(
         &self,
         labels: &LabelSet,
@@ -284,14 +284,14 @@ impl IdentityAllocator {
         Ok(answer)
     }
 
-    /// Releases an identity; call this once per [`Self::acquire`]. The store is updated as soon as it can be used.
+    /// Releases an identity; call this once per [`Self::acquire`]. The store is updated as soon as it is usable.
     pub fn release(&self, labels: &LabelSet) {
         self.shared.wants().unwant(labels);
         self.shared.wake.notify_one();
     }
 
-    /// Announces to the other nodes which identity an endpoint's address has, and that the endpoint is on the node with
-    /// the address `node`. The store is updated as soon as it can be used.
+    /// Announces to other nodes the identity of an endpoint's address, and that the endpoint is on the node with the
+    /// address `node`. The store is updated as soon as it is usable.
     pub fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr) {
         if self.shared.wants().announce(ip, identity, node) {
             self.shared.wake.notify_one();
@@ -304,35 +304,38 @@ impl IdentityAllocator {
         self.shared.wake.notify_one();
     }
 
-    /// Deletes what an earlier agent of this node left in the store, unless it was acquired or announced again. Call
-    /// this once the endpoints are restored; without it, the leftovers are kept for the time of a lease.
+    /// Deletes entries of this node's earlier agents from the store, unless they were acquired or announced again. Call
+    /// this once the endpoints are restored; otherwise these entries remain for the duration of a lease.
     pub fn forget_earlier(&self) {
         self.shared.wants().forget_earlier();
         self.shared.wake.notify_one();
     }
 
-    /// Follows all identities; changes arrive up to 100 ms later. The known ones stay in force while the store fails.
+    /// Follows all identities; changes arrive up to 100 ms later. The known identities stay in force while the store
+    /// fails.
     pub fn identities(&self) -> watch::Receiver<Arc<Identities>> {
         self.shared.hub.identities()
     }
 
-    /// Likewise follows the addresses of the cluster's endpoints.
+    /// Follows the addresses of the cluster's endpoints; changes arrive up to 100 ms later.
     pub fn addresses(&self) -> watch::Receiver<Arc<Addresses>> {
         self.shared.hub.addresses()
     }
 
-    /// Follows the identities that were acquired, by labels. One changes if the store lost its data and the number was
-    /// given to others before it could be written again.
+    /// Follows the acquired identities, by labels. An identity changes if the store lost its data and the number was
+    /// given to other labels before the identity could be written again.
     pub fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {
         self.shared.hub.held()
     }
 
-    /// State of the allocator's activities. Failures are warnings, because the known identities stand.
+    /// Returns the state of the allocator's activities. Failures are warnings, because the known identities stay in
+    /// force.
     pub fn activities(&self) -> IdentityActivities {
         self.activities.clone()
     }
 
-    /// This node's own identities of CIDRs. They are stored in `state_dir` and listed among [`Self::identities`].
+    /// Returns this node's own identities of CIDRs. They are stored in `state_dir` and included in
+    /// [`Self::identities`].
     pub fn cidrs(&self, state_dir: &Path) -> CidrIdentities {
         CidrIdentities::open(state_dir, self.shared.hub.clone())
     }
@@ -344,7 +347,7 @@ impl Drop for IdentityAllocator {
     }
 }
 
-/// Withdraws a request on drop, if it got no answer.
+/// Withdraws a request on drop if it has not been answered.
 struct WantWithdrawal<'a> {
     allocator: &'a IdentityAllocator,
     labels: Option<&'a LabelSet>,
@@ -358,7 +361,7 @@ impl Drop for WantWithdrawal<'_> {
     }
 }
 
-/// The reserved identity of a label set, if it belongs to one; an error for sets that no endpoint may have.
+/// Returns the reserved identity of a label set, if any; an error for sets that no endpoint may have.
 fn reserved(labels: &LabelSet) -> Result<Option<Identity>, IdentityError> {
     if labels.is_empty() {
         return Err(IdentityError::NoLabels);
@@ -372,14 +375,14 @@ fn reserved(labels: &LabelSet) -> Result<Option<Identity>, IdentityError> {
         .ok_or_else(|| IdentityError::NotForEndpoints(label.clone()))
 }
 
-/// The first label that no endpoint may have.
+/// Returns the first label that no endpoint may have.
 pub(super) fn not_for_endpoints(labels: &LabelSet) -> Option<&Label> {
     labels
         .iter()
         .find(|label| matches!(label.source(), RESERVED | CIDR))
 }
 
-/// The first labels of the set, for messages.
+/// Returns the first labels of the set, for messages.
 pub(super) fn shown(labels: &LabelSet) -> String {
     const MOST: usize = 5;
     let first: Vec<_> = labels.iter().take(MOST).map(Label::to_string).collect();

@@ -1,4 +1,4 @@
-//! Identities of the prefixes that policy names. They are local to this node: other nodes number theirs independently.
+//! Identities of the prefixes that policy names. They are local to this node; other nodes assign their own numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use super::view::Hub;
 /// Name of the file in the state folder.
 pub const FILE: &str = "cidr-identities.json";
 
-/// The largest number, without the bit that marks local ones; the smallest is 1.
+/// The largest number, without the bit that marks local identities; the smallest is 1.
 const LAST: u32 = LOCAL - 1;
 
-/// The prefixes that policy needs, and their identities. Numbers are kept across restarts, so that entries that an
-/// earlier agent left in the kernel stay correct.
+/// The prefixes that policy needs, and their identities. Numbers are kept across restarts, so that an earlier agent's
+/// entries in the kernel stay correct.
 #[derive(Debug)]
 pub struct CidrIdentities {
     path: PathBuf,
@@ -29,24 +29,24 @@ pub struct CidrIdentities {
     hub: Arc<Hub>,
 }
 
-/// Contents of the file.
+/// The contents of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct CidrDocument {
-    /// Increases, so that a number is not reused at once.
+    /// The number to try next. Increases, so that a number is not reused immediately.
     next: u32,
     prefixes: BTreeMap<IpNet, Identity>,
 }
 
 impl CidrIdentities {
-    /// Reads what an earlier agent saved in `state_dir`. A file that cannot be used is reported and renamed. Its
-    /// numbers are then unlikely to be reused, because new ones start at a random number.
+    /// Reads the file that an earlier agent saved in `state_dir`. An unusable file is reported and renamed. Its numbers
+    /// are then unlikely to be reused, because new numbers start at a random value.
     pub(super) fn open(state_dir: &Path, hub: Arc<Hub>) -> Self {
         let path = state_dir.join(FILE);
         let kept = read(&path).unwrap_or_else(|error| {
             let aside = path.with_extension("json.damaged");
             tracing::error!(path = %path.display(), aside = %aside.display(), %error, "cannot read the saved CIDR identities; assigning new ones");
-            // The file is of no use, except to find out what happened.
+            // The file is only of use for finding out what happened.
             let _ = fs::rename(&path, &aside);
             CidrDocument {
                 next: rand::random_range(1..=LAST),
@@ -64,9 +64,9 @@ impl CidrIdentities {
         cidrs
     }
 
-    /// Gives each of these prefixes an identity, with the labels `cidr:PREFIX` and `reserved:world`, and releases all
-    /// others. Ignores host bits. Prefixes of length 0 get one too, because [`Identity::WORLD`] is for both IP
-    /// versions. Returns the identity of each.
+    /// Gives each of these prefixes an identity with the labels `cidr:PREFIX` and `reserved:world`, and releases all
+    /// other prefixes. Ignores host bits. Prefixes of length 0 also get an identity, because [`Identity::WORLD`] covers
+    /// both IP versions. Returns the identity of each prefix.
     pub fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity> {
         let prefixes: BTreeSet<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
         let mut kept = self.kept();
@@ -81,8 +81,8 @@ impl CidrIdentities {
         kept.prefixes.clone()
     }
 
-    /// The prefixes that have an identity now. Until the first call of [`Self::require`], these are the prefixes of an
-    /// earlier agent.
+    /// Returns the prefixes that currently have an identity. Until the first call of [`Self::require`], these are an
+    /// earlier agent's prefixes.
     pub fn prefixes(&self) -> BTreeMap<IpNet, Identity> {
         self.kept().prefixes.clone()
     }
@@ -102,9 +102,9 @@ impl CidrIdentities {
 }
 
 impl CidrDocument {
-    /// The same document with identities of exactly these prefixes.
+    /// Returns the same document with identities of exactly these prefixes.
     fn with_just(mut self, prefixes: BTreeSet<IpNet>) -> Self {
-        // Numbers that are released now are not reused in the same step.
+        // A number that is released in this step is not reused in the same step.
         let mut used: BTreeSet<Identity> = self.prefixes.values().copied().collect();
         self.prefixes.retain(|prefix, _| prefixes.contains(prefix));
         for prefix in prefixes {

@@ -1,4 +1,4 @@
-//! Identities of addresses for the programs: every prefix with an identity of its own.
+//! Identities of addresses for the eBPF programs: every prefix that has its own identity.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,12 +10,12 @@ use super::Addresses;
 use crate::nodes::Node;
 use crate::prefix::{v4, v6};
 
-/// Everything that is known about addresses.
+/// All that is known about addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct IpcacheInputs<'a> {
     /// Addresses of this node.
     pub host: &'a [IpAddr],
-    /// Other prefixes that lead to this host.
+    /// Further prefixes that lead to this host.
     pub host_prefixes: &'a [IpNet],
     /// Addresses of services that are not translated before policy is applied.
     pub services: &'a BTreeSet<IpAddr>,
@@ -25,7 +25,7 @@ pub struct IpcacheInputs<'a> {
     pub endpoints: &'a BTreeMap<IpAddr, Identity>,
     /// This node's full name, `cluster/node`.
     pub own: &'a str,
-    /// All nodes, with or without this one.
+    /// All nodes; this node may be among them.
     pub nodes: &'a [Node],
     /// The endpoints that nodes announced.
     pub announced: &'a Addresses,
@@ -33,8 +33,9 @@ pub struct IpcacheInputs<'a> {
     pub cidrs: &'a BTreeMap<IpNet, Identity>,
 }
 
-/// Prefixes that lead to this host only, whoever else claims them: this network and loopback (RFC 1122 section
-/// 3.2.1.3), broadcast, link-local of endpoints' own links, and the same of IPv6 (RFC 4291 section 2.5).
+/// Prefixes that only lead to this host, whichever nodes claim them: this network and loopback (RFC 1122 section
+/// 3.2.1.3), broadcast, link-local addresses on endpoints' own links, and their IPv6 equivalents (RFC 4291 section
+/// 2.5).
 const OF_HOST: [IpNet; 6] = [
     v4([0, 0, 0, 0], 8),
     v4([127, 0, 0, 0], 8),
@@ -43,17 +44,17 @@ const OF_HOST: [IpNet; 6] = [
     v6([0, 0, 0, 0, 0, 0, 0, 1], 128),
     v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),
 ];
-/// Multicast groups: packets to them reach this host if it listens. A rule can name groups by CIDR.
+/// Multicast groups: packets to them reach this host if it listens. Rules can name groups by CIDR.
 const GROUPS: [IpNet; 2] = [v4([224, 0, 0, 0], 4), v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8)];
 
-/// The identity of each prefix, and for another node's endpoint also its node. The longest prefix wins. If several
-/// sources give an identity to the same prefix, the first of these wins: this node's addresses, its health endpoint,
-/// its endpoints, other nodes' addresses, their health endpoints, announced endpoints, services, prefixes of policy,
-/// the world. Prefixes that lead to this host only have no other owner. So no other node can claim what this node knows
-/// of itself, and a prefix of policy never hides an endpoint.
+/// Returns the identity of each prefix, and for another node's endpoint also that node. The longest prefix wins. If
+/// several sources give an identity to the same prefix, the first of these wins: this node's addresses, its health
+/// endpoint, its endpoints, other nodes' addresses, their health endpoints, announced endpoints, services, prefixes of
+/// policy, the world. Prefixes that only lead to this host have no other owner. Consequently, no other node can claim
+/// this node's own addresses, and a prefix of policy never hides an endpoint.
 pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<IpAddr>)> {
     let mut entries = BTreeMap::new();
-    // In reverse order: later entries replace earlier ones.
+    // In reverse order of precedence: later entries replace earlier ones.
     for world in [v4([0; 4], 0), v6([0; 8], 0)] {
         entries.insert(world, (Identity::WORLD, None));
     }
@@ -63,8 +64,8 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
     for (prefix, identity) in inputs.cidrs {
         entries.insert(prefix.trunc(), (*identity, None));
     }
-    // Any endpoint may be behind a service, so a service is not part of the world: rules about outside places do not
-    // mean it. A rule can name it by a prefix.
+    // Any endpoint may be behind a service, so services are not part of the world, and rules about the world do not
+    // apply to them. A rule can name a service by prefix.
     for ip in inputs.services {
         let named = inputs.cidrs.iter();
         let named = named.filter(|(prefix, _)| prefix.prefix_len() > 0 && prefix.contains(ip));
@@ -72,7 +73,7 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
         let identity = named.map_or(Identity::UNKNOWN, |(_, identity)| *identity);
         entries.insert(IpNet::from(*ip), (identity, None));
     }
-    // This node knows its own endpoints better than its earlier announcements do.
+    // This node's own endpoints are more up to date than its earlier announcements.
     for (prefix, one) in &inputs.announced.0 {
         if !inputs.host.contains(&one.node) {
             entries.insert(*prefix, (one.identity, Some(one.node)));
@@ -111,7 +112,7 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
     entries
 }
 
-/// The node's address of the same family, else its first address.
+/// Returns the node's first address of the same family, else its first address.
 fn address_of(node: &Node, ip: IpAddr) -> Option<IpAddr> {
     let same = |other: &&IpAddr| other.is_ipv4() == ip.is_ipv4();
     let addresses = || node.addresses.iter();
@@ -146,7 +147,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Looks up the longest prefix that contains an address.
+    /// Returns the entry of the longest prefix that contains an address.
     fn lookup(
         cache: &BTreeMap<IpNet, (Identity, Option<IpAddr>)>,
         ip: IpAddr,
@@ -172,7 +173,7 @@ mod tests {
         };
         let addresses = Addresses(BTreeMap::from([
             (ip("10.244.2.9").into(), announced(300, "172.30.0.2", "b")),
-            // Left over from an earlier endpoint of this node.
+            // Left behind by an earlier endpoint of this node.
             (ip("10.244.1.9").into(), announced(300, "172.30.0.1", "a")),
             // Another node claims this node's address.
             (ip("172.30.0.1").into(), announced(300, "172.30.0.2", "b")),
@@ -181,7 +182,7 @@ mod tests {
             ("10.0.0.0/8".parse().unwrap(), Identity(1 << 24 | 1)),
             ("10.244.2.9/32".parse().unwrap(), Identity(1 << 24 | 2)),
             ("239.1.1.0/24".parse().unwrap(), Identity(1 << 24 | 3)),
-            // They lead to the host all the same.
+            // These prefixes lead to the host nevertheless.
             ("127.0.0.53/32".parse().unwrap(), Identity(1 << 24 | 4)),
             ("255.255.255.255/32".parse().unwrap(), Identity(1 << 24 | 5)),
         ]);
@@ -231,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Few addresses, so that they collide.
+    /// A small set of addresses, so that they collide.
     fn address() -> impl Strategy<Value = IpAddr> {
         prop_oneof![
             (0..12_u8).prop_map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n))),

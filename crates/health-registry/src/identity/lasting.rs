@@ -1,10 +1,10 @@
 //! A map whose entries remain for a while after removal, so that a mistake or a loss at the store can be repaired
-//! before it has effects. Times count from any fixed moment.
+//! before it takes effect. Times count from any fixed moment.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The map.
+/// A map with delayed removal.
 #[derive(Debug)]
 pub(super) struct LastingMap<K, V> {
     entries: BTreeMap<K, Entry<V>>,
@@ -13,7 +13,7 @@ pub(super) struct LastingMap<K, V> {
 #[derive(Debug)]
 struct Entry<V> {
     value: V,
-    /// When the entry expires; `None` while it is present.
+    /// When the entry expires; `None` if it has not been removed.
     leaves_at: Option<Duration>,
 }
 
@@ -32,7 +32,7 @@ impl<K: Ord, V> LastingMap<K, V> {
         self.entries.insert(key, Entry { value, leaves_at });
     }
 
-    /// Removes an entry. It expires at `at`, or earlier if that was due already.
+    /// Removes an entry. The entry expires at `at`, or earlier if it was already due to expire.
     pub(super) fn remove(&mut self, key: &K, at: Duration) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.leaves_at = Some(entry.leaves_at.map_or(at, |before| before.min(at)));
@@ -48,7 +48,7 @@ impl<K: Ord, V> LastingMap<K, V> {
         }
     }
 
-    /// Keeps all removed entries until `at` at least.
+    /// Keeps all removed entries at least until `at`.
     pub(super) fn prolong(&mut self, at: Duration) {
         for entry in self.entries.values_mut() {
             entry.leaves_at = entry.leaves_at.map(|before| before.max(at));
@@ -63,28 +63,28 @@ impl<K: Ord, V> LastingMap<K, V> {
         self.entries.len() != before
     }
 
-    /// When [`Self::expire`] will next have work to do.
+    /// When [`Self::expire`] next has anything to do.
     pub(super) fn next_expiry(&self) -> Option<Duration> {
         self.entries.values().filter_map(|e| e.leaves_at).min()
     }
 
-    /// The value, if it was not removed.
+    /// Returns the value unless it was removed.
     pub(super) fn present(&self, key: &K) -> Option<&V> {
         let entry = self.entries.get(key)?;
         entry.leaves_at.is_none().then_some(&entry.value)
     }
 
-    /// Whether the entry exists, including removed but not yet expired ones.
+    /// Whether the entry exists, even if it was removed but has not expired yet.
     pub(super) fn contains(&self, key: &K) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// The value, even if it was removed and has not expired yet.
+    /// Returns the value, even if it was removed but has not expired yet.
     pub(super) fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|entry| &entry.value)
     }
 
-    /// All entries, including those that were removed and have not expired yet.
+    /// Returns all entries, including those that were removed but have not expired yet.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.entries.iter().map(|(key, entry)| (key, &entry.value))
     }

@@ -1,8 +1,8 @@
-//! Security identities: one number per label set, the same on every node, and which identity each address has.
+//! Security identities: one number per label set, the same on every node, and the identity of each address.
 //!
-//! Other crates use `allocator`. `wants` is what this node wants from the store, and `view` is what is known about the
-//! whole cluster; the stores `etcd` and `file` reconcile the two. `cidr` gives prefixes identities that are local to
-//! this node, and `ipcache` combines all addresses.
+//! Other crates use `allocator`. `wants` holds all that this node wants from the store, and `view` all that is known
+//! about the cluster; the stores `etcd` and `file` reconcile the two. `cidr` gives prefixes identities that are local
+//! to this node, and `ipcache` combines all addresses.
 
 mod allocator;
 mod cidr;

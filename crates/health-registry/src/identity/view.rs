@@ -1,5 +1,5 @@
-//! Everything that is known of the cluster's identities and addresses: built from the contents of a store, and
-//! published in complete snapshots.
+//! All that is known about the cluster's identities and addresses: built from the contents of a store, and published as
+//! complete snapshots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,20 +14,20 @@ use tokio::sync::watch;
 use super::lasting::LastingMap;
 use crate::nodes::{Staleness, UnusableEntry};
 
-/// Maximum unusable entries of a store that are reported individually.
+/// Maximum number of unusable entries of a store that are reported individually.
 pub(super) const MOST_REJECTED: usize = 100;
 
 /// All identities at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identities {
-    /// Labels per identity: the reserved identities, the cluster's, and this node's own for CIDRs. The same `Arc` as
-    /// before unless an identity was added, removed or changed.
+    /// Labels by identity: the reserved identities, the cluster's, and this node's own for CIDRs. Stays the same `Arc`
+    /// unless an identity is added, removed or changed.
     pub labels: Arc<BTreeMap<Identity, Arc<LabelSet>>>,
     /// The nodes that use an identity, sorted; only for identities of the cluster.
     pub references: BTreeMap<Identity, Vec<String>>,
     /// The store of the cluster's identities, as written in the settings.
     pub store: String,
-    /// Since when and why the store cannot be used; its last contents stay in force meanwhile.
+    /// Since when and why the store cannot be used; its last contents remain in force meanwhile.
     pub stale: Option<Staleness>,
     /// Entries of the store that cannot be used.
     pub rejected: Vec<UnusableEntry>,
@@ -56,8 +56,8 @@ pub type HeldIdentities = BTreeMap<Arc<LabelSet>, Identity>;
 pub(super) struct Settle {
     /// How long an entry stays after it was seen to disappear: its node may restore it.
     pub(super) seen: Duration,
-    /// How long an entry stays that was missing when the store came back: stores come back without their data, and then
-    /// wait for the agents to write theirs.
+    /// How long an entry stays that was missing when the store came back: a store may come back without its data, and
+    /// agents then need time to write theirs.
     pub(super) unseen: Duration,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct View {
     settle: Settle,
     identities: LastingMap<Identity, Arc<LabelSet>>,
     references: BTreeMap<Identity, BTreeSet<String>>,
-    /// By address and owner; later announcements have greater numbers.
+    /// The announcements by address and owner; later announcements have greater numbers.
     addresses: LastingMap<(IpAddr, String), (u64, AddressAnnouncement)>,
 }
 
@@ -81,7 +81,7 @@ impl View {
         }
     }
 
-    /// Starts to replace everything: entries that are not in `identities` and `addresses` are removed after a while.
+    /// Starts to replace all entries: those not in `identities` and `addresses` are removed after a while.
     pub(super) fn retain(
         &mut self,
         identities: &BTreeSet<Identity>,
@@ -94,7 +94,8 @@ impl View {
         self.references.clear();
     }
 
-    /// Other nodes may have been cut off like this one: entries that are about to be removed get time again.
+    /// Notes that the store is back: other nodes may have been cut off too, so entries that are about to be removed get
+    /// more time.
     pub(super) fn resume(&mut self, now: Duration) {
         self.identities.prolong(now + self.settle.seen);
         self.addresses.prolong(now + self.settle.seen);
@@ -122,7 +123,7 @@ impl View {
         }
     }
 
-    /// `order` is greater for later announcements.
+    /// Adds an announcement. `order` is greater for later announcements.
     pub(super) fn put_address(&mut self, ip: IpAddr, order: u64, announced: AddressAnnouncement) {
         let key = (ip, announced.owner.clone());
         self.addresses.put(key, (order, announced));
@@ -140,7 +141,7 @@ impl View {
         identities || addresses
     }
 
-    /// When [`Self::expire`] will next have work to do.
+    /// When [`Self::expire`] next has anything to do.
     pub(super) fn next_expiry(&self) -> Option<Duration> {
         let identities = self.identities.next_expiry();
         let addresses = self.addresses.next_expiry();
@@ -172,7 +173,7 @@ impl View {
         self.references.contains_key(&identity)
     }
 
-    /// If two nodes announce an address, the later announcement wins.
+    /// Returns all addresses. If two nodes announce an address, the later announcement wins.
     fn addresses(&self) -> Addresses {
         let mut newest: BTreeMap<IpNet, (u64, &AddressAnnouncement)> = BTreeMap::new();
         for ((ip, _), (order, announced)) in self.addresses.iter() {
@@ -198,7 +199,7 @@ pub(super) struct Hub {
 }
 
 impl Hub {
-    /// Starts with the reserved identities only, for a store that was not heard yet.
+    /// Starts with only the reserved identities, for a store that has not been heard yet.
     pub(super) fn new(store: String, stale: Staleness) -> Self {
         let identities = Identities {
             labels: Arc::new(with_reserved(BTreeMap::new())),
@@ -249,7 +250,7 @@ impl Hub {
             stale,
             rejected,
         };
-        // A reader that waits for the identities then finds the addresses updated too.
+        // Published first, so that a reader that waits for identities finds the addresses updated too.
         let addresses = view.addresses();
         self.addresses.send_if_modified(|known| {
             let is_other = **known != addresses;
@@ -268,7 +269,7 @@ impl Hub {
         self.identities.borrow().stale.is_some()
     }
 
-    /// Publishes that the store cannot be used; what is known stands.
+    /// Publishes that the store cannot be used. The known contents stay in force.
     pub(super) fn publish_stale(&self, stale: Staleness) {
         self.identities.send_modify(|known| {
             let next = Identities {
@@ -295,7 +296,7 @@ impl Hub {
         });
     }
 
-    /// Publishes what this node holds.
+    /// Publishes the identities that this node holds.
     pub(super) fn publish_held(&self, held: HeldIdentities) {
         self.held.send_if_modified(|known| {
             let is_other = **known != held;

@@ -1,5 +1,5 @@
-//! What this node needs from a store: identities for the labels of its endpoints, and announcements of its
-//! endpoints' addresses. Results are sent to the waiting callers.
+//! All that this node needs from a store: identities for the labels of its endpoints, and announcements of its
+//! endpoints' addresses. Waiting callers are sent the results.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,38 +15,38 @@ use super::{HeldIdentities, IdentityError, OnOutage};
 /// The answer to a waiting caller.
 pub(super) type Answer = Result<Identity, IdentityError>;
 
-/// Everything that this node wants.
+/// All that this node wants from the store.
 #[derive(Debug, Default)]
 pub(super) struct Wants {
     sets: BTreeMap<Arc<LabelSet>, Want>,
     addresses: BTreeMap<IpAddr, Announce>,
-    /// Why the store cannot be used now.
+    /// Why the store cannot be used at present.
     outage: Option<IdentityError>,
-    /// Whether to delete what an earlier agent of this node left.
+    /// Whether to delete the entries of earlier agents of this node.
     forgets_earlier: bool,
 }
 
-/// One label set.
+/// A wanted label set.
 #[derive(Debug, Default)]
 struct Want {
-    /// How many endpoints have these labels.
+    /// The number of endpoints with these labels.
     uses: usize,
     waiters: Vec<(OnOutage, oneshot::Sender<Answer>)>,
     identity: Option<Identity>,
-    /// When the reference was last written; `None` while there is none.
+    /// When the reference was last written; `None` if there is none.
     written: Option<Instant>,
-    /// When the store last refused it.
+    /// When the store last refused the label set.
     refused: Option<Instant>,
 }
 
-/// One address.
+/// An announced address.
 #[derive(Clone, Debug)]
 pub(super) struct Announce {
     /// The endpoint's identity.
     pub(super) identity: Identity,
     /// The address of this node.
     pub(super) node: IpAddr,
-    /// When it was last written.
+    /// When the announcement was last written.
     pub(super) written: Option<Instant>,
 }
 
@@ -55,16 +55,16 @@ pub(super) struct Announce {
 pub(super) struct WantedIdentity {
     /// The set.
     pub(super) labels: Arc<LabelSet>,
-    /// Its last identity.
+    /// The last identity of the set.
     pub(super) identity: Option<Identity>,
-    /// When its reference was last written.
+    /// When the reference was last written.
     pub(super) written: Option<Instant>,
-    /// When the store last refused it.
+    /// When the store last refused the set.
     pub(super) refused: Option<Instant>,
 }
 
 impl Wants {
-    /// Requests an identity for one more endpoint. If it is known, the answer comes at once.
+    /// Requests an identity for one more endpoint. If the identity is known, the answer is sent immediately.
     pub(super) fn want(
         &mut self,
         labels: &LabelSet,
@@ -85,7 +85,7 @@ impl Wants {
             (None, None) => None,
         };
         match known {
-            // Cannot fail: the receiver still exists.
+            // Sending cannot fail: the receiver still exists.
             Some(known) => drop(sender.send(known)),
             None => {
                 want.refused = None;
@@ -105,7 +105,7 @@ impl Wants {
         }
     }
 
-    /// Announces an address. Returns whether that is new.
+    /// Announces an address. Returns whether the announcement is new.
     pub(super) fn announce(&mut self, ip: IpAddr, identity: Identity, node: IpAddr) -> bool {
         let known = self.addresses.get(&ip);
         let is_news = known.is_none_or(|known| (known.identity, known.node) != (identity, node));
@@ -126,7 +126,7 @@ impl Wants {
         self.addresses.remove(&ip);
     }
 
-    /// Marks for deletion everything that an earlier agent of this node left.
+    /// Marks all entries of earlier agents of this node for deletion.
     pub(super) fn forget_earlier(&mut self) {
         self.forgets_earlier = true;
     }
@@ -190,7 +190,8 @@ impl Wants {
         }
     }
 
-    /// Takes the number from any other label set that had it. That set has lost it, and asks again at once.
+    /// Takes the number from any other label set that had it. That set has lost the number, and requests a new one
+    /// immediately.
     fn take_from_others(&mut self, labels: &LabelSet, identity: Identity) {
         let others = self
             .sets
@@ -201,7 +202,7 @@ impl Wants {
         }
     }
 
-    /// Notes that an address was written.
+    /// Records that an address was written.
     pub(super) fn announced(&mut self, ip: IpAddr, identity: Identity, now: Instant) {
         let announce = self.addresses.get_mut(&ip);
         if let Some(announce) = announce.filter(|announce| announce.identity == identity) {
@@ -209,7 +210,7 @@ impl Wants {
         }
     }
 
-    /// Notes that the store cannot be used. Callers that do not wait for it get an error.
+    /// Records that the store cannot be used. Callers that do not want to wait get an error.
     pub(super) fn fail(&mut self, outage: IdentityError) {
         for want in self.sets.values_mut() {
             let waiters = std::mem::take(&mut want.waiters);
@@ -223,7 +224,7 @@ impl Wants {
         self.outage = Some(outage);
     }
 
-    /// Notes that the store can be used.
+    /// Records that the store can be used.
     pub(super) fn recover(&mut self) {
         self.outage = None;
     }

@@ -1,4 +1,4 @@
-//! Access to an API server: which credentials, and which kind of connection.
+//! Access to an API server: the credentials and the kind of connection.
 
 use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, Kubeco
 use tokio::sync::Notify;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
-/// Time after which a connection attempt is given up if the host does not answer.
+/// Time limit for a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest time for an answer: for all of it, except that only the headers of a watch count.
+/// Time limit for a response. It covers the whole response, except for a watch, where it only covers the headers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of an answer, or of one event of a watch: enough for a page of very large objects.
+/// Maximum size of a response or of one event of a watch in bytes: enough for a page of very large objects.
 const MAX_ANSWER: usize = 32 << 20;
-/// An idle connection is probed after this time...
+/// TCP keepalive: an idle connection is probed after this time...
 const KEEPALIVE_TIME: Duration = Duration::from_secs(10);
 /// ...this often...
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
@@ -40,7 +40,7 @@ pub enum AccessError {
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the file.
         source: KubeconfigError,
     },
     /// No cluster is configured.
@@ -59,12 +59,12 @@ pub enum AccessError {
     Credentials {
         /// The API server's URL.
         server: String,
-        /// What is wrong with them.
+        /// The problem with the credentials.
         source: Box<kube::Error>,
     },
 }
 
-/// Where to read credentials, each time a client is created.
+/// The source of credentials, which is read each time a client is created.
 #[derive(Clone, Debug)]
 pub(crate) enum Access {
     /// The file at a path.
@@ -76,7 +76,7 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    /// The file if one is named, else the service account, else what the environment names.
+    /// Returns the file if one is named, else the service account, else the environment's kubeconfig.
     pub(crate) fn find(kubeconfig: Option<&Path>) -> Result<Self, AccessError> {
         if let Some(path) = kubeconfig {
             read_kubeconfig(path)?;
@@ -94,8 +94,8 @@ impl Access {
         }
     }
 
-    /// Reads the credentials and creates a client with them. Notifies `watched` each time the server accepts a watch;
-    /// the event stream does not show that before the first event.
+    /// Reads the credentials and creates a client with them. Notifies `watched` each time the server accepts a watch,
+    /// which the event stream does not show before the first event.
     pub(crate) async fn client(&self, watched: Arc<Notify>) -> Result<Client, AccessError> {
         let config = self.config().await?;
         if config.proxy_url.is_some() {
@@ -135,7 +135,7 @@ impl Access {
     }
 }
 
-/// The URL of the API server in a kubeconfig, or without one in the environment. `None` if neither exists.
+/// Returns the URL of the API server in a kubeconfig, or, without a path, in the environment. `None` if neither exists.
 pub(crate) async fn server(kubeconfig: Option<&Path>) -> Option<String> {
     let config = Access::find(kubeconfig).ok()?.config().await.ok()?;
     Some(config.cluster_url.to_string())
@@ -148,13 +148,13 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, AccessError> {
     })
 }
 
-/// Builds a client with a custom stack. Kube's own stack retries by itself, waits for answers without a limit, and
-/// accepts answers of any size; this one does none of that.
+/// Builds a client with a custom stack. Kube's own stack retries by itself, waits for responses indefinitely, and
+/// accepts responses of any size; this stack does not.
 fn connect(mut config: Config, watched: Arc<Notify>) -> Result<Client, kube::Error> {
     let is_plain = config.cluster_url.scheme_str() == Some("http");
     if is_plain || config.accept_invalid_certs {
-        // Otherwise kube loads the system's certificates. Small images lack them, and nothing here is verified with
-        // them.
+        // Otherwise kube loads the system's certificates, which small images lack and which are not used for
+        // verification here.
         config.root_cert.get_or_insert_default();
     }
     let mut tcp = HttpConnector::new();
@@ -205,8 +205,8 @@ where
         .unwrap_or_else(|_| Err(format!("no answer within {ANSWER_TIMEOUT:?}").into()))
 }
 
-/// The events of a watch, one per line. The reader buffers a line until it ends, so a line that is too long is an
-/// error.
+/// The events of a watch, one per line. The reader buffers each line until its end, so lines that are too long are
+/// errors.
 fn bounded_lines(events: Incoming) -> UnsyncBoxBody<Bytes, BoxError> {
     let mut length = 0;
     let frames = BodyStream::new(events).map(move |frame| {
@@ -217,7 +217,7 @@ fn bounded_lines(events: Incoming) -> UnsyncBoxBody<Bytes, BoxError> {
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Counts the bytes of the last, incomplete line of the frames so far.
+/// Counts the bytes of the last, still incomplete line of all frames so far.
 fn bound_line(length: &mut usize, frame: &Frame<Bytes>) -> Result<(), BoxError> {
     let Some(bytes) = frame.data_ref() else {
         return Ok(());
@@ -232,7 +232,7 @@ fn bound_line(length: &mut usize, frame: &Frame<Bytes>) -> Result<(), BoxError> 
     Ok(())
 }
 
-/// The error for a report: one line of bounded length, whatever the server sent.
+/// The error for a report: a single line of bounded length, whatever the server sent.
 pub(crate) fn reason(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => match status.code {
@@ -255,7 +255,7 @@ pub(crate) fn reason(error: &kube::Error) -> String {
     }
 }
 
-/// The innermost cause, which says the most: `connection refused`.
+/// The innermost cause, which is the most specific: `connection refused`.
 fn innermost(error: &(dyn StdError + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
@@ -264,7 +264,7 @@ fn innermost(error: &(dyn StdError + 'static)) -> String {
     innermost.to_string()
 }
 
-/// Puts text of any length on one line.
+/// Converts text of any length to a single line.
 pub(crate) fn line(text: &str) -> String {
     const LONGEST: usize = 240;
     let words: Vec<_> = text.split_whitespace().collect();

@@ -17,18 +17,18 @@ use super::access::{self, Access};
 use crate::backoff::Backoff;
 use crate::nodes::{LastHeard, Staleness};
 
-/// Objects per page of a listing: a page is some megabytes of text, which is the memory cost of a listing.
+/// Objects per page of a listing. A page is some megabytes of JSON, which determines the memory cost of a listing.
 const PAGE_SIZE: u32 = 200;
-/// Range of the time after which the server ends a watch and the agent starts the next one. Random, so that agents that
-/// came back together do not come back together again.
+/// Range of the time after which the server ends a watch and the agent starts the next one. Random, so that agents
+/// whose watches started together do not keep restarting them together.
 const WATCH_SECS: std::ops::Range<u32> = 240..300;
 /// An accepted watch that runs this long without an error counts as good.
 const SETTLED: Duration = Duration::from_millis(500);
-/// The first change is published at once; changes that arrive within this time after it are batched, because objects
-/// come and go by the hundred.
+/// The first change is published immediately; changes within this time after it are batched, because objects come and
+/// go by the hundred.
 const COLLECT: Duration = Duration::from_millis(100);
 
-/// The state that is kept of the objects and published.
+/// The state kept of the objects and published.
 pub(crate) trait Kept: Send {
     /// An object as read from the API.
     type Object: Clone + Debug + DeserializeOwned + Send + 'static;
@@ -44,7 +44,7 @@ pub(crate) trait Kept: Send {
     fn begin_list(&mut self);
     /// Adds an object of a listing.
     fn list(&mut self, object: Self::Object);
-    /// Completes a listing. Fails if it cannot be correct; the known state then stays.
+    /// Completes a listing. Fails if the listing cannot be correct; the known state then stays.
     fn end_list(&mut self) -> Result<(), String>;
     /// Records a new or changed object. Returns whether the published state may differ.
     fn apply(&mut self, object: Self::Object) -> bool;
@@ -65,7 +65,7 @@ pub(crate) struct Follower<K> {
     backoff: Backoff,
 }
 
-/// The staleness before the first answer.
+/// The staleness before the first response.
 pub(crate) fn unheard(heard: &LastHeard) -> Staleness {
     Staleness {
         since: heard.time(),
@@ -77,7 +77,7 @@ impl<K: Kept> Follower<K>
 where
     K::Object: kube::Resource,
 {
-    /// Expects a `kept` that is [`unheard`] so far, and shows so.
+    /// Creates a follower and publishes `kept`, which must be [`unheard`] so far.
     pub(crate) fn new(access: Access, heard: LastHeard, kept: K) -> Self {
         Self {
             access,
@@ -88,7 +88,7 @@ where
         }
     }
 
-    /// Runs until it is dropped.
+    /// Follows the objects until dropped.
     pub(crate) async fn run(mut self) {
         loop {
             let watched = Arc::new(Notify::new());
@@ -103,7 +103,7 @@ where
         }
     }
 
-    /// Returns when everything must start over: with credentials read again and a new listing.
+    /// Follows the objects. Returns when everything must start over, with newly read credentials and a new listing.
     async fn follow(&mut self, api: Api<K::Object>, watched: &Notify) {
         let config = watcher::Config::default()
             .page_size(PAGE_SIZE)
@@ -164,7 +164,7 @@ where
             }
             Event::InitDone => {
                 self.kept.end_list()?;
-                // Objects first, so that no reader sees a set that is neither complete nor stale.
+                // Publish the objects first, so that no reader sees a set that is neither complete nor stale.
                 self.kept.publish();
                 self.recover();
                 false
@@ -193,7 +193,7 @@ where
             return;
         }
         if self.stale.is_none() {
-            // A broken listing or watch is noticed at once; a dead host, within the keepalive time.
+            // A broken listing or watch is noticed immediately, a dead host within the keepalive time.
             self.heard.note();
         }
         let since = self.heard.time();
@@ -214,7 +214,7 @@ where
     }
 }
 
-/// Effect of an event.
+/// The effect of an event.
 enum Effect {
     None,
     /// The published state may differ.
@@ -229,8 +229,8 @@ async fn at(time: Option<Instant>) {
     }
 }
 
-/// What an error says about the known state. `None` if the server no longer keeps the changes since the last one that
-/// we know: a new listing follows.
+/// The meaning of an error for the known state. `None` if the server no longer has the changes since the last one known
+/// here: a new listing follows.
 fn failure(error: &watcher::Error, resource: &str) -> Option<String> {
     use watcher::Error::{
         InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
@@ -258,8 +258,8 @@ fn is_gone(error: &watcher::Error) -> bool {
     }
 }
 
-/// Whether to start over with a new watcher. The watcher itself lists again if its watch ends because it is too old,
-/// but not if the watch is refused for that reason; and it keeps its credentials.
+/// Whether to start over with a new watcher. The watcher itself lists again if its watch ends because its resource
+/// version is too old, but not if the watch is refused for that reason; and it never reads the credentials again.
 fn must_begin_anew(error: &watcher::Error) -> bool {
     use watcher::Error::{InitialListFailed, WatchStartFailed};
     match error {

@@ -17,11 +17,11 @@ use crate::nodes::{LastHeard, Staleness};
 /// The objects of one kind.
 #[derive(Debug, PartialEq)]
 pub struct ObjectTable<T> {
-    /// What `read` made of each object, by `NAMESPACE/NAME`.
+    /// The objects as converted by `read`, by `NAMESPACE/NAME`.
     pub objects: OrdMap<String, Arc<T>>,
-    /// Since when the objects may be outdated, and why. They are as of that time.
+    /// Since when the objects may be outdated, and why. They show the state at that time.
     pub stale: Option<Staleness>,
-    /// Whether there was a complete listing: if so, an object that is not in the table does not exist.
+    /// Whether there was a complete listing. If so, an object that is not in the table does not exist.
     pub is_complete: bool,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Scope {
     pub(super) labels: Option<String>,
     /// Field selector.
     pub(super) fields: Option<String>,
-    /// Whether there can be no objects. If not, a server that lists none has lost its store.
+    /// Whether there may be no objects at all. If not, a server that lists none has lost its store.
     pub(super) can_be_empty: bool,
 }
 
@@ -57,7 +57,8 @@ pub struct ObjectWatch<T> {
 }
 
 impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
-    /// `read` converts an object to what is kept of it; it also gets the previous result for the object of that name.
+    /// Starts to follow objects. `read` converts an object to the form that is kept; it is also passed the previous
+    /// result for the object of that name.
     pub(super) fn start(
         access: Access,
         scope: Scope,
@@ -85,7 +86,7 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
         }
     }
 
-    /// Follows the objects: the current ones, then every change.
+    /// Follows the objects: first the current ones, then every change.
     pub fn table(&self) -> watch::Receiver<Arc<ObjectTable<T>>> {
         self.table.clone()
     }
@@ -101,9 +102,9 @@ struct KeptObjects<T, R> {
     scope: Scope,
     read: R,
     table: ObjectTable<T>,
-    /// Objects of a listing that is not complete yet.
+    /// The objects of a listing that is not complete yet.
     listed: OrdMap<String, Arc<T>>,
-    /// Whether the log says that the objects are outdated.
+    /// Whether it was logged that the objects are outdated.
     is_reported: bool,
     sender: watch::Sender<Arc<ObjectTable<T>>>,
 }
@@ -220,7 +221,7 @@ fn key(object: &DynamicObject) -> String {
     format!("{}/{}", part(&metadata.namespace), part(&metadata.name))
 }
 
-/// The object as in the API, without the metadata that only the API needs.
+/// Returns the object as in the API, without the metadata that only the API needs.
 fn value(object: DynamicObject, kind: &ApiResource) -> Value {
     let DynamicObject {
         metadata, mut data, ..

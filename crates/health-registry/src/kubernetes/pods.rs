@@ -10,10 +10,10 @@ use super::access::{Access, AccessError};
 use super::objects::{ObjectWatch, Scope};
 
 /// Starts to follow the pods that the cluster has scheduled on a node. Uses the kubeconfig at the given path, else the
-/// service account of this process's pod, else the kubeconfig that the environment names. `read` converts an object to
-/// what is kept of it; it also gets the previous result for the pod of that name.
+/// service account of this process's pod, else the environment's kubeconfig. `read` converts an object to the form that
+/// is kept; it is also passed the previous result for the pod of that name.
 ///
-/// Fails if there are no credentials. Does not wait for an answer. Must be called in a tokio runtime.
+/// Fails if there are no credentials. Does not wait for a response. Must be called in a tokio runtime.
 pub fn watch_pods<T: PartialEq + Send + Sync + 'static>(
     kubeconfig: Option<&Path>,
     node: &str,

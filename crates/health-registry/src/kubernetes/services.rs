@@ -19,13 +19,13 @@ pub struct ServiceWatch<S, E> {
     pub slices: ObjectWatch<E>,
 }
 
-/// Which services and endpoint slices are followed.
+/// Which services and endpoint slices to follow.
 #[derive(Clone, Debug)]
 pub struct ServiceScope {
-    /// The label selector for both kinds, which the server applies.
+    /// The label selector for both kinds. The server applies it.
     pub label_selector: String,
-    /// Whether a cluster can have none of them. If not, an empty listing is refused, because the server has lost its
-    /// store.
+    /// Whether a cluster may have none of either kind. If not, an empty listing is refused, because the server must
+    /// have lost its store.
     pub can_be_empty: bool,
 }
 
@@ -35,10 +35,10 @@ where
     E: PartialEq + Send + Sync + 'static,
 {
     /// Starts to follow the services and endpoint slices of a cluster. Uses the kubeconfig at the given path, else the
-    /// service account of this process's pod, else the kubeconfig that the environment names. The functions convert an
-    /// object to what is kept of it; they also get the previous result for the object of that name.
+    /// service account of this process's pod, else the environment's kubeconfig. The functions convert an object to the
+    /// form that is kept; they are also passed the previous result for the object of that name.
     ///
-    /// Fails if there are no credentials; does not wait for an answer. Must be called in a tokio runtime.
+    /// Fails if there are no credentials. Does not wait for a response. Must be called in a tokio runtime.
     pub fn open(
         kubeconfig: Option<&Path>,
         wanted: &ServiceScope,

@@ -1,5 +1,5 @@
 //! The last known contents of registries, kept across restarts: an agent that starts while a registry is unavailable
-//! starts with them.
+//! starts with these.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,8 +17,8 @@ use super::validate::Claims;
 /// Name of the file in the state folder.
 pub const FILE: &str = "nodes.json";
 
-/// How old the file may get while nothing changes. It records when its nodes were last correct, so it is rewritten from
-/// time to time.
+/// Maximum age of the file while nothing changes. The file records when its nodes were last correct, so it is rewritten
+/// from time to time.
 const LONGEST_AGE: Duration = Duration::from_secs(600);
 
 /// The last good set of each cluster.
@@ -26,7 +26,7 @@ const LONGEST_AGE: Duration = Duration::from_secs(600);
 pub(super) struct Cache {
     path: PathBuf,
     clusters: BTreeMap<String, CachedCluster>,
-    /// Whether something was noted that is not in the file yet.
+    /// Whether there are changes that are not in the file yet.
     pub(super) unsaved: bool,
 }
 
@@ -39,7 +39,7 @@ struct CachedCluster {
 }
 
 impl Cache {
-    /// Reads what an earlier agent saved in `state_dir`. An unreadable file counts as absent.
+    /// Reads the file that an earlier agent saved in `state_dir`. An unreadable file counts as absent.
     pub(super) fn load(state_dir: &Path) -> Self {
         let path = state_dir.join(FILE);
         let clusters = read(&path).unwrap_or_else(|error| {
@@ -53,7 +53,7 @@ impl Cache {
         }
     }
 
-    /// The last known nodes of a cluster in this registry, and when they were known.
+    /// Returns the last known nodes of a cluster in this registry, and when they were last known to be correct.
     pub(super) fn get(&self, cluster: &str, registry: &str) -> Option<(Timestamp, Vec<Node>)> {
         let kept = self.clusters.get(cluster)?;
         if kept.registry != registry {
@@ -67,7 +67,7 @@ impl Cache {
         Some((kept.as_of, nodes.collect()))
     }
 
-    /// Notes the contents of a registry, which are correct as of `now`.
+    /// Records the contents of a registry, which are correct as of `now`.
     pub(super) fn note(&mut self, cluster: &str, registry: &str, nodes: &[Node], now: Timestamp) {
         let kept = CachedCluster {
             registry: registry.to_owned(),
@@ -104,7 +104,7 @@ pub(super) struct Save {
 }
 
 impl Save {
-    /// Replaces the file atomically: readers see either the old or the new file, complete.
+    /// Replaces the file atomically: readers see either the complete old file or the complete new file.
     pub(super) fn write(&self) -> io::Result<()> {
         let mut text = serde_json::to_vec(&self.clusters)?;
         text.push(b'\n');

@@ -8,26 +8,26 @@ use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatte
 use super::Node;
 use super::validate::{self, Claims, Entry, SourceText};
 
-/// Why a document is refused, and at which place.
+/// Why a document is refused, and where the problem is.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// The document holds only white space and comments.
+    /// The document contains only white space and comments.
     #[error("it is empty; expected a list `nodes` with at least one node")]
     Empty,
     /// Something in the document is wrong.
     #[error("{place}: {problem}")]
     At {
-        /// Where.
+        /// Where the problem is.
         place: Place,
-        /// What is wrong.
+        /// The problem.
         problem: Problem,
     },
-    /// Something in the document is wrong, and the parser does not know where.
+    /// Something in the document is wrong, but the parser does not know where.
     #[error("{0}")]
     Somewhere(Problem),
 }
 
-/// What is wrong with a document.
+/// A problem with a document.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// Not YAML, or not the fields of a registry.
@@ -100,13 +100,14 @@ struct DocumentEntry {
     secondary_addresses: Vec<Spanned<String>>,
 }
 
-/// Maximum YAML nodes in a registry. A cluster node takes up to 30 of them, so there is space for 100 000.
+/// Maximum number of YAML nodes in a registry. A cluster node takes up to 30 YAML nodes, so there is space for 100 000
+/// cluster nodes.
 const YAML_NODES: usize = 3_000_000;
 
 /// Parses a registry. Nodes without a cluster belong to `default_cluster`. The result is sorted by full name.
 ///
-/// The result keeps what [`Node`] promises: each node has an address, and no two nodes share a name, address or pod
-/// CIDR.
+/// The result satisfies the guarantees of [`Node`]: each node has an address, and no two nodes share a name, address or
+/// pod CIDR.
 pub fn parse(text: &str, default_cluster: &str) -> Result<Vec<Node>, DocumentError> {
     let blank = |line: &str| line.trim_start().is_empty() || line.trim_start().starts_with('#');
     if text.lines().all(blank) {
@@ -117,7 +118,7 @@ pub fn parse(text: &str, default_cluster: &str) -> Result<Vec<Node>, DocumentErr
             max_nodes: YAML_NODES,
             max_events: 2 * YAML_NODES,
         },
-        // Otherwise more than 32 comment lines in a row are an error.
+        // By default, more than 32 consecutive comment lines are an error.
         emit_comments: false,
     };
     let document: Document =

@@ -14,8 +14,8 @@ use super::document::{self, DocumentError};
 use super::{LastHeard, Node, NodeSet, Registry, SourceState, Staleness};
 use health_settings::RegistrySpec;
 
-/// How often to check the file. A change is accepted when two checks in a row agree, so that a file is not read while
-/// it is being written.
+/// How often the file is checked. A change is accepted when two consecutive checks agree, so that a file is not read
+/// while it is being written.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Why the file cannot be used.
@@ -29,7 +29,7 @@ pub enum FileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The contents are invalid.
@@ -37,7 +37,7 @@ pub enum FileError {
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The problem, and where it is.
         source: Box<DocumentError>,
     },
 }
@@ -51,8 +51,8 @@ pub struct FileRegistry {
 
 impl FileRegistry {
     /// Reads the file and starts to watch it. Nodes without a cluster belong to `default_cluster`. Fails if the file
-    /// cannot be used now. Later errors keep the last good set and are reported in [`SourceState::stale`]. Must be
-    /// called in a tokio runtime.
+    /// cannot be used now; after later errors, the last good set stays, and [`SourceState::stale`] reports the error.
+    /// Must be called in a tokio runtime.
     pub fn open(path: &Path, default_cluster: &str) -> Result<Self, FileError> {
         let mut file = RegistryFile {
             path: path.to_owned(),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     async fn next(watch: &mut watch::Receiver<Arc<NodeSet>>) -> Arc<NodeSet> {
-        // However busy the machine is.
+        // Long enough for the busiest machine.
         tokio::time::timeout(Duration::from_secs(120), watch.changed())
             .await
             .expect("a change")
@@ -251,7 +251,7 @@ mod tests {
     async fn replacement_by_rename_and_by_link_is_seen() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nodes.yaml");
-        // Like a mounted ConfigMap: the file is a link through another link, which is swapped.
+        // As with a mounted ConfigMap, the file is a link through another link, which is swapped.
         for (version, name) in [("v1", "a"), ("v2", "b")] {
             std::fs::create_dir(dir.path().join(version)).unwrap();
             std::fs::write(dir.path().join(version).join("nodes.yaml"), one_node(name)).unwrap();

@@ -1,31 +1,31 @@
-//! When a source was last heard.
+//! The time when a source was last heard.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 
-/// When a source last sent its contents, or confirmed the known ones. Clones share the time, so that it also advances
-/// in states that were already handed out; these still compare equal.
+/// When a source last sent its contents, or confirmed the known contents. Clones share the time, so it also advances in
+/// states that were already handed out; these still compare equal.
 #[derive(Clone, Debug)]
 pub struct LastHeard(Arc<Mutex<Timestamp>>);
 
 impl LastHeard {
-    /// Heard at this time.
+    /// Creates a [`LastHeard`] with this time.
     pub fn at(time: Timestamp) -> Self {
         Self(Arc::new(Mutex::new(time)))
     }
 
-    /// Heard just now.
+    /// Creates a [`LastHeard`] with the current time.
     pub fn now() -> Self {
         Self::at(Timestamp::now())
     }
 
-    /// Notes that the source was heard now.
+    /// Records that the source was heard now.
     pub(crate) fn note(&self) {
         *self.lock() = Timestamp::now();
     }
 
-    /// The time.
+    /// Returns the time.
     pub fn time(&self) -> Timestamp {
         *self.lock()
     }

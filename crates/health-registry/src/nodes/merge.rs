@@ -1,4 +1,4 @@
-//! Several registries combined: this cluster's, and one per remote cluster.
+//! Merges several registries: this cluster's, and one per remote cluster.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,28 +16,28 @@ use super::{LastHeard, Node, NodeSet, Registry, Standing, UnusableEntry};
 
 /// Changes that arrive within this time are saved together.
 const SAVE_DELAY: Duration = Duration::from_millis(500);
-/// How often a quiet registry's set is noted as still correct.
+/// How often the unchanged set of a registry is recorded as still correct.
 const NOTE_PERIOD: Duration = Duration::from_secs(60);
 
-/// One of the registries that are merged.
+/// A registry to merge.
 pub(super) struct Source {
     pub(super) registry: Box<dyn Registry>,
     pub(super) role: Role,
-    /// Whether its last good set is kept across restarts.
+    /// Whether the registry's last good set is kept across restarts.
     pub(super) cached: bool,
 }
 
-/// Whose nodes a registry holds.
+/// Which cluster's nodes a registry holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// The nodes of this node's cluster, and if the registry is a file, possibly of others.
+    /// The nodes of this node's cluster, and, in a file, possibly of other clusters.
     Own,
     /// Only the nodes of the cluster with this name.
     Remote(String),
 }
 
-/// The registries merged into one. If two of them claim the same name or address, the first wins, in the order in which
-/// they were given; this cluster's registry comes first.
+/// The registries merged into one. If two registries claim the same name or address, the first one wins, in the order
+/// in which they were given; this cluster's registry comes first.
 pub struct MergedRegistry {
     sources: Vec<Box<dyn Registry>>,
     nodes: watch::Receiver<Arc<NodeSet>>,
@@ -45,8 +45,8 @@ pub struct MergedRegistry {
 }
 
 impl MergedRegistry {
-    /// Merges the registries. For those that have no contents yet, uses what an earlier agent saved in `state_dir`.
-    /// Must be called in a tokio runtime.
+    /// Merges the registries. For registries without contents so far, uses the contents that an earlier agent saved in
+    /// `state_dir`. Must be called in a tokio runtime.
     pub(super) fn new(sources: Vec<Source>, state_dir: &Path) -> Self {
         let inputs: Vec<Input> = sources
             .iter()
@@ -99,7 +99,7 @@ struct Input {
     nodes: watch::Receiver<Arc<NodeSet>>,
     role: Role,
     cached: bool,
-    /// False once no more sets will arrive.
+    /// Whether more sets may arrive.
     open: bool,
 }
 
@@ -187,8 +187,8 @@ async fn changed(inputs: &mut [Input]) {
     select_all(waiting).await;
 }
 
-/// Caches the set of a registry that can be trusted. For a registry that has not answered since the start, adds the
-/// cached nodes; its own set holds at most this node.
+/// Caches the set of a registry that can be trusted. For a registry that has not responded since the start, adds the
+/// cached nodes; its own set contains at most this node.
 fn with_cache(cache: &mut Cache, mut set: NodeSet) -> NodeSet {
     let [state] = set.sources.as_mut_slice() else {
         return set;
@@ -213,7 +213,7 @@ fn with_cache(cache: &mut Cache, mut set: NodeSet) -> NodeSet {
     let mut claims = Claims::default();
     let all = std::mem::take(&mut set.nodes).into_iter().chain(kept);
     for node in all {
-        // The cached entry of this node is older than the registry's.
+        // The cached entry of this node is older than the entry in the registry's set.
         set.nodes
             .extend(claims.take(Entry::from_node(&node, "the kept nodes"), &state.cluster));
     }

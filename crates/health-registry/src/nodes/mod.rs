@@ -1,4 +1,4 @@
-//! The node registry: which nodes are in the mesh, and at which addresses.
+//! The node registry: the nodes in the mesh and their addresses.
 
 mod cache;
 pub mod document;
@@ -32,7 +32,7 @@ use health_settings::{RegistrySpec, Settings};
 pub use self::cache::FILE as CACHE_FILE;
 pub use self::heard::LastHeard;
 
-/// One node of a cluster.
+/// A node of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Name, unique within the cluster.
@@ -46,12 +46,12 @@ pub struct Node {
     /// Prefixes from which the node's endpoints get their addresses.
     pub pod_cidrs: Vec<IpNet>,
     /// Addresses of the node's health endpoint. Empty if the registry does not list them; the node then reports them in
-    /// its `/hello` answer.
+    /// its `/hello` response.
     pub health_addresses: Vec<IpAddr>,
 }
 
 impl Node {
-    /// `cluster/node`, the name that reports use.
+    /// `cluster/node`, the name used in reports.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.cluster, self.name)
     }
@@ -73,29 +73,29 @@ pub struct SourceState {
     pub registry: String,
     /// The cluster whose nodes the registry holds.
     pub cluster: String,
-    /// When its nodes were last known to be correct.
+    /// When the registry's nodes were last known to be correct.
     pub heard: LastHeard,
-    /// Since when and why the registry cannot be read. Until it can be, its nodes are the last good set.
+    /// Since when and why the registry cannot be read. Meanwhile its nodes are the last good set.
     pub stale: Option<Staleness>,
     /// Entries that were skipped.
     pub rejected: Vec<UnusableEntry>,
 }
 
-/// A registry that does not answer, or whose contents are unusable.
+/// A registry that does not respond, or whose contents are unusable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staleness {
-    /// When its nodes were last known to be correct.
+    /// When the registry's nodes were last known to be correct.
     pub since: Timestamp,
-    /// What is wrong.
+    /// The problem.
     pub reason: String,
 }
 
-/// A registry entry that cannot be used. It does not affect the others.
+/// A registry entry that cannot be used. Other entries are not affected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnusableEntry {
-    /// Its key or name in the registry.
+    /// The entry's key or name in the registry.
     pub key: String,
-    /// What is wrong with it.
+    /// The problem with the entry.
     pub reason: String,
 }
 
@@ -106,7 +106,7 @@ pub enum Standing {
     Unknown,
     /// The cluster knows this node.
     Known {
-        /// Whether its object is being deleted.
+        /// Whether the node's object is being deleted.
         is_deleting: bool,
         /// Keys of the node's taints.
         taints: Vec<String>,
@@ -117,11 +117,11 @@ pub enum Standing {
 
 /// A source of nodes. An error of the source never empties the set.
 pub trait Registry: Send + Sync {
-    /// Follows the set: the current one, then each new one.
+    /// Follows the set: first the current one, then each new one.
     fn watch(&self) -> watch::Receiver<Arc<NodeSet>>;
 
     /// Registers this node and keeps it registered. A later call replaces the earlier registration. Read-only
-    /// registries ignore it.
+    /// registries ignore the call.
     fn publish(&self, own: Node);
 
     /// Follows how the cluster sees this node. Only Kubernetes reports this.
@@ -144,16 +144,16 @@ pub enum OpenError {
     #[cfg(feature = "kubernetes")]
     #[error(transparent)]
     Kubernetes(#[from] AccessError),
-    /// This agent was built without that kind of registry.
+    /// This agent was built without support for that kind of registry.
     #[error(
         "cannot use {0}: this agent was built without that kind of registry; use another build, or a file"
     )]
     NotBuilt(RegistrySpec),
 }
 
-/// Opens the registries that the settings name. `own` is this node, if it is known from the settings; it is then in the
-/// set from the start. Fails only if the settings cannot be used. A registry that does not answer is retried, and its
-/// last known contents are used meanwhile. Must be called in a tokio runtime.
+/// Opens the registries that the settings name. `own` is this node, if known from the settings; it is then in the set
+/// from the start. Fails only if the settings cannot be used. A registry that does not respond is retried, and its last
+/// known contents are used meanwhile. Must be called in a tokio runtime.
 pub fn open(config: &Settings, own: Option<Node>) -> Result<Box<dyn Registry>, OpenError> {
     let own_cluster = open_one(
         &config.node.registry,
@@ -212,7 +212,7 @@ fn open_one(
 }
 
 /// Deletes a node's record from a registry in which nodes register themselves, trying each member once. Returns whether
-/// a record existed; other kinds of registry have none. On an error, the record may still exist.
+/// a record existed; other kinds of registry have no records. After an error, the record may still exist.
 pub async fn deregister(spec: &RegistrySpec, cluster: &str, node: &str) -> Result<bool, String> {
     match spec {
         RegistrySpec::File(_) | RegistrySpec::Kubernetes(_) => Ok(false),

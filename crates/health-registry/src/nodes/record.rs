@@ -1,11 +1,11 @@
-//! One node as JSON, in the form that stores and this agent's own cache use.
+//! A node in JSON, in the format of stores and of this agent's cache.
 
 use serde::{Deserialize, Serialize};
 
 use super::Node;
 use super::validate::{Entry, SourceText};
 
-/// The written form of a node; see [`Node`]. The format is public: fields may be added, existing fields keep their
+/// The serialized form of a node; see [`Node`]. The format is public: fields may be added, existing fields keep their
 /// meaning, and readers ignore unknown fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
@@ -55,7 +55,7 @@ impl NodeRecord {
         &self.cluster
     }
 
-    /// Converts the record, found at `place`, to an entry to be checked.
+    /// Converts the record, found at `place`, to an entry that has yet to be checked.
     pub(crate) fn into_entry(self, place: &str) -> Entry<String> {
         let written = |text: String| SourceText {
             text,

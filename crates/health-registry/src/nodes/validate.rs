@@ -17,28 +17,28 @@ pub use self::problem::{Problem, RefusedEntry};
 use self::parse::{ParsedEntry, parse};
 use self::problem::refused;
 
-/// Longest name of a node or cluster in bytes: the limit of a DNS name (RFC 1035 section 2.3.4).
+/// Maximum length of a node or cluster name in bytes: the limit of a DNS name (RFC 1035 section 2.3.4).
 const MAX_NAME_LEN: usize = 253;
-/// Maximum addresses or prefixes of one kind per entry.
+/// Maximum number of addresses or prefixes of one kind per entry.
 const MAX_LIST_LEN: usize = 64;
 
-/// A piece of an entry as written, and its place: a line of a file, or a key of a store.
+/// A part of an entry as written, and its location: a line of a file, or a key of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceText<P> {
-    /// The text.
+    /// The string as written.
     pub text: String,
-    /// Where it is.
+    /// The location.
     pub place: P,
 }
 
 /// A registry's entry as written.
 #[derive(Clone, Debug)]
 pub struct Entry<P> {
-    /// Where it starts.
+    /// Where the entry starts.
     pub place: P,
     /// See [`Node::name`].
     pub name: SourceText<P>,
-    /// See [`Node::cluster`]. If absent, the registry's own cluster.
+    /// See [`Node::cluster`]. Defaults to the registry's own cluster.
     pub cluster: Option<SourceText<P>>,
     /// See [`Node::addresses`].
     pub addresses: Vec<SourceText<P>>,
@@ -51,7 +51,7 @@ pub struct Entry<P> {
 }
 
 impl Entry<String> {
-    /// Converts a node that was read before. Every piece gets the place `place`.
+    /// Converts a node that was read earlier. The location of each part is `place`.
     pub fn from_node(node: &Node, place: &str) -> Self {
         let written = |text: String| SourceText {
             text,
@@ -75,7 +75,7 @@ impl Entry<String> {
     }
 }
 
-/// The claims of the entries accepted so far. What an entry claims stays its own: a later entry that wants the same is
+/// The claims of the entries accepted so far. A claim stays with its entry: a later entry that claims the same is
 /// refused, and changes nothing.
 #[derive(Debug)]
 pub struct Claims<P> {
@@ -84,7 +84,7 @@ pub struct Claims<P> {
     addresses: HashMap<IpAddr, Claim<P>>,
     /// The nodes' own addresses, in order.
     node_addresses: BTreeMap<IpAddr, Claim<P>>,
-    /// By first address. They are disjoint, so only neighbours can overlap a new one.
+    /// The pod CIDRs by first address. They are disjoint, so only the neighbours of a new CIDR can overlap it.
     pod_cidrs: BTreeMap<IpAddr, (IpNet, Claim<P>)>,
 }
 
@@ -106,7 +106,7 @@ impl<P> Default for Claims<P> {
 }
 
 impl<P: Clone + fmt::Display> Claims<P> {
-    /// Accepts an entry. Without a cluster of its own, it belongs to `default_cluster`.
+    /// Accepts an entry. An entry without a cluster belongs to `default_cluster`.
     pub fn take(
         &mut self,
         entry: Entry<P>,
@@ -225,7 +225,7 @@ fn health_endpoint(node: &str) -> String {
     format!("the health endpoint of {node}")
 }
 
-/// Whether two prefixes overlap: they are either nested or disjoint.
+/// Whether two prefixes overlap. Prefixes are either nested or disjoint.
 fn overlap(a: IpNet, b: IpNet) -> bool {
     a.contains(&b.network()) || b.contains(&a.network())
 }

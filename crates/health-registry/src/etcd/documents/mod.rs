@@ -1,6 +1,6 @@
 //! Documents under a prefix in etcd, one per key, written by people and programs; the agent only reads them.
 //!
-//! `view` holds the contents of the keys, and the task in this module follows the store.
+//! `view` holds the contents of the keys; the task in this module follows the store.
 
 mod view;
 
@@ -20,11 +20,11 @@ use crate::backoff::Backoff;
 use crate::nodes::Staleness;
 use health_settings::RegistrySpec;
 
-/// The first change is reported at once; changes that arrive within this time after it are reported together.
+/// The first change is reported immediately, and changes within this time after it are reported together.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// Prefix of the keys of a cluster's services in etcd. `services/NAMESPACE/NAME` and `endpointslices/NAMESPACE/NAME`
-/// follow it.
+/// Prefix of the keys of a cluster's services in etcd. It is followed by `services/NAMESPACE/NAME` or
+/// `endpointslices/NAMESPACE/NAME`.
 pub fn services_prefix(cluster: &str) -> String {
     format!("/health-agent/services/v1/{cluster}/")
 }
@@ -32,11 +32,11 @@ pub fn services_prefix(cluster: &str) -> String {
 /// The documents under a prefix.
 #[derive(Debug, PartialEq)]
 pub struct DocumentTable<T> {
-    /// What `read` made of each document, by key without the prefix.
+    /// The documents as converted by `read`, by key without the prefix.
     pub documents: OrdMap<String, Arc<T>>,
-    /// Since when the documents may be outdated, and why. They are as of that time.
+    /// Since when the documents may be outdated, and why. They show the state at that time.
     pub stale: Option<Staleness>,
-    /// Whether the documents were listed once: if so, a document that is not in the table does not exist.
+    /// Whether the documents have been listed: if so, a document that is not in the table does not exist.
     pub is_complete: bool,
 }
 
@@ -50,7 +50,7 @@ impl<T> Clone for DocumentTable<T> {
     }
 }
 
-/// Value of a key: its bytes, or why they were not read.
+/// A key's value, or why it was not read.
 pub type Text<'a> = Result<&'a [u8], String>;
 
 /// Why documents cannot be followed.
@@ -72,10 +72,11 @@ pub struct DocumentWatch<T> {
 }
 
 impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
-    /// Starts to follow the documents under a prefix, which ends with a slash. `read` converts the text of a key to
-    /// what is kept of it. It gets the key without the prefix, the text, and the previous result for that key.
+    /// Starts to follow the documents under a prefix, which must end with a slash. `read` converts the value of a key
+    /// to the form that is kept. It is passed the key without the prefix, the value, and the previous result for that
+    /// key.
     ///
-    /// Fails only if the settings cannot be used; a store that does not answer is retried. Must be called in a tokio
+    /// Fails only if the settings cannot be used; a store that does not respond is retried. Must be called in a tokio
     /// runtime.
     pub fn open(
         spec: &RegistrySpec,
@@ -109,7 +110,7 @@ impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
         })
     }
 
-    /// Follows the documents: the current ones, then every change.
+    /// Follows the documents: first the current ones, then every change.
     pub fn table(&self) -> watch::Receiver<Arc<DocumentTable<T>>> {
         self.table.clone()
     }
@@ -127,7 +128,7 @@ struct Follower<T, R> {
     /// The store as written in the settings.
     shown: String,
     view: View<T, R>,
-    /// How far the view has read the store.
+    /// The position up to which the view has read the store.
     cursor: Cursor,
     /// Since when the store is unavailable, and why.
     outage: Option<Staleness>,
@@ -152,7 +153,7 @@ where
         }
     }
 
-    /// Follows the store through one member until that fails. Returns the reason.
+    /// Follows the store through one member until the connection fails. Returns the reason.
     async fn connected(
         &mut self,
         turn: usize,
@@ -179,7 +180,7 @@ where
                 changes = feed.next(&mut self.cursor) => {
                     let changes = match changes {
                         Ok(changes) => changes,
-                        // Changes gathered so far are reported together with what follows the failure.
+                        // The changes gathered so far are reported together with those that follow the failure.
                         Err(ended) => return ended,
                     };
                     let now = self.started.elapsed();
@@ -225,7 +226,7 @@ where
         self.publish();
     }
 
-    /// Sends the documents if they changed.
+    /// Publishes the documents if they changed.
     fn publish(&self) {
         let emptied = || {
             let reason = self.view.distrust()?;

@@ -1,4 +1,4 @@
-//! The documents under a prefix. No connection and no clock: keys and times come in, documents come out.
+//! The documents under a prefix. No connection and no clock: receives keys and times, and returns documents.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,24 +9,25 @@ use imbl::OrdMap;
 use super::Text;
 use crate::etcd::{Mirror, Pair};
 
-/// Longest text in bytes. A slice with all the endpoints that Kubernetes allows takes a third of it.
+/// Maximum length of a document in bytes. A slice with the maximum number of endpoints in Kubernetes takes a third of
+/// that.
 const MAX_TEXT_LEN: usize = 512 * 1024;
-/// How long a document that is missing from a new listing stays, while other documents exist. The store may have come
-/// back without its data, and the writers of the documents may still be rewriting them.
+/// How long a document that is missing from a new listing stays while other documents exist. The store may have lost
+/// its data, and the writers of the documents may still be rewriting them.
 const SETTLE: Duration = Duration::from_secs(120);
 
-/// Minimum time that it stays once the store is back after an outage.
+/// Minimum time that a missing document stays once the store is back after an outage.
 const SETTLE_AGAIN: Duration = Duration::from_secs(10);
 
-/// The documents. Times count from any fixed moment.
+/// The documents under a prefix. Times count from any fixed moment.
 pub(super) struct View<T, R> {
     prefix: String,
     read: R,
-    /// By key without the prefix.
+    /// The documents by key without the prefix.
     documents: OrdMap<String, Arc<T>>,
-    /// Documents that the last listing did not contain.
+    /// Documents that were not in the last listing.
     missing: BTreeSet<String>,
-    /// When these are removed. Never, as long as no other documents exist.
+    /// When the missing documents are removed. Not set while no other documents exist.
     missing_until: Option<Duration>,
     is_complete: bool,
 }
@@ -112,7 +113,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> View<T, R> {
         true
     }
 
-    /// When [`expire`](Self::expire) will next have work to do.
+    /// When [`expire`](Self::expire) next has anything to do.
     pub(super) fn next_expiry(&self) -> Option<Duration> {
         self.missing_until
     }
@@ -125,7 +126,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> Mirror for View<T,
         for pair in &pairs {
             self.take(pair);
         }
-        // Another listing does not restart the time.
+        // Another listing does not restart the timer.
         self.missing_until = match self.missing_until {
             _ if is_empty || self.missing.is_empty() => None,
             known => known.or(Some(now + SETTLE)),
@@ -133,7 +134,7 @@ impl<T: PartialEq, R: FnMut(&str, Text<'_>, Option<&T>) -> T> Mirror for View<T,
         self.is_complete = true;
     }
 
-    /// Notes that the store is back after an interruption: its other writers may have been cut off too.
+    /// Notes that the store is back after an interruption: the writers of documents may have been cut off too.
     fn resume(&mut self, now: Duration) {
         let until = self.missing_until;
         self.missing_until = until.map(|until| until.max(now + SETTLE_AGAIN));
@@ -147,7 +148,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns the text. If it cannot be read, returns the previous text and the problem.
+    /// Returns the document. If it cannot be read, returns the previous document and the problem.
     fn read(_key: &str, text: Text<'_>, before: Option<&String>) -> String {
         match text {
             Ok(text) => String::from_utf8_lossy(text).into_owned(),
@@ -209,7 +210,7 @@ mod tests {
         view.replace(vec![pair("a", "2")], SECOND * 10);
         assert_eq!(shown(&view), ["a=2", "b=1", "c=1"]);
         assert_eq!(view.distrust(), None);
-        // A second listing does not restart the time, and a document that is written again stays.
+        // A second listing does not restart the timer, and a document that is written again stays.
         view.replace(vec![pair("a", "2")], SECOND * 60);
         view.put(&pair("b", "1"), SECOND * 70);
         let end = SECOND * 10 + SETTLE;
@@ -235,7 +236,7 @@ mod tests {
         assert_eq!(view.distrust(), None);
         assert!(view.expire(SECOND * 1_000_000 + SETTLE));
         assert_eq!(shown(&view), ["a=2"]);
-        // The last document may be deleted.
+        // Deleting the last document is accepted.
         view.delete("/p/a");
         assert_eq!((shown(&view).len(), view.distrust()), (0, None));
     }

@@ -1,4 +1,4 @@
-//! Keeps in the store what this node wants: compares the two and repairs differences, as long as it is connected.
+//! Keeps this node's wants in the store: compares the two and repairs differences while connected.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -22,22 +22,21 @@ use super::transactions::Transactions;
 use crate::backoff::Backoff;
 use crate::etcd::{LeaseHold, Store, StoreError};
 
-/// Shortest time between two writes of one key: it takes a moment until a write is read back, and two agents under one
+/// Minimum time between two writes of a key: it takes a moment until a write is read back, and two agents with the same
 /// name must not keep the store busy.
 const SHORTEST_GAP: Duration = Duration::from_secs(1);
-/// Time until a label set that the store refused is tried again.
+/// Time until a label set that the store refused is retried.
 const RETRY_PERIOD: Duration = Duration::from_secs(10);
-/// Maximum concurrent requests.
+/// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
-/// Longest time between two extensions of the lease, so that a lost lease is noticed early.
+/// Maximum time between two extensions of the lease, so that the loss of the lease is noticed early.
 const EXTEND_PERIOD: Duration = Duration::from_secs(10);
-/// Maximum identities that one check collects.
+/// Maximum number of identities that one check collects.
 const COLLECT_AT_ONCE: usize = 64;
-/// Upper bound of the random part that is added to the grace period of unused identities, so that not all agents
-/// collect at once.
+/// Maximum random addition to the grace period of unused identities, so that agents do not all collect at once.
 const COLLECT_SPREAD: f64 = 0.5;
 
-/// The keeper. Its lease outlives connections.
+/// Keeps this node's wants in the store. Its lease outlives connections.
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     known: Arc<SharedRecords>,
@@ -51,7 +50,7 @@ pub(super) struct Keeper {
     problem: Option<String>,
 }
 
-/// Something that is missing in the store, or must be removed.
+/// A key that is missing in the store or must be removed.
 pub(super) enum Job {
     Take(WantedIdentity),
     Announce(IpAddr, Announce),
@@ -81,7 +80,7 @@ impl Keeper {
         }
     }
 
-    /// Keeps the store up to date as long as this is polled.
+    /// Keeps the store up to date for as long as this is polled.
     pub(super) async fn keep(&mut self, mut store: Store) -> Infallible {
         let mut backoff = Backoff::default();
         loop {
@@ -105,7 +104,7 @@ impl Keeper {
         }
     }
 
-    /// Returns when the lease is lost.
+    /// Keeps the lease alive. Returns when the lease is lost.
     async fn keep_lease(
         &mut self,
         store: &mut Store,
@@ -166,7 +165,7 @@ impl Keeper {
         }
     }
 
-    /// The lease of an earlier connection if it still exists, else a new one.
+    /// Returns the lease of an earlier connection if it still exists, else a new one.
     async fn lease(&mut self, store: &mut Store) -> Result<(i64, LeaseHold), StoreError> {
         if let Some(lease) = self.lease
             && let Ok(mut hold) = store.keep(lease).await
@@ -179,7 +178,7 @@ impl Keeper {
         Ok((lease, store.keep(lease).await?))
     }
 
-    /// Some of the jobs that are due now, and whether more will become due by themselves.
+    /// Returns some of the jobs that are due now, and whether more jobs will become due by themselves.
     pub(super) fn jobs(&self, holder: &Holder) -> (Vec<Job>, bool) {
         let now = Instant::now();
         let session = holder.session();
@@ -214,7 +213,7 @@ impl Keeper {
             }
         }
         let is_ours = |other: &str| other == session || wants.forgets_earlier();
-        // A set without a number may be about to get one of these.
+        // A set without a number may be about to get one of these numbers.
         let all_are_known = !wants.sets().any(|wanted| wanted.identity.is_none());
         for (identity, other) in records.own_references() {
             if all_are_known && is_ours(other) && !used.contains(&identity) {
@@ -286,7 +285,7 @@ impl Keeper {
         }
     }
 
-    /// Collects identities that have been unused for long.
+    /// Collects identities that have been unused for a long time.
     pub(super) async fn collect(
         &self,
         holder: &Holder,

@@ -1,4 +1,4 @@
-//! The keys of a cluster's identities in etcd, and their contents.
+//! The etcd keys of a cluster's identities, and their values.
 
 use std::net::IpAddr;
 
@@ -13,9 +13,9 @@ use super::super::AddressAnnouncement;
 use super::super::allocator::not_for_endpoints;
 use crate::etcd::Value;
 
-/// Longest label set that is read, in bytes: 256 labels of 1024 each, with quotes and escapes.
+/// Maximum length of a label set in bytes: 256 labels of 1024 bytes each, with quotes and escapes.
 const MAX_LABELS_LEN: usize = 512 * 1024;
-/// Longest value of any other key, in bytes.
+/// Maximum length of any other value in bytes.
 const MAX_VALUE_LEN: usize = 1024;
 
 /// The keys of one cluster.
@@ -24,18 +24,18 @@ pub(super) struct Keys {
     prefix: String,
 }
 
-/// Meaning of a key.
+/// The meaning of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Key {
-    /// The label set of a number.
+    /// Holds the label set of a number.
     Number(Identity),
-    /// The number of a label set, by its digest.
+    /// Holds the number of a label set, which is given by its digest.
     Labels(String),
     /// A node uses a number.
     Reference(Identity, String),
     /// A number was in use until recently.
     Freed(Identity),
-    /// The identity of an address, by node.
+    /// Holds the identity of an address announced by a node.
     Address(String, IpAddr),
 }
 
@@ -92,7 +92,7 @@ impl Keys {
             "addresses" => {
                 let (node, ip) = rest.split_once('/').ok_or(UNKNOWN)?;
                 let read = parse_ip(ip).map_err(|_| "not an IP address")?;
-                // Only the canonical form is accepted; otherwise one address could have several keys.
+                // Only the canonical form is accepted; otherwise an address could have several keys.
                 if read.to_string() != ip {
                     return Err("not the canonical form of the address");
                 }
@@ -113,10 +113,10 @@ fn number(text: &str) -> Result<Identity, &'static str> {
     }
 }
 
-/// How many numbers there are.
+/// The total number of identities.
 pub(super) const NUMBERS: usize = (CLUSTER_LAST - CLUSTER_FIRST + 1) as usize;
 
-/// A label set's digest: 64 hexadecimal digits of SHA-256 over its JSON form.
+/// Returns a label set's digest: SHA-256 over its JSON form, as 64 hexadecimal digits.
 pub(super) fn digest_of(labels: &LabelSet) -> String {
     let digest = digest::digest(&digest::SHA256, labels_text(labels).as_bytes());
     digest
@@ -125,9 +125,9 @@ pub(super) fn digest_of(labels: &LabelSet) -> String {
         .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// A label set as stored: a JSON array of strings, in order.
+/// Returns a label set as stored: a JSON array of strings, in order.
 pub(super) fn labels_text(labels: &LabelSet) -> String {
-    // Strings always have a JSON form.
+    // Serializing strings to JSON cannot fail.
     serde_json::to_string(labels).unwrap_or_default()
 }
 
@@ -157,19 +157,19 @@ pub(super) fn read_text(value: &Value) -> Result<String, String> {
         .map_err(|error| format!("not text: {error}"))
 }
 
-/// Contents of an address's key.
+/// The value of an address's key.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AddressRecord {
     pub(super) identity: Identity,
     /// The address of the node.
     pub(super) node: IpAddr,
-    /// See [`read_text`].
+    /// The session of the node, see [`read_text`].
     pub(super) session: String,
 }
 
 impl AddressRecord {
     pub(super) fn text(&self) -> String {
-        // Always has a JSON form, like labels.
+        // Serializing this to JSON cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 

@@ -1,9 +1,9 @@
-//! Identities in etcd. One key maps a label set to its number, and another maps the number to its labels; both are
-//! created and deleted together. What a node uses, and the addresses that it announces, are bound to a lease that its
-//! agent keeps alive.
+//! Identities in etcd. One key maps a label set to its number, and another key maps the number to its labels; both are
+//! created and deleted together. A node's references and announced addresses are bound to a lease that its agent keeps
+//! alive.
 //!
-//! `records` converts keys to a view, `requests` makes changes by `transactions`, `keeper` makes sure that the store
-//! has what this node wants, and the task in this module connects them.
+//! `records` converts keys to a view, `requests` makes changes through `transactions`, `keeper` makes the store contain
+//! this node's wants, and the task in this module connects them.
 
 mod keeper;
 mod keys;
@@ -47,7 +47,7 @@ impl SharedRecords {
     }
 }
 
-/// Follows the identities of `cluster` and keeps what `node` wants in the store. Never returns.
+/// Follows the identities of `cluster`, and keeps the wants of `node` in the store. Never returns.
 pub(super) fn run(
     shared: Arc<Shared>,
     source: Source,
@@ -88,12 +88,12 @@ struct Follower {
     shared: Arc<Shared>,
     known: Arc<SharedRecords>,
     cursor: Cursor,
-    /// Why the store could not be used last time.
+    /// Why the store was last unusable.
     lost: Option<String>,
 }
 
 impl Follower {
-    /// Follows the store through one member until that fails. Returns the reason.
+    /// Follows the store through one member until the connection fails. Returns the reason.
     async fn connected(
         &mut self,
         source: &Source,

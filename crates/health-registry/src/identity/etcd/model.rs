@@ -1,5 +1,5 @@
-//! Random sequences of what nodes, their agents and the store may do or suffer, with the agents' own code and a store
-//! in memory. No number ever stands for two label sets, and held identities stay the same.
+//! Random sequences of events at nodes, their agents and the store, with the agents' real code and a store in memory.
+//! No number ever stands for two label sets, and held identities stay the same.
 
 mod memory;
 
@@ -27,21 +27,21 @@ use crate::etcd::{Change, Mirror as _};
 
 const NODES: usize = 3;
 const SETS: u8 = 5;
-/// Maximum turns until agents without failures have everything that they want.
+/// Maximum number of turns until agents without failures have all that they want.
 const TURNS: usize = 40;
 const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A node gets one more endpoint with these labels.
+    /// A node gets another endpoint with these labels.
     Acquire(usize, u8),
-    /// It loses one.
+    /// A node loses an endpoint with these labels.
     Release(usize, u8),
     /// Agents do their pending work concurrently, each with an optional failure.
     Work(Vec<(usize, Option<Failure>)>, u64),
     /// An agent reads some changes.
     Hear(usize, usize),
-    /// This many seconds pass, in which agents that reach the store do everything they want.
+    /// This many seconds pass, in which agents that can reach the store do all their work.
     Wait(u64),
     CutOff(usize),
     Reconnect(usize),
@@ -49,7 +49,7 @@ enum Step {
     LoseLease(usize),
     /// The store comes back without its data. The flag says whether all agents had written and read everything before.
     Wipe(bool),
-    /// Another agent takes over, with all endpoints or none.
+    /// Another agent takes over a node, with all endpoints or none.
     Restart(usize, bool),
     /// An agent checks for unused identities.
     Collect(usize, Option<Failure>),
@@ -93,10 +93,11 @@ struct Agent {
     known: Arc<SharedRecords>,
     keeper: Keeper,
     lease: i64,
-    /// How often the store had lost its data when it was last heard, and how many of its changes since are known.
+    /// How often the store had lost its data when the agent last read it, and how many changes since that loss the
+    /// agent has read.
     heard: Option<(u64, usize)>,
     is_connected: bool,
-    /// How many endpoints have each label set.
+    /// The number of endpoints with each label set.
     uses: BTreeMap<u8, usize>,
 }
 
@@ -127,11 +128,11 @@ impl Agent {
 
     fn acquire(&mut self, set: u8) {
         *self.uses.entry(set).or_default() += 1;
-        // The answer will show up among the held identities.
+        // The answer will appear among the held identities.
         drop(self.shared.wants().want(&labels(set), OnOutage::Wait));
     }
 
-    /// Returns whether no endpoint with these labels is left.
+    /// Releases the identity for one endpoint. Returns whether no endpoint with these labels is left.
     fn release(&mut self, set: u8) -> bool {
         let Some(uses) = self.uses.get_mut(&set) else {
             return false;
@@ -170,7 +171,7 @@ impl Agent {
         records.expire(now);
     }
 
-    /// Gets a lease that the store knows, and reads what a new connection starts with.
+    /// Gets a lease that the store knows, and reads the state that a new connection starts with.
     fn connect(&mut self, memory: &mut Memory) {
         let lease = self.lease;
         self.lease = memory.extend(lease).unwrap_or_else(|| memory.grant_agent());
@@ -187,7 +188,7 @@ impl Agent {
         }
     }
 
-    /// Returns whether there was work to do, or will be.
+    /// Does the pending work. Returns whether there was any, or will be.
     async fn work(&self, store: MemoryStore) -> bool {
         let holder = self.holder();
         let (jobs, waits) = self.keeper.jobs(&holder);
@@ -204,7 +205,7 @@ impl Agent {
 /// The numbers in the store.
 #[derive(Default)]
 struct Stored {
-    /// Label sets by number, and numbers by the digest of a label set.
+    /// The label sets by number, and the numbers by the digest of a label set.
     numbers: BTreeMap<Identity, LabelSet>,
     digests: BTreeMap<String, Identity>,
     /// Sessions by number and node.
@@ -218,9 +219,9 @@ struct Model {
     started: Instant,
     /// Identities that agents held when the store lost its data, and have held since.
     kept: BTreeMap<u8, Identity>,
-    /// Identities that agents hold and the store knows, by node, lease and label set.
+    /// Identities that agents hold and the store has, by node, lease and label set.
     firm: BTreeMap<(usize, i64, u8), Identity>,
-    /// Numbers that were in the store, and numbers that left it, with the time until which they rest.
+    /// Numbers in the store, and numbers that left the store, with the time until which they are reserved.
     numbers: BTreeSet<Identity>,
     resting: BTreeMap<Identity, Duration>,
 }
@@ -316,7 +317,7 @@ impl Model {
         }
     }
 
-    /// Runs the agents that reach the store.
+    /// Runs the agents that can reach the store.
     async fn work(&mut self, nodes: &[(usize, Option<Failure>)], seed: u64) {
         let mut at_work = BTreeMap::new();
         for (node, failure) in nodes {
@@ -344,7 +345,7 @@ impl Model {
         }
     }
 
-    /// Makes all agents that reach the store do everything they want, without failures, and read everything.
+    /// Makes all agents that can reach the store do all their work without failures, and read everything.
     async fn settle(&mut self) -> TestCaseResult {
         for _ in 0..TURNS {
             let mut is_busy = false;
@@ -370,7 +371,7 @@ impl Model {
         Err(TestCaseError::fail("agents do not come to rest"))
     }
 
-    /// Lets time pass, in which agents that reach the store keep their leases and read everything.
+    /// Lets time pass, in which agents that can reach the store keep their leases and read everything.
     async fn pass(&mut self, mut time: Duration) {
         while !time.is_zero() {
             let slice = time.min(self.timing.lease / 3);
@@ -412,7 +413,7 @@ impl Model {
         stored
     }
 
-    /// Checks what holds at any time.
+    /// Checks the invariants that always hold.
     fn check(&mut self) -> TestCaseResult {
         let stored = self.stored();
         // Numbers and label sets correspond one to one, and every reference is to an existing number.
@@ -424,7 +425,7 @@ impl Model {
             let is_there = stored.numbers.contains_key(identity);
             prop_assert!(is_there, "{node} refers to {identity}");
         }
-        // A number that left the store rests.
+        // A number that left the store is reserved for a while.
         let now = self.started.elapsed();
         self.resting.retain(|_, until| *until > now);
         for identity in &self.numbers {
@@ -440,7 +441,7 @@ impl Model {
         self.check_held(&stored)
     }
 
-    /// Checks that identities which are held and known to the store stay the same as long as the lease lasts.
+    /// Checks that identities which are held and in the store stay the same while the lease lasts.
     fn check_held(&mut self, stored: &Stored) -> TestCaseResult {
         let mut firm = BTreeMap::new();
         for (node, agent) in self.agents.iter().enumerate() {
@@ -453,7 +454,7 @@ impl Model {
                 if !has_lease {
                     continue;
                 }
-                // It may have lost the number to another label set without having read that yet.
+                // The agent may not have read yet that the number now belongs to another label set.
                 let has_number = stored.numbers.get(&identity) == Some(&labels(set));
                 let reference = stored.references.get(&(identity, agent.name.clone()));
                 let is_firm = has_number && reference == Some(&session);
@@ -472,7 +473,7 @@ impl Model {
         Ok(())
     }
 
-    /// Checks what holds once agents that reach the store have done everything they want.
+    /// Checks the invariants that hold once agents that can reach the store have done all their work.
     fn check_settled(&self) -> TestCaseResult {
         let mut by_set = BTreeMap::new();
         for agent in self.agents.iter().filter(|agent| agent.is_connected) {
@@ -492,7 +493,7 @@ impl Model {
         Ok(())
     }
 
-    /// Once nothing is held, everything is removed in time.
+    /// Checks that everything is eventually removed once nothing is held.
     async fn end(&mut self) -> TestCaseResult {
         (0..NODES).for_each(|node| self.reconnect(node));
         self.settle().await?;
@@ -544,7 +545,7 @@ proptest! {
 fn a_node_that_comes_first_to_an_empty_store_takes_the_number_that_others_have() {
     let renumbered = with_model(async |model| {
         model.take(Step::Acquire(0, 0)).await?;
-        // All agents know it, and then the store loses it.
+        // All agents know the identity, and then the store loses it.
         model.take(Step::Wipe(true)).await?;
         model.take(Step::Acquire(1, 0)).await?;
         model.take(Step::Work(vec![(1, None)], 0)).await?;
@@ -561,7 +562,7 @@ fn a_label_set_gets_the_number_that_it_had_last_though_an_earlier_one_is_still_k
             Step::Acquire(0, 3),
             Step::Acquire(1, 0),
             Step::Wait(1),
-            // The others collect its number, and it gets another one when it is back.
+            // The other agents collect the agent's number, and it gets another number when it is back.
             Step::CutOff(0),
             Step::Wait(collected_after),
             Step::Collect(1, None),
@@ -586,7 +587,7 @@ fn a_node_gives_no_number_that_it_holds_to_another_label_set() {
             model.take(Step::Acquire(0, 0)).await.expect("a number");
             model.take(work()).await.expect("a number");
             let before = model.agents[0].held()[&0];
-            // It has not read back its own writes.
+            // The agent has not read back its own writes.
             model.take(Step::Wipe(false)).await.expect("a loss");
             model.take(Step::Acquire(0, 1)).await.expect("a number");
             model.take(work()).await.expect("a number");
@@ -600,7 +601,7 @@ fn a_node_gives_no_number_that_it_holds_to_another_label_set() {
 fn a_label_set_that_lost_its_number_to_another_of_the_node_gets_one_at_once() {
     let held = with_model(async |model| {
         let work = |node| Step::Work(vec![(node, None)], 0);
-        // The second node gives the first one's number to another label set, and the first does not know that.
+        // The second node gives the first node's number to another label set, and the first node does not know that.
         for step in [Step::Acquire(0, 0), work(0), Step::Wipe(false)] {
             model.take(step).await.expect("a number");
         }

@@ -1,5 +1,5 @@
-//! The contents of the keys of a cluster's identities. No connection and no clock: keys and times come in; a view comes
-//! out, and what this node's own keys lack.
+//! The contents of the keys of a cluster's identities. No connection and no clock: receives keys and times; returns a
+//! view, and whatever this node's own keys lack.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use super::keys::{AddressRecord, Key, Keys, digest_of, read_labels, read_number,
 use crate::etcd::{Change, Mirror, Pair};
 use crate::nodes::UnusableEntry;
 
-/// Everything that is in the store. Times count from any fixed moment.
+/// The contents of the store. Times count from any fixed moment.
 #[derive(Debug)]
 pub(super) struct Records {
     keys: Keys,
@@ -27,7 +27,7 @@ pub(super) struct Records {
     numbers: BTreeMap<Identity, Number>,
     /// The numbers of label sets, by digest.
     digests: BTreeMap<String, Identity>,
-    /// Last numbers of label sets that no longer have them, as long as the view knows these.
+    /// The last numbers of label sets that no longer have them, while the view still knows these numbers.
     former: BTreeMap<String, Identity>,
     freed: BTreeSet<Identity>,
     /// The sessions of this node's references.
@@ -40,9 +40,9 @@ pub(super) struct Records {
 #[derive(Debug)]
 struct Number {
     mod_revision: i64,
-    /// `None` if the label set cannot be read.
+    /// The digest of the label set; `None` if the label set cannot be read.
     digest: Option<String>,
-    /// Since when no reference to it has been seen.
+    /// Since when no reference to the number has been seen.
     unused_since: Option<Duration>,
 }
 
@@ -55,14 +55,14 @@ pub(super) struct UnusedIdentity {
     pub(super) labels_key: LabelsKey,
 }
 
-/// Contents of the key `labels/DIGEST` of an identity.
+/// The value of the key `labels/DIGEST` of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LabelsKey {
-    /// Its number.
+    /// The identity's number.
     Own,
-    /// Another number: the label set got it while this one was lost.
+    /// Another number: the label set got it while this number was lost.
     Other(Identity),
-    /// Nothing: this half was lost.
+    /// No value: this half of the identity was lost.
     Absent,
 }
 
@@ -82,7 +82,7 @@ impl Records {
         }
     }
 
-    /// Records a change.
+    /// Applies a change.
     pub(super) fn apply(&mut self, change: &Change, now: Duration) {
         match change {
             Change::Put(pair) => self.put(pair, now),
@@ -185,7 +185,7 @@ impl Records {
         }
     }
 
-    /// The last number of a label set, if it was in the store until recently.
+    /// Returns the last number of a label set, if it was in the store until recently.
     pub(super) fn former_number(&self, labels: &LabelSet) -> Option<Identity> {
         let identity = *self.former.get(&digest_of(labels))?;
         let known = self.view.labels(identity)?;
@@ -203,7 +203,7 @@ impl Records {
         has_expired
     }
 
-    /// The unusable entries, and the label sets whose number belongs to another set.
+    /// Returns the unusable entries, and the label sets whose number belongs to another set.
     pub(super) fn rejected(&self) -> Vec<UnusableEntry> {
         let unread = self
             .rejected
@@ -223,7 +223,7 @@ impl Records {
             .collect()
     }
 
-    /// Whether a label set has this number in the store, and this node has a reference from this session.
+    /// Whether the store has this number for a label set, and a reference of this node with this session.
     pub(super) fn confirms(&self, labels: &LabelSet, identity: Identity, session: &str) -> bool {
         self.view
             .present(identity)
@@ -232,7 +232,7 @@ impl Records {
             && self.own_references.get(&identity).map(String::as_str) == Some(session)
     }
 
-    /// Whether an address is in the store as it is announced.
+    /// Whether the store has an address as it is announced.
     pub(super) fn confirms_address(&self, ip: IpAddr, announce: &Announce, session: &str) -> bool {
         self.own_addresses.get(&ip).is_some_and(|record| {
             (record.identity, record.node) == (announce.identity, announce.node)
@@ -240,12 +240,12 @@ impl Records {
         })
     }
 
-    /// Notes that this node's reference was deleted, before that is read back.
+    /// Records that this node's reference was deleted, before the deletion is read back.
     pub(super) fn dropped_reference(&mut self, identity: Identity) {
         self.own_references.remove(&identity);
     }
 
-    /// Notes likewise that this node's address was deleted.
+    /// Records that this node's address was deleted, before the deletion is read back.
     pub(super) fn dropped_address(&mut self, ip: IpAddr) {
         self.own_addresses.remove(&ip);
     }
@@ -262,7 +262,7 @@ impl Records {
         own.map(|(ip, record)| (*ip, record.session.as_str()))
     }
 
-    /// Identities that have been unused for `grace` and can be collected; what cannot be read stays.
+    /// Returns identities that have been unused for `grace` and can be collected. Entries that cannot be read stay.
     pub(super) fn unused(&self, grace: Duration, now: Duration) -> Vec<UnusedIdentity> {
         let long = |number: &&Number| number.unused_since.is_some_and(|at| at + grace <= now);
         self.numbers
@@ -280,7 +280,7 @@ impl Records {
             .collect()
     }
 
-    /// `None` if the key cannot be read.
+    /// Returns the value of an identity's `labels/` key; `None` if the key cannot be read.
     fn labels_key(&self, identity: Identity, digest: &str) -> Option<LabelsKey> {
         match self.digests.get(digest) {
             Some(known) if *known == identity => Some(LabelsKey::Own),
@@ -292,15 +292,15 @@ impl Records {
         }
     }
 
-    /// Notes that an identity could not be collected, because it is not as known here. Its time restarts, so that
-    /// others get their turn.
+    /// Records that an identity could not be collected because it differs from the state known here. Its timer
+    /// restarts, so that other identities get their turn.
     pub(super) fn not_collected(&mut self, identity: Identity, now: Duration) {
         if let Some(number) = self.numbers.get_mut(&identity) {
             number.unused_since = number.unused_since.map(|_| now);
         }
     }
 
-    /// The first free number from a random one on; `None` if none is left.
+    /// Returns the first free number, starting at a random number; `None` if none is left.
     pub(super) fn free(&self, random: u32, taken: &BTreeSet<Identity>) -> Option<Identity> {
         let from = CLUSTER_FIRST + random % (CLUSTER_LAST - CLUSTER_FIRST + 1);
         (from..=CLUSTER_LAST)
@@ -344,7 +344,7 @@ impl Mirror for Records {
             .retain(|digest, _| !digests.contains_key(digest));
     }
 
-    /// The store is back after an interruption, in which other nodes could not write either.
+    /// Notes that the store is back after an interruption, during which other nodes could not write either.
     fn resume(&mut self, now: Duration) {
         self.view.resume(now);
         for number in self.numbers.values_mut() {
@@ -423,7 +423,7 @@ mod tests {
         let short: Vec<_> = rejected.iter().map(|key| &key[36..]).collect();
         assert_eq!(short, ["hello", "numbers/1", "numbers/301", "labels/00"]);
         assert_eq!(records.view.identities().count(), 1);
-        // Any number in the store is in use, whatever its contents.
+        // Any number in the store is in use, whatever its value.
         assert_ne!(
             records.free(301 - 256, &BTreeSet::new()),
             Some(Identity(301))
@@ -449,7 +449,7 @@ mod tests {
         records.apply(&Change::Delete(key), SECOND * 60);
         assert_eq!(records.unused(SECOND * 60, SECOND * 119).len(), 1);
         assert_eq!(records.unused(SECOND * 60, SECOND * 120).len(), 2);
-        // No node could take up an identity while the store was away.
+        // No node could take an identity while the store was away.
         records.resume(SECOND * 120);
         assert_eq!(records.unused(SECOND * 60, SECOND * 121), []);
     }
@@ -458,10 +458,10 @@ mod tests {
     fn what_cannot_be_collected_takes_no_turn_from_the_rest() {
         let mut records = records();
         let mut pairs = identity(300, "unspec:a=1").to_vec();
-        // Half of it was lost, or the labels have another number by now.
+        // Half of the identity was lost, or its labels have another number by now.
         pairs.push(pair("numbers/301", r#"["unspec:b=1"]"#, 1));
         pairs.push(pair("numbers/302", r#"["unspec:a=1"]"#, 1));
-        // The contents of its labels' key are unreadable.
+        // The value of the identity's `labels/` key is unreadable.
         let [number, mut labels] = identity(303, "unspec:c=1");
         labels.value = b"rubbish".to_vec().into();
         pairs.extend([number, labels]);

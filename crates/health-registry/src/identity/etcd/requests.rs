@@ -1,5 +1,5 @@
-//! The requests to the store for identities. Each change is one transaction, which succeeds only while everything is as
-//! it was read, so that no race gives two numbers to a label set or two label sets to a number.
+//! The requests to the store for identities. Each change is one transaction, which succeeds only if everything is still
+//! as it was read, so that no race gives a label set two numbers or a number two label sets.
 
 use std::collections::BTreeSet;
 
@@ -15,9 +15,9 @@ use super::transactions::{
 };
 use crate::etcd::StoreError;
 
-/// Maximum attempts to take one label set. Each fails only if another node was faster.
+/// Maximum number of attempts to take one label set. An attempt fails only if another node was faster.
 const ATTEMPTS: u32 = 100;
-/// Purpose of changes that reconnect the two halves of an identity.
+/// The purpose of changes that reconnect the two halves of an identity.
 const MEND: &str = "repair an identity";
 
 /// Why a label set got no number.
@@ -25,7 +25,7 @@ const MEND: &str = "repair an identity";
 pub(super) enum TakeError {
     /// The store failed.
     Store(StoreError),
-    /// The store refused.
+    /// No identity can be given.
     Refused(IdentityError),
 }
 
@@ -35,24 +35,24 @@ impl From<StoreError> for TakeError {
     }
 }
 
-/// The node for which keys are written.
+/// The node on whose behalf keys are written.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     pub(super) keys: Keys,
     /// This node's name.
     pub(super) node: String,
-    /// The lease that its keys are bound to.
+    /// The lease that the node's keys are bound to.
     pub(super) lease: i64,
 }
 
 impl Holder {
-    /// The value of its references.
+    /// The value of the node's references.
     pub(super) fn session(&self) -> String {
         self.lease.to_string()
     }
 
     /// Takes a reference to the number of a label set. A set without a number gets one: `preferred` if that is free,
-    /// else one that `free` finds, given the numbers that are known to be taken.
+    /// else a number chosen by `free`, which is passed the numbers known to be taken.
     pub(super) async fn take(
         &self,
         store: &mut impl Transactions,
@@ -89,7 +89,7 @@ impl Holder {
         Err(StoreError::new("acquire an identity", reason).into())
     }
 
-    /// Takes a reference to the number at a label set's key; `None` if that changed.
+    /// Takes a reference to the number in a label set's key; `None` if the key changed.
     async fn take_known(
         &self,
         store: &mut impl Transactions,
@@ -151,7 +151,7 @@ impl Holder {
         Ok(store.transact(refer).await?.is_made().then_some(identity))
     }
 
-    /// Gives this number to a label set; `None` if another set has it, or this set got one meanwhile.
+    /// Gives this number to a label set; `None` if another set has the number, or this set got a number meanwhile.
     async fn create(
         &self,
         store: &mut impl Transactions,
@@ -181,7 +181,7 @@ impl Holder {
         let own =
             stands.filter(|stands| read_labels(&stands.value).is_ok_and(|known| known == *labels));
         let Some(own) = own else { return Ok(None) };
-        // It has this number already; only the key from the labels to the number was lost.
+        // The label set already has this number; only the key from the labels to the number was lost.
         let repair = Transaction {
             attempt: MEND,
             when: vec![
@@ -226,8 +226,8 @@ impl Holder {
         change(store, "delete a key", KeyChange::Delete(key)).await
     }
 
-    /// Collects an identity unless a node uses it again. Its number is not reused while the lease `freed` lasts.
-    /// Returns whether it was collected.
+    /// Collects an identity unless a node uses it again. Its number is reserved while the lease `freed` lasts. Returns
+    /// whether the identity was collected.
     pub(super) async fn collect(
         &self,
         store: &mut impl Transactions,

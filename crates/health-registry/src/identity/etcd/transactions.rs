@@ -1,4 +1,4 @@
-//! The requests to a store: reads, and changes that are made all or not at all.
+//! The requests to a store: reads, and atomic changes.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
 
 use crate::etcd::{Store, StoreError, Value};
 
-/// A store that takes requests. Clones use the same store.
+/// A store that serves requests. Clones use the same store.
 pub(super) trait Transactions: Clone + Send {
     /// Reads a key.
     fn read(
@@ -24,7 +24,7 @@ pub(super) trait Transactions: Clone + Send {
     fn grant(&mut self, ttl: Duration) -> impl Future<Output = Result<i64, StoreError>> + Send;
 }
 
-/// Contents of a key.
+/// The contents of a key.
 #[derive(Clone, Debug)]
 pub(super) struct StoredValue {
     pub(super) value: Value,
@@ -34,7 +34,7 @@ pub(super) struct StoredValue {
 /// Changes and their conditions.
 #[derive(Clone, Debug)]
 pub(super) struct Transaction {
-    /// Its purpose, for errors.
+    /// The purpose of the transaction, for errors.
     pub(super) attempt: &'static str,
     pub(super) when: Vec<Condition>,
     pub(super) changes: Vec<KeyChange>,
@@ -67,11 +67,11 @@ pub(super) enum KeyChange {
     Delete(String),
 }
 
-/// Result of a transaction.
+/// The result of a transaction.
 #[derive(Clone, Debug)]
 pub(super) enum TransactionEnd {
     Made,
-    /// A condition did not hold. Holds the contents of the key that was to be read.
+    /// A condition did not hold. Holds the contents of the key [`Transaction::otherwise`].
     Refused(Option<StoredValue>),
 }
 
@@ -116,7 +116,7 @@ impl Transactions for Store {
     }
 }
 
-/// The contents found by the first answer.
+/// Returns the contents found by the first operation.
 fn found(answers: Vec<TxnOpResponse>) -> Option<StoredValue> {
     let Some(TxnOpResponse::Get(found)) = answers.into_iter().next() else {
         return None;

@@ -1,5 +1,5 @@
-//! The contents of an identity file. No file access and no clock: times come in, and each change is applied to the
-//! whole document at once.
+//! The contents of an identity file. No file access and no clock: times are passed in, and each change is applied to
+//! the whole document at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use super::super::allocator::{Timing, not_for_endpoints, shown};
 
 /// The version of the format that this agent writes.
 const VERSION: u32 = 1;
-/// How many numbers there are.
+/// The total number of identities.
 const NUMBERS: usize = (CLUSTER_LAST - CLUSTER_FIRST + 1) as usize;
 
 /// The whole file.
@@ -28,9 +28,9 @@ pub(super) struct Document {
     /// The number to try next.
     next: Identity,
     pub(super) identities: BTreeMap<Identity, Entry>,
-    /// Numbers of collected identities, and until when they are not reused.
+    /// The numbers of collected identities, and until when they are reserved.
     freed: BTreeMap<Identity, Timestamp>,
-    /// One session per agent, by a random number.
+    /// The sessions, one per agent, by a random number.
     sessions: BTreeMap<String, Session>,
     pub(super) addresses: BTreeMap<IpAddr, Address>,
 }
@@ -41,19 +41,19 @@ pub(super) struct Document {
 pub(super) struct Entry {
     #[serde(with = "shared")]
     pub(super) labels: Arc<LabelSet>,
-    /// Sessions that use it.
+    /// The sessions that use the identity.
     references: BTreeSet<String>,
-    /// Since when no session uses it.
+    /// Since when no session has used the identity.
     #[serde(skip_serializing_if = "Option::is_none")]
     unused_since: Option<Timestamp>,
 }
 
-/// An agent.
+/// The session of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Session {
     node: String,
-    /// When the agent counts as dead.
+    /// When the agent is considered dead.
     until: Timestamp,
 }
 
@@ -62,19 +62,19 @@ struct Session {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Address {
     pub(super) identity: Identity,
-    /// The address of the node.
+    /// The address of the node that has the endpoint.
     pub(super) node: IpAddr,
     session: String,
 }
 
-/// What one agent wants in the file.
+/// All that one agent wants to be in the file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wish {
-    /// Label sets, and their last numbers.
+    /// Label sets, each with its last number.
     pub(super) sets: Vec<(Arc<LabelSet>, Option<Identity>)>,
     /// Identity and node of each address.
     pub(super) addresses: BTreeMap<IpAddr, (Identity, IpAddr)>,
-    /// Whether to delete what earlier sessions of the node left.
+    /// Whether to delete the entries of earlier sessions of the node.
     pub(super) forgets_earlier: bool,
 }
 
@@ -100,7 +100,7 @@ impl Default for Document {
 }
 
 impl Document {
-    /// Parses a document, and makes sure that it cannot lead to a wrong identity.
+    /// Parses a document, and checks that it cannot lead to a wrong identity.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let document: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if document.version != VERSION {
@@ -140,7 +140,7 @@ impl Document {
         }
     }
 
-    /// The name of a session's node.
+    /// Returns the name of a session's node.
     pub(super) fn node(&self, session: &str) -> Option<&str> {
         self.sessions.get(session).map(|known| known.node.as_str())
     }
@@ -155,8 +155,8 @@ impl Document {
         self.node(&address.session)
     }
 
-    /// Updates the document to what an agent wants, and drops what has expired. Returns an identity for each
-    /// requested label set.
+    /// Updates the document to an agent's wishes, and drops expired entries. Returns an identity for each requested
+    /// label set.
     pub(super) fn grant(
         &mut self,
         writer: &Writer,
@@ -203,7 +203,7 @@ impl Document {
         granted
     }
 
-    /// Renews the agent's session when a third of it is over, and drops expired sessions.
+    /// Renews the agent's session after a third of its duration, and drops expired sessions.
     fn renew(&mut self, writer: &Writer, forgets_earlier: bool, now: Timestamp) {
         self.sessions.retain(|session, known| {
             let is_earlier = known.node == writer.node && *session != writer.session;
@@ -217,7 +217,7 @@ impl Document {
         };
         let known = self.sessions.entry(writer.session.clone());
         let known = known.or_insert_with(|| session.clone());
-        // A clock that was set back must not make the session last forever.
+        // A clock that is set back must not make the session last forever.
         if known.until < worn || known.until > until {
             *known = session;
         }
@@ -379,7 +379,7 @@ mod tests {
     fn sets_that_are_held_keep_their_numbers_before_new_ones_get_any() {
         let mut document = Document::default();
         let held = granted(&mut document, "a", &[3, 4, 5], 0);
-        // The file is lost. Another agent takes the first number sooner, and new sets come before the others.
+        // The file is lost. Another agent is faster to take the first number, and lists new sets before held ones.
         let mut document = Document::default();
         assert_eq!(granted(&mut document, "b", &[9], 1), held[..1]);
         let wish = Wish {

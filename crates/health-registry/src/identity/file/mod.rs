@@ -1,5 +1,5 @@
 //! Identities in a JSON file, shared by the agents of one machine. Each change reads the whole file under a lock and
-//! replaces it atomically. A file that cannot be read is left unchanged.
+//! replaces it atomically. An unreadable file is left unchanged.
 
 mod document;
 
@@ -23,14 +23,14 @@ use super::AddressAnnouncement;
 use super::allocator::{Shared, Timing};
 use super::view::View;
 
-/// Suffix of the lock file's name, after the name of the identity file.
+/// Suffix that turns the identity file's name into the lock file's name.
 pub const LOCK_SUFFIX: &str = ".lock";
 
-/// How often to check the file. It is always replaced as a whole, so any check may read it.
+/// How often the file is checked. It is always replaced as a whole, so it can be read at any time.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long to wait while others use the file. Each of them holds the lock only for one read and one write.
+/// How long to wait while other agents use the file. Each holds the lock only for one read and one write.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// Largest file that is read, in bytes.
+/// Maximum size of the file in bytes.
 const MAX_LEN: u64 = 256 << 20;
 
 /// Why the file cannot be used.
@@ -50,7 +50,7 @@ enum FileError {
     Damaged { path: PathBuf, reason: String },
 }
 
-/// Follows a file and keeps in it what `node` wants. Never returns.
+/// Follows a file, and keeps the wants of `node` in it. Never returns.
 pub(super) fn run(
     shared: Arc<Shared>,
     path: PathBuf,
@@ -78,8 +78,8 @@ pub(super) fn run(
         let mut keep_at = Instant::now();
         let mut is_behind = false;
         loop {
-            // Waiters are answered at once. Everything else is batched, because each update reads and writes the whole
-            // file.
+            // Waiting callers are served immediately. All other updates are batched, because each update reads and
+            // writes the whole file.
             let is_time = tokio::select! {
                 _ = ticks.tick() => true,
                 () = follower.shared.wake.notified() => {
@@ -100,7 +100,7 @@ pub(super) fn run(
     }
 }
 
-/// Distinguishes one version of the file from the next.
+/// Distinguishes versions of the file.
 type Stamp = (u64, u64, u64, i64, i64);
 
 struct Follower {
@@ -108,11 +108,11 @@ struct Follower {
     store: Arc<IdentityFile>,
     view: View,
     started: Instant,
-    /// Version that was last read; `None` if there was no file.
+    /// The version that was last read; `None` if there was no file.
     taken: Option<Stamp>,
-    /// When the file was last good.
+    /// When the file was last usable.
     heard: Timestamp,
-    /// Why the file could not be used last time.
+    /// Why the file was last unusable.
     lost: Option<String>,
 }
 
@@ -121,8 +121,8 @@ impl Follower {
         self.lost.is_some() || stamp(&self.store.path) != self.taken
     }
 
-    /// Writes what is wanted to the file, and takes over what the file contains. `period` is the longest time until the
-    /// next call.
+    /// Writes the wants to the file, and takes over the file's contents. `period` is the maximum time until the next
+    /// call.
     async fn keep(&mut self, period: Duration) {
         let (sets, wish) = {
             let wants = self.shared.wants();
@@ -149,7 +149,7 @@ impl Follower {
         };
         self.taken = updated.stamp;
         self.heard = Timestamp::now();
-        // Each change of the file drops unused entries.
+        // Each change of the file also drops unused entries.
         for reporter in [&self.shared.store_reporter, &self.shared.collector_reporter] {
             reporter.end(None, Some(period));
         }
@@ -214,7 +214,7 @@ impl Follower {
     }
 }
 
-/// The file, and this writer of it.
+/// The identity file, and this writer of it.
 struct IdentityFile {
     path: PathBuf,
     writer: Writer,
@@ -228,7 +228,7 @@ struct FileUpdate {
 }
 
 impl IdentityFile {
-    /// Changes the file under its lock. Writes it only if its contents change.
+    /// Changes the file under its lock. Writes the file only if the contents change.
     fn update(&self, wish: &Wish) -> Result<FileUpdate, FileError> {
         let _lock = self.lock()?;
         let known = self.read()?;
@@ -244,7 +244,7 @@ impl IdentityFile {
         })
     }
 
-    /// Waits for the lock, at most [`LOCK_PATIENCE`]. The lock is a separate file, because the identity file itself is
+    /// Waits up to [`LOCK_PATIENCE`] for the lock. The lock is a separate file, because the identity file itself is
     /// replaced.
     fn lock(&self) -> Result<File, FileError> {
         let path = beside(&self.path, LOCK_SUFFIX);
@@ -259,7 +259,7 @@ impl IdentityFile {
         Ok(private::lock(&path, LOCK_PATIENCE)?)
     }
 
-    /// Returns `None` if there is no file yet.
+    /// Reads the file; `None` if there is no file yet.
     fn read(&self) -> Result<Option<Document>, FileError> {
         let path = &self.path;
         let io = |source| FileError::Io {
@@ -285,7 +285,7 @@ impl IdentityFile {
         Document::parse(&bytes).map(Some).map_err(damaged)
     }
 
-    /// Replaces the file atomically: readers see either the old or the new file, complete.
+    /// Replaces the file atomically: readers see either the complete old file or the complete new file.
     fn write(&self, document: &Document) -> Result<(), FileError> {
         let write = || -> io::Result<()> {
             let mut text = serde_json::to_vec_pretty(document)?;

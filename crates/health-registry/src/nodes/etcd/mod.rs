@@ -1,6 +1,6 @@
 //! The node registry in etcd. Each agent writes a permanent record of its node, and a presence key that is bound to a
 //! lease. A node leaves the set when its record is deleted, not when its agent stops or loses its connection to the
-//! store. The probes decide whether a node is alive.
+//! store. Probes decide whether a node is alive.
 //!
 //! `view` converts keys to nodes, `registration` maintains this node's own keys through `requests`, and the task in
 //! this module connects them.
@@ -28,15 +28,15 @@ use crate::etcd::{
 };
 use health_settings::RegistrySpec;
 
-/// Changes that arrive within this time become one new set.
+/// Changes that arrive within this time are combined into one new set.
 const GATHER: Duration = Duration::from_millis(100);
 /// Time between two checks for abandoned records.
 const ABANDONED_PERIOD: Duration = Duration::from_secs(60);
-/// How long a node's agent must be away before its record is deleted.
+/// How long a node's agent must be absent before the node's record is deleted.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
-/// Upper bound of the random addition to that time, so that not all agents delete the record at once.
+/// Maximum random addition to that time, so that agents do not all delete the record at once.
 const ABANDONED_SPREAD: Duration = Duration::from_secs(600);
-/// Maximum abandoned records that one check deletes.
+/// Maximum number of abandoned records that one check deletes.
 const ABANDONED_AT_ONCE: usize = 10;
 
 /// Location of an etcd cluster.
@@ -74,8 +74,8 @@ pub struct EtcdRegistry {
 
 impl EtcdRegistry {
     /// Starts to follow the nodes of a cluster. `own` is in the set from the start, and is registered once it is
-    /// published. Fails only if the settings cannot be used; a store that does not answer is retried. Must be called in
-    /// a tokio runtime.
+    /// published. Fails only if the settings cannot be used; a store that does not respond is retried. Must be called
+    /// in a tokio runtime.
     pub fn open(spec: EtcdSpec, cluster: &str, own: Option<Node>) -> Result<Self, EtcdConfigError> {
         spec.source.access()?;
         let view = View::new(cluster, own);
@@ -159,7 +159,7 @@ struct Follower {
     source: Source,
     keys: Keys,
     view: View,
-    /// How far the view has read the store.
+    /// The position up to which the view has read the store.
     cursor: Cursor,
     state: SourceState,
     published: watch::Receiver<Option<Node>>,
@@ -188,7 +188,7 @@ impl Follower {
         }
     }
 
-    /// Follows the store through one member until that fails. Returns the reason.
+    /// Follows the store through one member until the connection fails. Returns the reason.
     async fn connected(
         &mut self,
         turn: usize,
@@ -275,8 +275,8 @@ impl Follower {
         }
     }
 
-    /// Deletes the records of nodes that are gone for good. Only an agent that is itself registered may do that: one
-    /// that only reads another cluster's store changes nothing there.
+    /// Deletes the records of nodes that are gone for good. Only an agent that is registered here may delete them: an
+    /// agent that only reads another cluster's store changes nothing there.
     async fn forget_abandoned(&mut self, store: &mut Store) {
         if self.published.borrow().is_none() {
             return;
@@ -338,7 +338,7 @@ impl Follower {
         self.publish();
     }
 
-    /// Sends the set if it changed.
+    /// Publishes the set if it changed.
     fn publish(&mut self) {
         let (nodes, mut rejected) = self.view.nodes();
         rejected.splice(0..0, self.state.rejected.iter().cloned());

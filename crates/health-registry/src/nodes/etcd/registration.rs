@@ -1,5 +1,5 @@
-//! Keeps this node registered: with a permanent record, and with a presence key that is bound to a lease and lasts as
-//! long as the agent is connected.
+//! Keeps this node registered: with a permanent record, and with a presence key that is bound to a lease and lasts
+//! while the agent is connected.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::nodes::record::NodeRecord;
 
 /// How long an agent's presence key outlives its connection.
 const LEASE_TTL: Duration = Duration::from_secs(30);
-/// Shortest time between two registrations that another agent caused: two agents under one name must not keep the store
-/// busy.
+/// Minimum time between two registrations caused by another agent: two agents with the same name must not keep the
+/// store busy.
 const SHORTEST_GAP: Duration = Duration::from_secs(1);
 
 /// This node's registration.
 #[derive(Debug)]
 pub(super) struct Registration {
-    /// Distinguishes this agent from others under the same name.
+    /// Distinguishes this agent from other agents with the same name.
     instance: String,
     keys: Keys,
     own: watch::Receiver<Option<Node>>,
@@ -49,7 +49,7 @@ impl Registration {
         }
     }
 
-    /// See [`Signs`].
+    /// Returns the watching side, see [`Signs`].
     pub(super) fn signs(&self) -> Signs {
         Signs {
             instance: self.instance.clone(),
@@ -59,7 +59,7 @@ impl Registration {
         }
     }
 
-    /// Registers the node as soon as it is known, and keeps it registered as long as this is polled.
+    /// Registers the node as soon as it is known, and keeps it registered for as long as this is polled.
     pub(super) async fn keep(&mut self, mut store: Store) -> Infallible {
         let mut backoff = Backoff::default();
         loop {
@@ -81,7 +81,7 @@ impl Registration {
         }
     }
 
-    /// Returns when the lease is lost or someone else changed the keys.
+    /// Keeps the node registered. Returns when the lease is lost or someone else changed the keys.
     async fn keep_until_disturbed(
         &mut self,
         store: &mut Store,
@@ -89,7 +89,7 @@ impl Registration {
     ) -> Result<(), StoreError> {
         let is_known = self.own.wait_for(Option::is_some).await.is_ok();
         if !is_known {
-            // No sender is left that could publish the node.
+            // No sender that could publish the node is left.
             return std::future::pending().await;
         }
         let mut hold = match self.lease {
@@ -162,7 +162,7 @@ pub(super) struct Signs {
 }
 
 impl Signs {
-    /// Notes that a node's record was written or deleted.
+    /// Handles a node's record that was written or deleted.
     pub(super) fn record_changed(&self, node: &str, value: Option<&[u8]>) {
         let own = self.own.borrow();
         let Some(own) = own.as_ref().filter(|own| own.name == node) else {
@@ -173,7 +173,7 @@ impl Signs {
         }
     }
 
-    /// Notes that a node's presence key was written or deleted.
+    /// Handles a node's presence key that was written or deleted.
     pub(super) fn presence_changed(&self, node: &str, value: Option<&[u8]>) {
         let own = self.own.borrow();
         if own.as_ref().is_none_or(|own| own.name != node)
@@ -194,6 +194,6 @@ impl Signs {
 }
 
 fn record_of(node: &Node) -> String {
-    // A record is plain data, which always has a JSON form.
+    // A record is plain data, so serializing it to JSON cannot fail.
     serde_json::to_string(&NodeRecord::from(node)).unwrap_or_default()
 }

@@ -5,7 +5,7 @@ use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
 use super::view::Keys;
 use crate::etcd::{Store, StoreError};
 
-/// Writes a node's record and, bound to the lease, its presence key. Writes nothing if both exist already. Returns
+/// Writes a node's record, and its presence key bound to the lease. Writes nothing if both already exist. Returns
 /// whether it wrote.
 pub(super) async fn register(
     store: &mut Store,
@@ -46,7 +46,7 @@ pub(super) async fn deregister(
     Ok(matches!(record, Some(TxnOpResponse::Delete(deleted)) if deleted.deleted() > 0))
 }
 
-/// Deletes a record, unless it was written since or the node's agent is back. Returns whether it was deleted.
+/// Deletes a record, unless it was written since or the node's agent is back. Returns whether the record was deleted.
 pub(super) async fn forget(
     store: &mut Store,
     record: &str,

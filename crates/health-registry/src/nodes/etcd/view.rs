@@ -1,5 +1,5 @@
-//! Converts the keys of one cluster to nodes. No connection and no clock: keys and times come in, nodes and refusals
-//! come out.
+//! Converts the keys of one cluster to nodes. No connection and no clock: receives keys and times, and returns nodes
+//! and refusals.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -9,16 +9,16 @@ use crate::nodes::record::NodeRecord;
 use crate::nodes::validate::{Claims, Entry};
 use crate::nodes::{Node, UnusableEntry};
 
-/// Longest value that is read, in bytes. A node with the maximum number of addresses needs a tenth.
+/// Maximum length of a value in bytes. A node with the maximum number of addresses needs a tenth of that.
 const MAX_RECORD_LEN: usize = 64 * 1024;
-/// Maximum refused keys that are reported individually.
+/// Maximum number of refused keys that are reported individually.
 const MAX_REJECTED: usize = 100;
 
-/// How long a node whose record was deleted stays, so that its agent can restore the record. If a running agent did not
-/// delete its record itself, the deletion is a mistake, which that agent repairs at once.
+/// How long a node stays after its record was deleted, so that its agent can restore the record. If a running agent did
+/// not delete its record itself, the deletion is a mistake, which that agent repairs immediately.
 const SETTLE: Duration = Duration::from_secs(10);
 /// How long a node stays whose record was missing when the store came back. A store may come back without its data, and
-/// then waits for the agents to write theirs.
+/// agents then need time to write theirs.
 const SETTLE_UNSEEN: Duration = Duration::from_secs(120);
 
 /// The keys of one cluster.
@@ -27,7 +27,7 @@ pub(super) struct Keys {
     prefix: String,
 }
 
-/// Meaning of a key.
+/// The meaning of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key<'a> {
     /// A node's record; holds the node's name.
@@ -66,16 +66,16 @@ impl Keys {
     }
 }
 
-/// A record that the store has or had.
+/// A record that is or was in the store.
 #[derive(Debug)]
 struct StoredRecord {
-    /// The node as last successfully read.
+    /// The node as last read without errors.
     node: Option<Node>,
-    /// Why the record cannot be read now.
+    /// Why the record cannot be read at present.
     problem: Option<String>,
     create_revision: i64,
     mod_revision: i64,
-    /// When the node leaves the set, because its record is gone.
+    /// When the node leaves the set because its record is gone.
     leaves_at: Option<Duration>,
     /// Since when the node's agent has been absent.
     absent_since: Option<Duration>,
@@ -87,7 +87,7 @@ pub(super) struct View {
     cluster: String,
     keys: Keys,
     own: Option<Node>,
-    /// By the name in the key.
+    /// The records by the name in the key.
     records: BTreeMap<String, StoredRecord>,
     present: HashSet<String>,
 }
@@ -103,7 +103,7 @@ impl View {
         }
     }
 
-    /// Sets this node as its own agent knows it, whatever the store says.
+    /// Sets this node as its own agent knows it, regardless of the store.
     pub(super) fn set_own(&mut self, own: Option<Node>) {
         self.own = own;
     }
@@ -168,12 +168,12 @@ impl View {
         self.records.len() != before
     }
 
-    /// When [`expire`](Self::expire) will next have work to do.
+    /// When [`expire`](Self::expire) next has anything to do.
     pub(super) fn next_expiry(&self) -> Option<Duration> {
         self.records.values().filter_map(|s| s.leaves_at).min()
     }
 
-    /// The nodes whose agents have been absent for `grace`: names, and revisions of their records.
+    /// Returns the names of nodes whose agents have been absent for `grace`, and the revisions of their records.
     pub(super) fn abandoned(&self, grace: Duration, now: Duration) -> Vec<(String, i64)> {
         self.records
             .iter()
@@ -188,8 +188,8 @@ impl View {
             .collect()
     }
 
-    /// The nodes, sorted by name, and the keys that cannot be used. If two nodes claim the same thing, this node wins,
-    /// else the node whose agent is present, else the older record.
+    /// Returns the nodes, sorted by name, and the unusable keys. If two nodes claim the same thing, this node wins,
+    /// else the node whose agent is present, else the node with the older record.
     pub(super) fn nodes(&self) -> (Vec<Node>, Vec<UnusableEntry>) {
         let mut claims = Claims::default();
         let mut nodes = Vec::with_capacity(self.records.len() + 1);
@@ -279,7 +279,7 @@ impl Mirror for View {
         }
     }
 
-    /// Notes that the store is back after an interruption. Agents may have been cut off too, so they get time again to
+    /// Notes that the store is back after an interruption. Agents may have been cut off too, so they get more time to
     /// restore deleted records.
     fn resume(&mut self, now: Duration) {
         for stored in self.records.values_mut() {
@@ -442,7 +442,7 @@ mod tests {
         );
         view.replace(Vec::new(), SECOND);
         assert_eq!(names(&view), ["a", "b"]);
-        // A second disconnect does not restart the time.
+        // A second disconnect does not restart the timer.
         view.replace(vec![record("a", "10.0.0.1", 1)], SECOND * 60);
         assert!(view.expire(SECOND + SETTLE_UNSEEN));
         assert_eq!(names(&view), ["a"]);
@@ -461,7 +461,7 @@ mod tests {
         let reasons = reasons(&view);
         assert_eq!(reasons[0].0, "old");
         assert!(reasons[0].1.contains("as default/new"), "{reasons:?}");
-        // A deleted record yields, without being reported.
+        // A deleted record yields to the other node's record, without being reported.
         view.delete("/health-agent/v1/default/nodes/new", SECOND);
         assert_eq!(names(&view), ["old"]);
         assert!(view.nodes().1.is_empty());
@@ -499,7 +499,7 @@ mod tests {
         assert!(view.abandoned(grace, grace).is_empty());
         let gone = ("gone".to_owned(), 1);
         assert_eq!(view.abandoned(grace, grace + SECOND), [gone]);
-        // While the store was away, no agent could be seen: the time restarts.
+        // While the store was away, agents could not be seen, so the timer restarts.
         view.replace(pairs, grace);
         assert!(view.abandoned(grace, grace + SECOND).is_empty());
     }

@@ -1,4 +1,4 @@
-//! What the agent keeps of the cluster's Node objects: the node set.
+//! The part of the cluster's Node objects that the agent keeps: the node set.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::nodes::{LastHeard, Node, NodeSet, SourceState, Staleness, Standing};
 /// This node's own object, and the channels for its state.
 pub(super) struct OwnObject {
     pub(super) name: String,
-    /// The addresses in its annotations.
+    /// The addresses in the object's annotations.
     pub(super) annotated: watch::Sender<Option<Vec<String>>>,
     pub(super) standing: watch::Sender<Standing>,
 }
@@ -30,7 +30,7 @@ pub(super) struct KeptNodes {
 }
 
 impl KeptNodes {
-    /// Creates an empty set, which is stale until the first answer.
+    /// Creates an empty set, which is stale until the first response.
     pub(super) fn new(
         registry: String,
         cluster: String,
@@ -59,8 +59,8 @@ impl KeptNodes {
         (kept, receiver)
     }
 
-    /// Sends the state of this node's object. If the object is gone, its state is unknown: the watch reports the same
-    /// if an operator excludes the node from the mesh.
+    /// Publishes the state of this node's object. If the object is gone, the state is unknown: the watch looks the same
+    /// when an operator excludes the node from the mesh.
     fn note_own(&self) {
         let Some(own) = &self.own else {
             return;
@@ -83,7 +83,7 @@ impl KeptNodes {
     }
 }
 
-/// Sends the value if it differs from the one sent last.
+/// Sends the value if it differs from the last one sent.
 fn publish<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
     sender.send_if_modified(|known| {
         let differs = *known != now;

@@ -1,4 +1,4 @@
-//! The node registry in a Kubernetes cluster. It follows the Node objects, and stores this node's health addresses in
+//! The node registry in a Kubernetes cluster. Follows the Node objects, and stores this node's health addresses in
 //! annotations of the node's own object.
 
 mod kept;
@@ -34,11 +34,11 @@ pub struct KubernetesRegistry {
 
 impl KubernetesRegistry {
     /// Starts to follow the nodes of `cluster`. Uses the kubeconfig at the given path, else the service account of this
-    /// process's pod, else the kubeconfig that the environment names. `node_name` is the Node object that
-    /// [`Registry::publish`] annotates; without it, as for remote clusters, nothing is written.
+    /// process's pod, else the environment's kubeconfig. `node_name` is the Node object that [`Registry::publish`]
+    /// annotates; without it, as for remote clusters, nothing is written.
     ///
-    /// Fails if there are no credentials. Does not wait for an answer: until the first one, the set is empty and says
-    /// why. Must be called in a tokio runtime.
+    /// Fails if there are no credentials. Does not wait for a response: until the first response, the set is empty and
+    /// says why. Must be called in a tokio runtime.
     pub fn open(
         kubeconfig: Option<&Path>,
         cluster: &str,
@@ -88,7 +88,7 @@ impl Registry for KubernetesRegistry {
         self.standing.clone()
     }
 
-    /// Annotates this node's object with its health addresses. The rest of the object belongs to the cluster.
+    /// Annotates this node's object with its health addresses. All other fields belong to the cluster.
     fn publish(&self, own: Node) {
         self.wanted.send_replace(Some(own.health_addresses));
     }

@@ -15,9 +15,9 @@ use crate::nodes::validate::{Entry, SourceText};
 pub const IPV4_HEALTH_ANNOTATION: &str = "health-agent.io/ipv4-health-ip";
 /// Key of the annotation with the IPv6 address of a node's health endpoint.
 pub const IPV6_HEALTH_ANNOTATION: &str = "health-agent.io/ipv6-health-ip";
-/// Key of the label with a node's zone, which the cloud's controller sets.
+/// Key of the label with a node's zone, set by the cloud's controller.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
-/// A node with this label, whatever its value, is not part of the mesh.
+/// Label that excludes a node from the mesh, whatever its value.
 pub const EXCLUDE_LABEL: &str = "health-agent.io/exclude";
 
 /// Selects the nodes that can be part of the mesh. Leaves out nodes that the operator excludes, and nodes that are not
@@ -25,7 +25,7 @@ pub const EXCLUDE_LABEL: &str = "health-agent.io/exclude";
 pub(super) const SELECTOR: &str =
     "!health-agent.io/exclude,type!=virtual-kubelet,eks.amazonaws.com/compute-type!=fargate";
 
-/// A Node object without the fields that don't matter here, which make up most of it.
+/// A Node object without the irrelevant fields, which make up most of it.
 pub(super) type NodeObject = Object<NodeSpec, NodeStatus>;
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -59,7 +59,7 @@ struct NodeAddress {
     address: String,
 }
 
-/// The contents of a Node object, as written there.
+/// The relevant contents of a Node object, as written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     name: String,
@@ -88,7 +88,7 @@ impl From<NodeObject> for Record {
         if addresses.is_empty() {
             addresses = std::mem::take(&mut secondary_addresses);
         }
-        // A host with a single address may have it listed as both.
+        // A host with a single address may have that address listed as both kinds.
         secondary_addresses.retain(|address| !addresses.contains(address));
         let mut pod_cidrs = object.spec.pod_cidrs;
         if pod_cidrs.is_empty() {
@@ -119,7 +119,7 @@ impl Record {
         &self.health_addresses
     }
 
-    /// How the cluster sees the node.
+    /// Returns how the cluster sees the node.
     pub(super) fn standing(&self) -> Standing {
         Standing::Known {
             is_deleting: self.is_deleting,
@@ -128,13 +128,13 @@ impl Record {
         }
     }
 
-    /// Sort key: if two nodes claim the same thing, the first keeps it, so a node that joins takes nothing from the
-    /// others.
+    /// Sort key: if two nodes claim the same thing, the first node keeps it, so a node that joins takes nothing from
+    /// earlier nodes.
     pub(super) fn seniority(&self) -> impl Ord {
         (self.created.is_none(), self.created, self.name.clone())
     }
 
-    /// Converts the record to an entry. Every piece gets the object's name as its place.
+    /// Converts the record to an entry. The location of each part is the object's name.
     pub(super) fn entry(&self) -> Entry<Arc<str>> {
         let place: Arc<str> = format!("Node {}", self.name).into();
         let written = |text: &String| SourceText {
@@ -153,7 +153,7 @@ impl Record {
     }
 }
 
-/// The values of the health annotations among these annotations, IPv4 first.
+/// Returns the values of the health annotations, IPv4 first.
 pub(super) fn health_annotations(annotations: Option<&BTreeMap<String, String>>) -> Vec<String> {
     [IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION]
         .into_iter()
@@ -161,7 +161,7 @@ pub(super) fn health_annotations(annotations: Option<&BTreeMap<String, String>>)
         .collect()
 }
 
-/// The annotations for these addresses, one per family; `None` for a key that must be removed.
+/// Returns the annotations for these addresses, one per family; `None` for an annotation that must be removed.
 pub(super) fn annotations(health: &[IpAddr]) -> [(&'static str, Option<String>); 2] {
     let first = |is_wanted: fn(&IpAddr) -> bool| {
         let address = health.iter().find(|address| is_wanted(address));

@@ -13,12 +13,12 @@ use super::object::{NodeObject, annotations};
 use crate::backoff::Backoff;
 use crate::kubernetes::access::{self, Access, AccessError};
 
-/// The field manager: the object records it as the writer of the annotations.
+/// The field manager, which the object records as the writer of the annotations.
 const FIELD_MANAGER: &str = "health-agent";
-/// Annotations that stay unchanged for this long are undisputed: the next change is handled at once.
+/// Annotations that stay unchanged for this long are undisputed: the next change is then handled immediately.
 const UNDISPUTED: Duration = Duration::from_secs(30);
 
-/// Writes the annotations whenever they are not what they should be.
+/// Writes the annotations whenever they differ from the wanted ones.
 pub(super) struct Publisher {
     access: Access,
     node_name: Option<String>,
@@ -28,7 +28,7 @@ pub(super) struct Publisher {
     seen: watch::Receiver<Option<Vec<String>>>,
     client: Option<Client>,
     backoff: Backoff,
-    /// The failure that was logged last.
+    /// The last failure that was logged.
     failure: Option<String>,
 }
 
@@ -42,7 +42,7 @@ enum PatchError {
 }
 
 impl Publisher {
-    /// Without a node name, the publisher writes nothing.
+    /// Creates a publisher. Without a node name, it writes nothing.
     pub(super) fn new(
         access: Access,
         node_name: Option<String>,
@@ -75,7 +75,7 @@ impl Publisher {
                 last_patch = Some(Instant::now());
                 let is_done = outcome.is_ok();
                 self.note(&name, &wanted, outcome);
-                // Also after a success: two agents with the same name would overwrite each other in turns.
+                // Pause even after a success: two agents with the same name would keep overwriting each other.
                 sleep(self.backoff.pause(rand::random())).await;
                 if !is_done {
                     continue;
@@ -91,7 +91,7 @@ impl Publisher {
         }
     }
 
-    /// The addresses that must be written, if any.
+    /// Returns the addresses that must be written, if any.
     fn due(&mut self) -> Option<Vec<IpAddr>> {
         let wanted = self.wanted.borrow_and_update().clone()?;
         let seen = self.seen.borrow_and_update().clone()?;
@@ -122,7 +122,7 @@ impl Publisher {
             ..PatchParams::default()
         };
         nodes.patch_metadata(name, &params, &patch).await?;
-        // After a failure, the credentials are read again.
+        // Read the credentials again after a failure.
         self.client = Some(client);
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::nodes::{Node, UnusableEntry};
 #[derive(Debug, Default)]
 pub(super) struct View {
     records: BTreeMap<String, Record>,
-    /// Objects of a listing that is not complete yet.
+    /// The objects of a listing that is not complete yet.
     listed: BTreeMap<String, Record>,
 }
 
@@ -24,7 +24,7 @@ impl View {
         self.listed.insert(record.name().to_owned(), record);
     }
 
-    /// Completes a listing. Refuses an empty one: a cluster has nodes, so its store was lost.
+    /// Completes a listing. Refuses an empty listing: a cluster has nodes, so its store must have been lost.
     pub(super) fn end_list(&mut self) -> Result<(), EmptyList> {
         if self.listed.is_empty() {
             return Err(EmptyList);
@@ -33,7 +33,7 @@ impl View {
         Ok(())
     }
 
-    /// Records a new or changed object. Returns whether the set may differ: most changes are heartbeats.
+    /// Records a new or changed object. Returns whether the set may differ; most changes are mere heartbeats.
     pub(super) fn apply(&mut self, record: Record) -> bool {
         if self.records.get(record.name()) == Some(&record) {
             return false;
@@ -51,7 +51,7 @@ impl View {
         self.records.get(name)
     }
 
-    /// The usable nodes, sorted by name, and the objects that cannot be used.
+    /// Returns the usable nodes, sorted by name, and the unusable objects.
     pub(super) fn nodes(&self, cluster: &str) -> (Vec<Node>, Vec<UnusableEntry>) {
         let mut records: Vec<_> = self.records.values().collect();
         records.sort_by_cached_key(|record| record.seniority());

@@ -1,4 +1,4 @@
-//! Parses an entry, and checks it by itself.
+//! Parses an entry and checks it in isolation.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::{Claim, Entry, MAX_LIST_LEN, MAX_NAME_LEN, SourceText, health_endpoin
 use crate::nodes::Node;
 use crate::prefix::{v4, v6};
 
-/// An entry that is valid by itself.
+/// An entry that is valid in isolation.
 pub(super) struct ParsedEntry<P> {
     pub(super) node: Node,
     pub(super) full_name: String,
@@ -83,7 +83,7 @@ pub(super) fn parse<P: Clone + fmt::Display>(
     })
 }
 
-/// Checks the pieces of one entry against each other.
+/// Checks the parts of an entry against each other.
 fn check_within<P: Clone + fmt::Display>(
     full_name: &str,
     node_addresses: &[(IpAddr, P)],
@@ -178,7 +178,7 @@ fn address<P: Clone + fmt::Display>(
     Ok((address, place))
 }
 
-/// Networks that pods cannot have: this network, loopback, link-local, multicast and reserved addresses (RFC 6890).
+/// Networks that pods cannot use: this network, loopback, link-local, multicast and reserved addresses (RFC 6890).
 const SPECIAL: [IpNet; 8] = [
     v4([0, 0, 0, 0], 8),
     v4([127, 0, 0, 0], 8),
@@ -211,7 +211,7 @@ fn cidr<P: Clone + fmt::Display>(written: SourceText<P>) -> Result<(IpNet, P), R
     Ok((cidr, place))
 }
 
-/// Shortens text: input that is not an address may have any length, but reports are single lines.
+/// Shortens a string: malformed addresses may have any length, but reports are single lines.
 fn shortened(mut text: String) -> String {
     const LONGEST: usize = 64;
     if text.len() > LONGEST {

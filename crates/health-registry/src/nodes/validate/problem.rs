@@ -1,4 +1,4 @@
-//! What can be wrong with an entry.
+//! The possible problems with an entry.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,17 +7,17 @@ use ipnet::IpNet;
 
 use super::{MAX_LIST_LEN, MAX_NAME_LEN};
 
-/// An entry that cannot be used: what is wrong with it, and where.
+/// An entry that cannot be used: the problem and its location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct RefusedEntry<P: fmt::Display> {
-    /// Place of the wrong piece.
+    /// The location of the wrong part.
     pub place: P,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem<P>,
 }
 
-/// What is wrong with an entry.
+/// A problem with an entry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem<P: fmt::Display> {
     /// A name that cannot be part of `cluster/node`.
@@ -25,7 +25,7 @@ pub enum Problem<P: fmt::Display> {
     InvalidName {
         /// `node name` or `cluster name`.
         what: &'static str,
-        /// As written.
+        /// The name as written.
         name: String,
     },
     /// The name is longer than reports allow.
@@ -33,7 +33,7 @@ pub enum Problem<P: fmt::Display> {
     LongName {
         /// `node name` or `cluster name`.
         what: &'static str,
-        /// Length in bytes.
+        /// The length in bytes.
         len: usize,
     },
     /// More addresses or prefixes than any node has.
@@ -41,9 +41,9 @@ pub enum Problem<P: fmt::Display> {
     TooMany {
         /// The node.
         node: String,
-        /// What there is too much of.
+        /// The kind of list that is too long.
         what: &'static str,
-        /// Their number.
+        /// The length of the list.
         len: usize,
     },
     /// The node has no address.
@@ -54,13 +54,13 @@ pub enum Problem<P: fmt::Display> {
     DuplicateName {
         /// `cluster/node`.
         name: String,
-        /// Place of the other node.
+        /// The location of the other node.
         first: P,
     },
-    /// The text is not an IP address.
+    /// The string is not an IP address.
     #[error("{0:?} is not an IP address")]
     InvalidAddress(String),
-    /// Other nodes cannot reach this one at such an address.
+    /// Not a unicast address: other nodes cannot reach this node at it.
     #[error("{0} is not a unicast address")]
     NotUnicast(IpAddr),
     /// The same address is listed twice.
@@ -68,42 +68,42 @@ pub enum Problem<P: fmt::Display> {
     DuplicateAddress {
         /// The address.
         address: IpAddr,
-        /// The other place.
+        /// The other location.
         first: P,
-        /// Its owner there.
+        /// The owner of the address there.
         owner: String,
     },
-    /// The text is not a prefix.
+    /// The string is not a prefix.
     #[error("{0:?} is not a CIDR such as 10.244.1.0/24")]
     InvalidCidr(String),
-    /// The text is an address with a length, instead of a prefix.
+    /// The prefix has host bits: it is an address with a prefix length.
     #[error("CIDR {written} has host bits set; write {network}")]
     HostBits {
-        /// As written.
+        /// The prefix as written.
         written: IpNet,
-        /// What it should be.
+        /// The same prefix without host bits.
         network: IpNet,
     },
-    /// Pods cannot have addresses of this prefix. Routes for it would take away the host's own packets.
+    /// Pods cannot have addresses of this prefix. Routes for it would divert the host's own packets.
     #[error("CIDR {cidr} overlaps {special}, which is not allowed for pods")]
     SpecialCidr {
-        /// As written.
+        /// The prefix as written.
         cidr: IpNet,
-        /// What it overlaps.
+        /// The special prefix that it overlaps.
         special: IpNet,
     },
     /// Two prefixes share addresses.
     #[error("pod CIDR {cidr} of {owner} overlaps {other} of {other_owner} at {place}")]
     OverlappingCidrs {
-        /// The later one.
+        /// The later prefix.
         cidr: IpNet,
-        /// Its node.
+        /// The later prefix's node.
         owner: String,
-        /// The earlier one.
+        /// The earlier prefix.
         other: IpNet,
-        /// Its node.
+        /// The earlier prefix's node.
         other_owner: String,
-        /// Place of the earlier one.
+        /// The location of the earlier prefix.
         place: P,
     },
     /// A node's own address lies in a pod CIDR.
@@ -117,7 +117,7 @@ pub enum Problem<P: fmt::Display> {
         cidr: IpNet,
         /// The prefix's node.
         owner: String,
-        /// Place of the prefix.
+        /// The location of the prefix.
         place: P,
     },
     /// A pod CIDR contains the own address of an earlier node.
@@ -125,21 +125,21 @@ pub enum Problem<P: fmt::Display> {
     PodCidrOverAddress {
         /// The prefix.
         cidr: IpNet,
-        /// Its node.
+        /// The prefix's node.
         owner: String,
         /// The other node's address.
         address: IpAddr,
         /// The other node.
         node: String,
-        /// Place of the address.
+        /// The location of the address.
         place: P,
     },
-    /// The node cannot have assigned this health address.
+    /// The health address is outside of the node's pod CIDRs, so the node cannot have assigned it.
     #[error("health address {address} is in none of the pod CIDRs of {node}")]
     OutsidePodCidrs {
         /// The address.
         address: IpAddr,
-        /// Its node.
+        /// The address's node.
         node: String,
     },
 }

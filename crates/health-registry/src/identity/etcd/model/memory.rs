@@ -17,20 +17,20 @@ use crate::etcd::{Pair, StoreError};
 /// Which request fails, and how.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failure {
-    /// How many requests succeed before it.
+    /// The number of requests that succeed before the failure.
     pub(super) after: usize,
-    /// Whether the request is carried out, so that only its answer is lost.
+    /// Whether the request is executed, so that only its response is lost.
     pub(super) is_made: bool,
 }
 
-/// Keys, leases, and their changes since the store was empty.
+/// The keys, the leases, and all changes since the store was empty.
 pub(super) struct Memory {
-    /// How often everything was lost.
+    /// How often all data was lost.
     pub(super) epoch: u64,
     pub(super) log: Vec<Change>,
     revision: i64,
     pairs: BTreeMap<String, (Pair, Option<i64>)>,
-    /// When each lease expires.
+    /// The expiry time of each lease.
     leases: BTreeMap<i64, Duration>,
     last_lease: i64,
     lease: Duration,
@@ -38,7 +38,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// An empty store that grants leases of this duration.
+    /// Creates an empty store that grants leases of this duration.
     pub(super) fn new(lease: Duration, started: Instant) -> Self {
         Self {
             epoch: 0,
@@ -96,7 +96,7 @@ impl Memory {
         over.into_iter().for_each(|lease| self.revoke(lease));
     }
 
-    /// Loses everything.
+    /// Loses all data.
     pub(super) fn wipe(&mut self) {
         self.epoch += 1;
         self.log.clear();
@@ -162,7 +162,7 @@ impl Memory {
     }
 }
 
-/// A connection to the store. Requests of several connections arrive in any order.
+/// A connection to the store. Requests of different connections arrive in any order.
 #[derive(Clone)]
 pub(super) struct MemoryStore {
     memory: Arc<Mutex<Memory>>,

@@ -1,4 +1,4 @@
-//! Random sequences of agents' wishes for a file, failed writes, losses and passing time.
+//! Random sequences of agents' wishes for a file, failed writes, losses of the file and passing time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ enum Step {
     Wait(u16),
     /// The file is lost.
     Wipe,
-    /// Another agent takes over, which knows no numbers.
+    /// Another agent takes over, without knowledge of numbers.
     Restart(u8),
     /// The machine's clock jumps by this many seconds.
     Jump(i64),
@@ -40,12 +40,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// An agent, and what it was last granted.
+/// An agent, and the identities that it was last granted.
 struct Agent {
     writer: Writer,
     seen: i64,
     held: BTreeMap<u8, Identity>,
-    /// Whether the file contains that: the file was not lost since, and the clock did not jump.
+    /// Whether the file contains the granted identities: the file was not lost since, and the clock did not jump.
     is_written: bool,
 }
 
@@ -63,7 +63,7 @@ impl Agent {
         }
     }
 
-    /// Whether its session cannot have expired: it is renewed when a third of it is over.
+    /// Whether the agent's session cannot have expired, given that it is renewed after a third of its duration.
     fn counts(&self, now: i64) -> bool {
         self.is_written && now - self.seen < 20
     }
@@ -74,7 +74,7 @@ struct Model {
     now: i64,
     agents: Vec<Agent>,
     starts: usize,
-    /// Until when collected numbers rest.
+    /// Until when the numbers of collected identities are reserved.
     resting: BTreeMap<Identity, i64>,
 }
 
@@ -109,7 +109,7 @@ impl Model {
         self.check()
     }
 
-    /// Drops all expectations about the file's future.
+    /// Drops all expectations about the file.
     fn unsettle(&mut self) {
         self.agents
             .iter_mut()
@@ -131,7 +131,7 @@ impl Model {
         let mut document = before.clone();
         let granted = document.grant(&agent.writer, &wish, at(self.now));
         if fails {
-            // The agent gets an error, and continues with what it has.
+            // The agent gets an error, and continues with its previous identities.
             return Ok(());
         }
         let granted = granted.into_iter().map(|one| one.expect("one"));
@@ -188,8 +188,8 @@ impl Model {
         Ok(())
     }
 
-    /// Once nothing is wanted, everything is removed in time. Entries written while a clock was ahead stay that much
-    /// longer.
+    /// Checks that everything is eventually removed once nothing is wanted. Entries written while a clock was ahead
+    /// stay longer by that much.
     fn end(&mut self) -> TestCaseResult {
         const DAY: i64 = 86_400;
         let times = timing();
