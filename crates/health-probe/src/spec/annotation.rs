@@ -2,16 +2,16 @@
 //!
 //! `TYPE` is `startup`, `readiness` or `liveness`. The settings are:
 //!
-//! | setting | value | means |
-//! | --- | --- | --- |
-//! | `period` | `50ms` | from one probe to the next, instead of `periodSeconds`; 10 ms at least |
-//! | `timeout` | `200ms` | instead of `timeoutSeconds`; 1 ms at least |
-//! | `period-until-ready` | `50ms` | the period of a readiness probe while its result is not a success, or of a startup probe until it succeeds; at most the period |
-//! | `from` | `node`, `pod` | the network namespace that the target is reached from; `node` if not set. Not for commands |
-//! | `mode` | `Plaintext`, `TLS` | whether a gRPC target speaks TLS; `Plaintext` if not set |
-//! | `ca` | a file name | the certificates that may have signed the server's, which is then checked. For HTTPS and gRPC with TLS, like the next three |
-//! | `server-name` | a name | the name that the server's certificate is checked for, and that SNI asks for. Needs `ca` |
-//! | `client-cert`, `client-key` | file names | presented to a server that asks for a certificate. Both or none |
+//! - `period`, such as `50ms`: the time from one probe to the next, instead of `periodSeconds`; at least 10 ms.
+//! - `timeout`, such as `200ms`: instead of `timeoutSeconds`; at least 1 ms.
+//! - `period-until-ready`, such as `50ms`: the period of a readiness probe while its result is not a success, or of a
+//!   startup probe until it succeeds; at most the period.
+//! - `from`, `node` or `pod`: the network namespace to probe from; defaults to `node`. Not for commands.
+//! - `mode`, `Plaintext` or `TLS`: whether a gRPC target speaks TLS; defaults to `Plaintext`.
+//! - `ca`, a file name: the certificates of the accepted signers of the server's certificate, which is then checked.
+//!   For HTTPS and gRPC with TLS, like the next three settings.
+//! - `server-name`, a name: the name for which the server's certificate must be valid, also sent as SNI. Needs `ca`.
+//! - `client-cert` and `client-key`, file names: presented to a server that asks for a certificate. Both or none.
 //!
 //! Durations are whole milliseconds. Files are names in the node's folder of certificates, not paths.
 

@@ -122,7 +122,7 @@ impl Publisher {
             ..PatchParams::default()
         };
         nodes.patch_metadata(name, &params, &patch).await?;
-        // Read the credentials again after a failure.
+        // Only reached after a success: after a failure, the credentials are read again.
         self.client = Some(client);
         Ok(())
     }
