@@ -11,6 +11,11 @@ use super::log::{Log, LogEntry, Status};
 
 /// The state of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(rename = "EndpointState")
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// It existed before this agent, whose programs do not know it yet. The programs of the previous agent serve it.

@@ -12,6 +12,11 @@ pub(crate) const LOG_ENTRIES: usize = 256;
 
 /// The status of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(rename = "LogStatus")
+)]
 pub enum Status {
     /// Success.
     #[serde(rename = "OK")]
@@ -35,6 +40,7 @@ impl Status {
 
 /// One line of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct LogEntry {
     /// Time of the event.

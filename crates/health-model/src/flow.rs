@@ -12,6 +12,11 @@ use crate::address::parse_network_or_ip;
 
 /// An IP protocol number, shown by name (IANA protocol numbers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(with = "String", inline)
+)]
 pub struct IpProtocol(pub u8);
 
 impl IpProtocol {

@@ -16,6 +16,7 @@ use super::form::{
 
 /// Where the value of a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
     /// Not set; the default applies.
@@ -25,6 +26,7 @@ pub enum Origin {
         /// Its path, for people.
         path: String,
         /// From 1.
+        #[cfg_attr(feature = "openapi", schemars(range(min = 1)))]
         line: u64,
     },
     /// The environment.
@@ -47,11 +49,12 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A setting in force.
+/// A setting in force. `health-agent config schema` describes the settings of each group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct SettingValue {
-    /// The group, as in settings files.
+    /// The group, as in settings files; `location` is only on the command line and in the environment.
     pub group: String,
     /// The name, as in settings files and, after `--`, on the command line.
     pub name: String,
@@ -63,6 +66,7 @@ pub struct SettingValue {
 
 /// All settings in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct SettingList {
     /// In the order of the groups.
     pub settings: Vec<SettingValue>,

@@ -6,6 +6,7 @@ use crate::policy::{Direction, L4, PolicyMode};
 
 /// Answer to `GET /v1/policies`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct PolicyList {
     /// How often the policies have changed.
@@ -18,6 +19,7 @@ pub struct PolicyList {
 
 /// A policy as imported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct PolicyDocument {
     /// Kind, namespace and name, or the labels of its rules.
     pub name: String,
@@ -27,6 +29,7 @@ pub struct PolicyDocument {
 
 /// Answer to `POST` and `DELETE /v1/policies`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct PolicyChange {
     /// New policies.
@@ -50,6 +53,7 @@ pub struct PolicyChange {
 
 /// Body of `POST /v1/policies/trace`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct TraceQuery {
     /// Where the packet comes from.
@@ -65,6 +69,7 @@ pub struct TraceQuery {
 
 /// One end of a packet's path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceEndRequest {
     /// An endpoint of this node, by its id.

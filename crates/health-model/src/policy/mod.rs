@@ -11,6 +11,7 @@ pub use self::l4::{L4, ParseL4Error, Protocol};
 
 /// When policy is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyMode {
     /// For the directions of an endpoint that a rule selects
@@ -46,6 +47,7 @@ impl fmt::Display for PolicyMode {
     Deserialize,
     clap::ValueEnum,
 )]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
     /// To the endpoint.
