@@ -13,6 +13,7 @@ mod doc_checks;
 mod docs;
 mod features;
 mod fuzz;
+mod man;
 mod packages;
 mod passed;
 mod privilege;
@@ -59,6 +60,8 @@ enum Command {
     Vm(vm::CommandArgs),
     /// Write the samples and figures of README.md from runs on this machine, docs/settings.md and deploy/config.yaml
     Docs,
+    /// Write the man pages of all commands and of the settings file
+    Man(man::Args),
     /// Compile the crates with eBPF or system calls for aarch64, without running them
     CheckAarch64,
     /// Check that each crate uses only crates above it in docs/architecture.md
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&workspace, &args),
         Command::Vm(args) => vm::command(&workspace, &args),
         Command::Docs => docs::write(&workspace).map(success),
+        Command::Man(args) => man::write(&workspace, &args).map(success),
         Command::CheckAarch64 => aarch64::check(&workspace).map(success),
         Command::CheckCrates => crates::check(&workspace).map(success),
     });

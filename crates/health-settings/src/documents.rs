@@ -114,8 +114,8 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// The start of the reference.
-const INTRODUCTION: &str = "\
+/// The start of the reference: how settings are written, read and changed. In Markdown, without links.
+pub const INTRODUCTION: &str = "\
 # Settings
 
 Each setting is a flag of `health-agent run`, an environment variable, and a key of a settings file:
@@ -155,8 +155,8 @@ and `status` warns that a restart is due. If anything is invalid, the former set
 
 `health-agent config` shows the settings in force and where each comes from. `config check FILE` checks a file without an
 agent, and names the line and the nearest key; with `--nodes`, `--policy`, `--services` and `--pods` it checks the other files
-that an agent reads. `config example` prints a file with all settings, commented out, `config
-schema` its JSON Schema, and `config reference` this page.
+that an agent reads. `config example` prints a file with all settings, commented out, `config schema` its JSON Schema, and
+`config reference` a page of all settings in Markdown.
 ";
 
 /// The reference of all settings, `docs/settings.md`.

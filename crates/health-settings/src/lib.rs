@@ -45,7 +45,7 @@ pub use self::api::ApiSettings;
 pub use self::conntrack::{ConntrackSettings, ConntrackTimeouts, GcInterval, GcIntervalError};
 pub use self::containers::{ApiAccess, ApiAccessError, ContainerSettings};
 pub use self::definition::{Definition, Group, groups};
-pub use self::documents::{example, reference, schema};
+pub use self::documents::{INTRODUCTION, example, reference, schema};
 pub use self::endpoints::EndpointSettings;
 pub use self::external_ips::{ExternalIpSetting, ExternalIpSettingError};
 pub use self::file::{DEFAULT_FILE, FileError, SettingsFiles};
