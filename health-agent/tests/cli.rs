@@ -253,7 +253,7 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
         ("bpf nat list --state close", "--state", ""),
         ("bpf nat flush", "--all", "--proto"),
         ("bpf nat flush --all --proto tcp", "--all", "--proto"),
-        ("bpf map dump", "<NAME|PATH>", ""),
+        ("bpf map dump", "<NAME>", ""),
         ("completion tcsh", "<SHELL>", "tcsh"),
         ("nonsense", "nonsense", ""),
         ("", "Usage:", ""),

@@ -10,14 +10,13 @@
 //! [`rtt_store`]. [`conntrack`] schedules and carries out the removal of expired entries. [`events`] relays what the
 //! programs report.
 //!
-//! Without an agent, [`dump`] and [`btf`] read pinned objects. [`kernel`] checks what an agent requires of the kernel,
-//! and [`features`] tries out its features.
+//! Without an agent, [`dump`] reads pinned objects. [`kernel`] checks what an agent requires of the kernel, and
+//! [`features`] tries out its features.
 
 pub mod arrival_store;
 mod asm;
 mod attach;
 mod aya_io;
-pub mod btf;
 pub mod conntrack;
 mod datapath;
 pub mod dump;

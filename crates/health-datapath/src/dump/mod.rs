@@ -38,7 +38,6 @@ use health_model::settings::Location;
 use ipnet::IpNet;
 use map::decode;
 
-use crate::btf::BtfError;
 use crate::layout::{self, MapLayout};
 use crate::pin_folder::program_pin;
 use crate::policy::PolicyMatch;
@@ -51,7 +50,7 @@ pub use flow::{Flow, Translation};
 pub use flush::FlushedMap;
 pub use kind::MapKind;
 pub use lookup::PolicyQuery;
-pub use map::{Decode, EntryTypes, OpenMap, Rows};
+pub use map::{Decode, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
 pub use rtt_rows::RttRows;
 pub use services::ServiceClient;
@@ -78,14 +77,15 @@ pub enum DumpError {
     /// Another version of the agent created the map.
     #[error(
         "{0} has a different layout than this version expects; use the health-agent binary that \
-         created it"
+         created it, or `bpftool map dump pinned {0}`"
     )]
     OtherLayout(PathBuf),
     /// Something else is pinned there, or nothing.
-    #[error(
-        "{0} is not a pinned map; give the name of one of the agent's maps, or a path in a bpffs"
-    )]
+    #[error("{0} is not a pinned map")]
     NotAMap(PathBuf),
+    /// A map that this version of the agent does not have.
+    #[error("{0} is not a map of this version of the agent; use `bpftool map dump pinned {0}`")]
+    UnknownMap(PathBuf),
     /// The entries of maps of this kind cannot be listed.
     #[error("cannot dump {path}: the entries of {kind} maps cannot be listed")]
     NothingToList {
@@ -93,14 +93,6 @@ pub enum DumpError {
         path: PathBuf,
         /// Its kind, as bpftool names it.
         kind: &'static str,
-    },
-    /// The types of its entries cannot be interpreted.
-    #[error("cannot determine the types of {path}: {source}")]
-    Types {
-        /// Where it is pinned.
-        path: PathBuf,
-        /// The cause.
-        source: BtfError,
     },
     /// The kernel refused.
     #[error("cannot {what} {path}: {source}")]

@@ -59,12 +59,9 @@ pub(crate) struct MapInfo {
     vmlinux_value_type: u32,
     netns_device: u64,
     netns_inode: u64,
-    /// Id of the BTF object that describes its types; 0 if none.
-    pub(crate) btf: u32,
-    /// Type of its keys there; 0 if none.
-    pub(crate) btf_key_type: u32,
-    /// Type of its values there; 0 if none.
-    pub(crate) btf_value_type: u32,
+    btf: u32,
+    btf_key_type: u32,
+    btf_value_type: u32,
     vmlinux_btf: u32,
 }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use aya_obj::generated::bpf_cmd::{self, BPF_OBJ_GET, BPF_OBJ_GET_INFO_BY_FD, BPF_OBJ_PIN};
 
-pub(crate) use self::btf::{btf, load_btf};
+pub(crate) use self::btf::load_btf;
 pub(crate) use self::link::{
     LinkTarget, cgroup_link, create_link, detach_link, device_of_link, update_link,
 };
