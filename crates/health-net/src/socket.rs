@@ -3,9 +3,8 @@
 use std::io;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkSerializable as _,
+    NLM_F_ACK, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkSerializable,
 };
-use netlink_packet_route::RouteNetlinkMessage;
 
 /// Bytes of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
@@ -22,10 +21,10 @@ impl KernelSocket {
         Ok(Self(socket))
     }
 
-    /// Sends a routing request, and calls `each` with the flags and the payload of every object in the answer.
-    pub(crate) fn request_route(
+    /// Sends a request, and calls `each` with the flags and the payload of every object in the answer.
+    pub(crate) fn request_message(
         &mut self,
-        request: &RouteNetlinkMessage,
+        request: &impl NetlinkSerializable,
         flags: u16,
         each: &mut dyn FnMut(u16, &[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
@@ -34,7 +33,7 @@ impl KernelSocket {
         self.request(request.message_type(), flags, &payload, each)
     }
 
-    /// Like [`request_route`](Self::request_route), for a message of any type.
+    /// Like [`request_message`](Self::request_message), with a payload of any type.
     pub(crate) fn request(
         &mut self,
         kind: u16,

@@ -199,7 +199,7 @@ impl Socket {
         flags: u16,
         each: &mut dyn FnMut(&TcHeader, Attributes),
     ) -> io::Result<()> {
-        self.0.request_route(&request, flags, &mut |_, payload| {
+        self.0.request_message(&request, flags, &mut |_, payload| {
             let header = TcHeader::parse(payload).map_err(io::Error::other)?;
             let attributes = payload.get(HEADER_LEN..).unwrap_or_default();
             each(&header, Attributes::read(attributes));

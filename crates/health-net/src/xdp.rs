@@ -58,7 +58,7 @@ pub fn device(index: u32) -> io::Result<Device> {
     message.header.index = index;
     let mut device = Device::default();
     let request = RouteNetlinkMessage::GetLink(message);
-    KernelSocket::open(NETLINK_ROUTE)?.request_route(&request, 0, &mut |_, payload| {
+    KernelSocket::open(NETLINK_ROUTE)?.request_message(&request, 0, &mut |_, payload| {
         device = Device::read(payload.get(LINK_HEADER_LEN..).unwrap_or_default());
         Ok(())
     })?;
