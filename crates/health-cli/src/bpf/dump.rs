@@ -1,6 +1,7 @@
 //! The entries of the agent's own maps.
 
 use anyhow::bail;
+use health_common::addr::Addr;
 use health_datapath::dump::{DumpError, Pinned, Rows};
 use health_datapath::layout::{self, MapLayout};
 use health_net::clock;
@@ -112,11 +113,15 @@ const MAPS: [(MapLayout, Show); 46] = [
     }),
     (layout::SVC4, |pinned, format| {
         let rows = pinned.frontend4_rows()?;
-        stream::print(format, &[rows], |row| Some(lb::entries::frontend4(row)))
+        stream::print(format, &[rows], |row| {
+            Some(lb::entries::frontend(row, Addr::v4))
+        })
     }),
     (layout::SVC6, |pinned, format| {
         let rows = pinned.frontend6_rows()?;
-        stream::print(format, &[rows], |row| Some(lb::entries::frontend6(row)))
+        stream::print(format, &[rows], |row| {
+            Some(lb::entries::frontend(row, Addr::v6))
+        })
     }),
     (layout::SLOTS, |pinned, format| {
         places(pinned, &layout::SLOTS, format)
