@@ -119,7 +119,7 @@ async fn keep(path: PathBuf, mut changes: watch::Receiver<Arc<Addresses>>) {
         let _ = tokio::time::timeout(WRITE_DELAY, sender_gone).await;
         let addresses = changes.borrow_and_update().clone();
         let to = path.clone();
-        match tokio::task::spawn_blocking(move || write(&to, &addresses)).await {
+        match tokio::task::spawn_blocking(move || durable::write(&to, &*addresses)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(path = %path.display(), %error, "cannot save learned addresses");
@@ -135,13 +135,6 @@ fn read(path: &Path) -> io::Result<Addresses> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Addresses::new()),
         Err(error) => Err(error),
     }
-}
-
-/// Replaces the file atomically: a reader sees either the old or the new version, complete.
-fn write(path: &Path, addresses: &Addresses) -> io::Result<()> {
-    let mut text = serde_json::to_vec(addresses)?;
-    text.push(b'\n');
-    durable::write(path, &text)
 }
 
 #[cfg(test)]

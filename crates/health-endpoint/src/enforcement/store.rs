@@ -39,10 +39,7 @@ impl Store {
 
     /// Writes the rules so that a crash at any moment leaves either the old or the new ones.
     pub(super) fn save(&self, repository: &Repository) -> Result<(), EnforceError> {
-        let written = serde_json::to_vec(repository)
-            .map_err(io::Error::from)
-            .and_then(|text| durable::write(&self.path, &text));
-        written.map_err(|source| EnforceError::Save {
+        durable::write(&self.path, repository).map_err(|source| EnforceError::Save {
             path: self.path.clone(),
             source,
         })

@@ -98,10 +98,7 @@ impl OriginalsFile {
     }
 
     fn save(&self, originals: &Originals) -> Result<(), HealthError> {
-        let written = serde_json::to_vec(originals)
-            .map_err(io::Error::from)
-            .and_then(|text| durable::write(&self.0, &text));
-        written.map_err(|source| self.error("write", source))
+        durable::write(&self.0, originals).map_err(|source| self.error("write", source))
     }
 
     /// Removes the file. Returns whether it existed.

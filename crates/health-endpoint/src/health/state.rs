@@ -88,13 +88,7 @@ impl StateFile {
 
     /// Writes the state so that a crash at any moment leaves either the old or the new one.
     pub(super) fn save(&self, state: &State) -> Result<(), HealthError> {
-        let written = serde_json::to_vec_pretty(state)
-            .map_err(io::Error::from)
-            .and_then(|mut text| {
-                text.push(b'\n');
-                durable::write(&self.path(), &text)
-            });
-        written.map_err(|source| self.error("write", source))
+        durable::write(&self.path(), state).map_err(|source| self.error("write", source))
     }
 
     /// Removes the file. Returns whether it existed.

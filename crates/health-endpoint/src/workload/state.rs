@@ -152,13 +152,7 @@ impl StateDir {
     /// Writes an endpoint's file, so that whenever the agent is killed, either the old or the new file exists.
     pub fn save(&self, saved: &SavedEndpoint) -> Result<(), WorkloadError> {
         let path = self.file(saved.id);
-        let written = serde_json::to_vec_pretty(saved)
-            .map_err(io::Error::from)
-            .and_then(|mut text| {
-                text.push(b'\n');
-                durable::replace(&path, &text)
-            });
-        written.map_err(|source| error("write", path, source))
+        durable::replace(&path, saved).map_err(|source| error("write", path, source))
     }
 
     /// Removes an endpoint's file. Returns whether it existed.

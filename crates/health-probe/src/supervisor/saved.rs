@@ -96,7 +96,7 @@ pub(super) fn write(
         ready,
         probes,
     };
-    durable::replace(path, &serde_json::to_vec(&file)?)
+    durable::replace(path, &file)
 }
 
 #[cfg(test)]
