@@ -9,6 +9,32 @@ use aya::programs::ProgramError;
 
 use crate::program::DatapathProgram;
 
+/// Errors of the maps of prefixes.
+#[derive(Debug, thiserror::Error)]
+pub enum TrieError {
+    /// There are more prefixes than the map holds. Nothing was changed.
+    #[error("cannot write {wanted} prefixes to {map}: its capacity is {capacity}")]
+    Full {
+        /// The map.
+        map: &'static str,
+        /// How many prefixes were wanted.
+        wanted: usize,
+        /// How many it holds.
+        capacity: usize,
+    },
+    /// The kernel refused.
+    #[error("cannot {what} {map}: {source}")]
+    Kernel {
+        /// What was attempted.
+        what: &'static str,
+        /// The map.
+        map: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
 /// Errors of the datapath.
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {

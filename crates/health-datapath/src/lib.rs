@@ -26,6 +26,7 @@ pub mod features;
 pub mod ipcache;
 pub mod kernel;
 pub mod kernel_rtt;
+mod known_trie;
 pub mod layout;
 mod link_pin;
 mod maps;
@@ -46,7 +47,7 @@ mod workloads;
 
 pub use attach::{Attachment, Attachments, Hook, HookFault, SocketFault};
 pub use datapath::{Datapath, LoadSettings};
-pub use error::DatapathError;
+pub use error::{DatapathError, TrieError};
 pub use maps::MapSizes;
 pub use program::{AttachPoint, DatapathProgram, Direction};
 pub use programs::{LogError, PROGRAMS, ProgramLog};

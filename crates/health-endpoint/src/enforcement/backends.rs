@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use health_common::ipcache::IpcacheEntry;
-use health_datapath::ipcache::{Ipcache, IpcacheError};
+use health_datapath::ipcache::Ipcache;
 use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
-use health_datapath::{Datapath, DatapathError, Workload};
+use health_datapath::{Datapath, DatapathError, TrieError, Workload};
 use health_model::identity::Identity;
 use health_registry::identity::{Addresses, CidrIdentities, Identities, IdentityAllocator};
 use ipnet::IpNet;
@@ -113,10 +113,10 @@ pub(super) trait Prefixes: Send {
     fn entries(&self) -> Box<dyn Iterator<Item = (IpNet, IpcacheEntry)> + '_>;
 
     /// Writes one entry.
-    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError>;
+    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), TrieError>;
 
     /// Replaces all entries by these.
-    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), IpcacheError>;
+    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), TrieError>;
 }
 
 impl Prefixes for Ipcache {
@@ -124,11 +124,11 @@ impl Prefixes for Ipcache {
         Box::new(Self::entries(self))
     }
 
-    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError> {
+    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), TrieError> {
         Self::set(self, net, entry)
     }
 
-    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), IpcacheError> {
+    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), TrieError> {
         Self::set_all(self, wanted).map(drop)
     }
 }

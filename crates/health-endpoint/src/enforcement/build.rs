@@ -11,9 +11,8 @@ use health_common::endpoint::{
     ENDPOINT_DHCPV6, ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo,
 };
 use health_common::ipcache::IpcacheEntry;
-use health_datapath::Workload;
-use health_datapath::ipcache::IpcacheError;
 use health_datapath::policy::PolicyError;
+use health_datapath::{TrieError, Workload};
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use ipnet::IpNet;
@@ -136,7 +135,7 @@ impl Enforcer {
         }
     }
 
-    fn update_ipcache(&self, endpoint: &Regeneration) -> Result<(), IpcacheError> {
+    fn update_ipcache(&self, endpoint: &Regeneration) -> Result<(), TrieError> {
         let entry = IpcacheEntry {
             identity: endpoint.identity.0,
             ..IpcacheEntry::default()

@@ -3,8 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use health_datapath::DatapathError;
-use health_datapath::ipcache::IpcacheError;
+use health_datapath::{DatapathError, TrieError};
 use health_policy::{PolicyError, PolicyName};
 
 /// Why policy could not be changed or taken over.
@@ -50,5 +49,5 @@ pub enum EnforceError {
     Datapath(#[from] DatapathError),
     /// An error of the map of identities by address.
     #[error(transparent)]
-    Ipcache(#[from] IpcacheError),
+    Ipcache(#[from] TrieError),
 }

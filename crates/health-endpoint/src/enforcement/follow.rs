@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use health_common::addr::Addr;
 use health_common::ipcache::IpcacheEntry;
-use health_datapath::ipcache::IpcacheError;
+use health_datapath::TrieError;
 use health_model::activity::{Problem, Reporter};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
@@ -345,7 +345,7 @@ impl Enforcer {
         around: &mut Surroundings,
         announced: &Addresses,
         cidrs: &BTreeMap<IpNet, Identity>,
-    ) -> Result<(), IpcacheError> {
+    ) -> Result<(), TrieError> {
         // Locked from here on, so that no concurrent update is lost.
         let mut map = lock(&self.0.ipcache);
         let (endpoints, has_former) = {

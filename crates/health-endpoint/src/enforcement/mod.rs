@@ -19,8 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use health_common::ipcache::{IPCACHE_ENTRIES, IpcacheEntry};
-use health_datapath::ipcache::IpcacheError;
-use health_datapath::{Datapath, Workload};
+use health_datapath::{Datapath, TrieError, Workload};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_model::labels::Label;
@@ -321,7 +320,7 @@ fn uninformed(stale: Option<&Staleness>) -> RegenerationError {
 }
 
 /// Writes the identities of taken-over endpoints' addresses, so that endpoints built earlier know those built later.
-fn announce_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(), IpcacheError> {
+fn announce_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(), TrieError> {
     for workload in former {
         let entry = IpcacheEntry {
             identity: workload.info.identity,

@@ -9,9 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS};
 use health_common::identity::LOCAL;
 use health_common::ipcache::IpcacheEntry;
-use health_datapath::ipcache::IpcacheError;
 use health_datapath::policy::{PolicyError, PolicyMatch};
-use health_datapath::{DatapathError, Workload};
+use health_datapath::{DatapathError, TrieError, Workload};
 use health_model::identity::Identity;
 use health_model::labels::{CIDR, Label, LabelSet};
 use health_net::KernelError;
@@ -187,24 +186,30 @@ impl Prefixes for Kernel {
         Box::new(self.now().prefixes.clone().into_iter())
     }
 
-    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError> {
+    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), TrieError> {
         let mut state = self.now();
         if state.refuses_prefixes && !state.prefixes.contains_key(&net) {
-            return Err(IpcacheError::Full { wanted: 1 });
+            return Err(full(1));
         }
         state.prefixes.insert(net, entry);
         Ok(())
     }
 
-    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), IpcacheError> {
+    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), TrieError> {
         let mut state = self.now();
         if state.refuses_prefixes {
-            return Err(IpcacheError::Full {
-                wanted: wanted.len(),
-            });
+            return Err(full(wanted.len()));
         }
         state.prefixes.clone_from(wanted);
         Ok(())
+    }
+}
+
+fn full(wanted: usize) -> TrieError {
+    TrieError::Full {
+        map: "HEALTH_IPCACHE",
+        wanted,
+        capacity: 0,
     }
 }
 
