@@ -77,16 +77,12 @@ struct Shared {
     held_back: watch::Sender<Option<RegenerationError>>,
 }
 
-/// The parts of an enforcer.
-pub struct EnforcerParts {
+/// The options of an enforcer.
+pub struct EnforcerOptions {
     /// Settings besides the rules.
     pub settings: PolicySettings,
     /// Whether endpoints may request addresses by DHCPv6.
     pub allow_dhcpv6: bool,
-    /// Allocates identities, and knows the cluster's.
-    pub allocator: Arc<IdentityAllocator>,
-    /// The programs and their maps.
-    pub datapath: Arc<Mutex<Datapath>>,
     /// The node's own addresses.
     pub node_addresses: Vec<IpAddr>,
     /// Reports endpoints that lag behind.
@@ -105,15 +101,20 @@ fn check_networks(count: usize, max: usize) -> Result<(), EnforceError> {
 }
 
 impl Shared {
-    /// The state of an enforcer that announces no addresses.
     fn new(
         state_dir: &Path,
-        settings: PolicySettings,
+        options: EnforcerOptions,
         cluster: Box<dyn Cluster>,
         programs: Arc<dyn Programs>,
         tables: Box<dyn Tables>,
         mut ipcache: Box<dyn Prefixes>,
     ) -> Result<Self, EnforceError> {
+        let EnforcerOptions {
+            settings,
+            allow_dhcpv6,
+            node_addresses,
+            lag,
+        } = options;
         let store = Store::in_dir(state_dir);
         let repository = store.load()?;
         for error in repository.outdated() {
@@ -138,7 +139,7 @@ impl Shared {
         };
         Ok(Self {
             settings: watch::Sender::new(settings),
-            allow_dhcpv6: false,
+            allow_dhcpv6,
             store,
             revision: watch::Sender::new(repository.revision()),
             repository: Mutex::new(repository),
@@ -150,36 +151,29 @@ impl Shared {
             ipcache: Mutex::new(ipcache),
             is_blank,
             programs,
-            node_addresses: Vec::new(),
+            node_addresses,
             built: Notify::new(),
             followed: watch::Sender::new(0),
-            lag: watch::Sender::default(),
+            lag,
             held_back: watch::Sender::new(Some(uninformed(None))),
         })
     }
 }
 
 impl Enforcer {
-    /// Takes over the rules that the previous agent saved in `state_dir`, and the tables that it left.
-    pub fn open(state_dir: &Path, parts: EnforcerParts) -> Result<Self, EnforceError> {
-        let datapath = parts.datapath;
-        let cluster = Box::new(AllocatorCluster::new(parts.allocator, state_dir));
+    /// Takes over the rules that the previous agent saved in `state_dir`, and the tables that it left in the maps of
+    /// `datapath`. `allocator` allocates identities, and knows the cluster's.
+    pub fn open(
+        state_dir: &Path,
+        options: EnforcerOptions,
+        allocator: Arc<IdentityAllocator>,
+        datapath: Arc<Mutex<Datapath>>,
+    ) -> Result<Self, EnforceError> {
+        let cluster = Box::new(AllocatorCluster::new(allocator, state_dir));
         let tables = Box::new(lock(&datapath).policy()?);
         let ipcache = Box::new(lock(&datapath).ipcache()?);
-        let shared = Shared {
-            allow_dhcpv6: parts.allow_dhcpv6,
-            node_addresses: parts.node_addresses,
-            lag: parts.lag,
-            ..Shared::new(
-                state_dir,
-                parts.settings,
-                cluster,
-                datapath,
-                tables,
-                ipcache,
-            )?
-        };
-        Ok(Self(Arc::new(shared)))
+        Shared::new(state_dir, options, cluster, datapath, tables, ipcache)
+            .map(|shared| Self(Arc::new(shared)))
     }
 
     /// The current rules.

@@ -62,14 +62,12 @@ impl Site {
             health: None,
             mtu: 1500,
             parallel: 2,
-        };
-        let parts = manager::ManagerParts {
             devices: self.devices.clone(),
             identities: session.clone(),
             regenerator: Arc::new(enforcer.clone()),
             clock: || Timestamp::UNIX_EPOCH,
         };
-        let manager = Manager::start(options, parts, survey);
+        let manager = Manager::start(options, survey);
         let (reporter, _) = health_model::activity::channel();
         tokio::spawn(
             enforcer
@@ -85,18 +83,21 @@ impl Site {
 
     fn enforcer(&self, session: &Arc<Session>) -> Enforcer {
         let kernel = &self.kernel;
+        let options = EnforcerOptions {
+            settings: PolicySettings::default(),
+            allow_dhcpv6: false,
+            node_addresses: vec![NODE_ADDRESS],
+            lag: watch::Sender::default(),
+        };
         let shared = Shared::new(
             self.dir.path(),
-            PolicySettings::default(),
+            options,
             Box::new(SessionCluster(session.clone())),
             Arc::new(kernel.clone()),
             Box::new(kernel.clone()),
             Box::new(kernel.clone()),
         );
-        Enforcer(Arc::new(Shared {
-            node_addresses: vec![NODE_ADDRESS],
-            ..shared.unwrap()
-        }))
+        Enforcer(Arc::new(shared.unwrap()))
     }
 
     /// The programs continue to serve the live endpoints, and no others.

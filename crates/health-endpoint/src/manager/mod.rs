@@ -83,20 +83,7 @@ pub enum Selector {
     Netns(PathBuf),
 }
 
-/// The services that a manager uses.
-pub struct ManagerParts {
-    /// Creates and removes devices.
-    pub devices: Arc<dyn Devices>,
-    /// Allocates identities.
-    pub identities: Arc<dyn IdentitySource>,
-    /// Builds datapaths.
-    pub regenerator: Arc<dyn Regenerator>,
-    /// Returns the time of day.
-    pub clock: fn() -> Timestamp,
-}
-
-/// A manager's settings for its node.
-#[derive(Debug)]
+/// What a manager needs for its node.
 pub struct ManagerOptions {
     /// Where endpoints are stored across restarts.
     pub states: StateDir,
@@ -110,6 +97,14 @@ pub struct ManagerOptions {
     pub mtu: u32,
     /// Maximum concurrent regenerations.
     pub parallel: usize,
+    /// Creates and removes devices.
+    pub devices: Arc<dyn Devices>,
+    /// Allocates identities.
+    pub identities: Arc<dyn IdentitySource>,
+    /// Builds datapaths.
+    pub regenerator: Arc<dyn Regenerator>,
+    /// Returns the time of day.
+    pub clock: fn() -> Timestamp,
 }
 
 /// Manages the workload endpoints of a node. Clones share the endpoints.
@@ -137,7 +132,7 @@ struct Shared {
 impl Manager {
     /// Takes over the endpoints that [`survey`] found, and starts to manage. Must be called in a tokio runtime; the
     /// spawned tasks end with the runtime.
-    pub fn start(options: ManagerOptions, parts: ManagerParts, survey: Survey) -> Self {
+    pub fn start(options: ManagerOptions, survey: Survey) -> Self {
         let ManagerOptions {
             states,
             ipam,
@@ -145,15 +140,19 @@ impl Manager {
             health,
             mtu,
             parallel,
+            devices,
+            identities,
+            regenerator,
+            clock,
         } = options;
-        let held_back = parts.regenerator.held_back();
+        let held_back = regenerator.held_back();
         let mut table = Table::new(ipam, parallel);
         table.holds_back = held_back.borrow().is_some();
         let manager = Self(Arc::new(Shared {
-            devices: parts.devices,
-            identities: parts.identities,
-            regenerator: parts.regenerator,
-            clock: parts.clock,
+            devices,
+            identities,
+            regenerator,
+            clock,
             states,
             files: Mutex::new(()),
             node_addresses,

@@ -358,15 +358,13 @@ impl Bed {
             health: Some(health()),
             mtu: 1500,
             parallel: 2,
-        };
-        let parts = ManagerParts {
             devices: world.clone(),
             identities,
             regenerator: world.clone(),
             clock: || Timestamp::UNIX_EPOCH,
         };
         let survey = survey(&options.states, &*world).await.unwrap();
-        let manager = Manager::start(options, parts, survey);
+        let manager = Manager::start(options, survey);
         Self {
             world,
             manager,
