@@ -6,13 +6,14 @@ use std::os::fd::AsFd as _;
 
 use aya::maps::MapData;
 use health_common::addr::Addr;
-use health_common::ct::{CtEntry, Tuple4, Tuple6};
+use health_common::ct::CtEntry;
 use health_common::endpoint::EndpointInfo;
 use health_common::identity;
 use health_common::policy::{ANY_IDENTITY, PREFIX_PORT, PolicyEntry, PolicyKey};
 use health_common::service::socket::{SocketFlow, SocketKey};
 use ipnet::IpNet;
 
+use super::flow::Version;
 use super::{DumpError, Pinned};
 use crate::aya_io::map_io;
 use crate::ipcache;
@@ -84,20 +85,21 @@ impl Pinned {
         flow: &Connection,
         direction: u8,
     ) -> Result<Option<CtEntry>, DumpError> {
-        let of = |layouts: [MapLayout; 2]| layouts[usize::from(!flow.is_tcp())];
         match flow.tuples(direction) {
-            Some(Tuples::V4(tuple)) => {
-                let layout = of([layout::CT4, layout::CT_ANY4]);
-                let entries = Table::<Tuple4, CtEntry>::new(self.map_data(&layout)?);
-                entries.get(&tuple).map_err(self.reading(&layout))
-            }
-            Some(Tuples::V6(tuple)) => {
-                let layout = of([layout::CT6, layout::CT_ANY6]);
-                let entries = Table::<Tuple6, CtEntry>::new(self.map_data(&layout)?);
-                entries.get(&tuple).map_err(self.reading(&layout))
-            }
+            Some(Tuples::V4(tuple)) => self.conntrack_of(&tuple, flow.is_tcp()),
+            Some(Tuples::V6(tuple)) => self.conntrack_of(&tuple, flow.is_tcp()),
             None => Ok(None),
         }
+    }
+
+    fn conntrack_of<T: Version>(
+        &self,
+        tuple: &T,
+        is_tcp: bool,
+    ) -> Result<Option<CtEntry>, DumpError> {
+        let layout = &T::CT[usize::from(!is_tcp)];
+        let entries = Table::<T, CtEntry>::new(self.map_data(layout)?);
+        entries.get(tuple).map_err(self.reading(layout))
     }
 
     /// The actual peer of one of the host's sockets, in place of the peer in the key.

@@ -42,7 +42,7 @@ pub use crate::maps::ServiceMapSizes;
 pub use change::{Change, Written};
 pub use listing::{ListedBackend, ListedFrontend};
 pub use lookup::{Connection, ServiceFlow};
-pub(crate) use lookup::{Tuples, client_port};
+pub(crate) use lookup::Tuples;
 pub use maps::ServiceMaps;
 pub use pool::{FillMaglev, MaglevBackend};
 pub use shares::SHARE;
