@@ -188,10 +188,10 @@ macro_rules! steps {
                 #[inline(never)]
                 extern "C" fn $name(skb: *mut __sk_buff, passage: *mut Passage<$tuple>) -> u32 {
                     // Otherwise LLVM would not pass it where a step does not use it, which the verifier rejects.
-                    let ctx = TcContext::new(forgotten(skb));
+                    let frame = Frame::new(TcContext::new(forgotten(skb)));
                     // SAFETY: a reference, in the only call.
                     let result = match unsafe { passage.as_mut() } {
-                        Some(passage) => $step::<$tuple>(&Frame::new(&ctx), passage),
+                        Some(passage) => $step::<$tuple>(&frame, passage),
                         None => StepResult::PASSED,
                     };
                     result.0
