@@ -1,5 +1,5 @@
-//! Policy enforcement: compiles rules and identities to tables of verdicts that this node's endpoints use, and keeps in
-//! the ipcache which identity each address has.
+//! Policy enforcement: compiles rules and identities to the tables of verdicts that this node's endpoints use, and
+//! keeps the identity of each address in the ipcache.
 //!
 //! [`Enforcer::import`] and similar methods change the rules. [`Enforcer::follow`] propagates every change to the
 //! affected endpoints, which the [`Manager`] regenerates through this module.
@@ -43,7 +43,7 @@ use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
 use self::store::Store;
 use self::subjects::{Generation, Subjects};
 
-/// Enforces policy. Clones share the state.
+/// Enforces policy. Clones share their state.
 #[derive(Clone)]
 pub struct Enforcer(Arc<Shared>);
 
@@ -57,23 +57,23 @@ struct Shared {
     cluster: Box<dyn Cluster>,
     identities: watch::Receiver<Arc<Identities>>,
     subjects: Mutex<Subjects>,
-    /// Shared by builds of single endpoints; exclusive for changes to the tables of several endpoints.
+    /// Held shared while building single endpoints, and exclusively while changing the tables of several endpoints.
     changing: RwLock<()>,
     /// The latest generation.
     generation: Mutex<Generation>,
     ipcache: Mutex<Box<dyn Prefixes>>,
-    /// Whether, at the start, the ipcache lacked what the previous agent knew.
+    /// Whether the ipcache lacked the previous agent's entries at the start.
     is_blank: bool,
     programs: Arc<dyn Programs>,
-    /// The node's own addresses, under which its endpoints are announced to other nodes.
+    /// The node's own addresses, under which it announces its endpoints to other nodes.
     node_addresses: Vec<IpAddr>,
     /// Notified when an endpoint was built or removed.
     built: Notify,
-    /// Repository revision that endpoints and maps have reached.
+    /// The repository revision that endpoints and maps have reached.
     followed: watch::Sender<u64>,
     lag: watch::Sender<Option<PolicyLag>>,
-    /// Why endpoints of the previous agent keep their policy: until the cluster's identities have been known once since
-    /// the start, new tables would lack them and drop what the previous tables let pass.
+    /// Why endpoints of the previous agent keep their old policy. Until the cluster's identities have been known once
+    /// since the start, new tables would lack them and drop packets that the old tables let pass.
     held_back: watch::Sender<Option<RegenerationError>>,
 }
 
@@ -89,8 +89,8 @@ pub struct EnforcerOptions {
     pub lag: watch::Sender<Option<PolicyLag>>,
 }
 
-/// Maximum networks that all policies name together: half the capacity of the map of identities, so that the addresses
-/// of endpoints and nodes always fit.
+/// Maximum number of networks that all policies may name together: half the capacity of the map of identities, so that
+/// the addresses of endpoints and nodes always fit.
 const NETWORKS_MAX: usize = IPCACHE_ENTRIES as usize / 2;
 
 fn check_networks(count: usize, max: usize) -> Result<(), EnforceError> {
@@ -176,17 +176,17 @@ impl Enforcer {
             .map(|shared| Self(Arc::new(shared)))
     }
 
-    /// The current rules.
+    /// Returns the current rules.
     pub fn repository(&self) -> Arc<Repository> {
         lock(&self.0.repository).clone()
     }
 
-    /// The settings of policy.
+    /// Returns the current policy settings.
     pub fn settings(&self) -> PolicySettings {
         *self.0.settings.borrow()
     }
 
-    /// Changes when policy is enforced; endpoints follow.
+    /// Sets when policy is enforced; endpoints follow.
     pub fn set_mode(&self, mode: PolicyMode) {
         self.0.settings.send_if_modified(|settings| {
             let is_news = settings.mode != mode;
@@ -195,8 +195,8 @@ impl Enforcer {
         });
     }
 
-    /// Imports the policies of a text in YAML or JSON, all or none, and saves them. Returns what was done, and the new
-    /// revision; [`Self::in_force`] waits until endpoints have reached it.
+    /// Imports all policies in a YAML or JSON document, or none, and saves them. Returns the outcome and the new
+    /// revision; [`Self::in_force`] waits until endpoints have reached that revision.
     pub fn import(&self, text: &str) -> Result<(ImportOutcome, u64), EnforceError> {
         // Parsing megabytes must not block other callers.
         let Documents { policies, skipped } = parse(text)?;
@@ -207,7 +207,7 @@ impl Enforcer {
         })
     }
 
-    /// Deletes a policy by name. If it does not exist, this is an error and nothing is deleted.
+    /// Deletes a policy by name. Fails without deleting anything if there is no such policy.
     pub fn delete(&self, name: &PolicyName) -> Result<u64, EnforceError> {
         let deleted = self.change(|repository| match repository.delete(name) {
             true => Ok(()),
@@ -216,7 +216,7 @@ impl Enforcer {
         deleted.map(|((), revision)| revision)
     }
 
-    /// Deletes the policies that have a rule with all of these labels; without labels, all policies.
+    /// Deletes the policies that have a rule with all of these labels; without labels, deletes all policies.
     pub fn delete_labelled(
         &self,
         labels: &[Label],
@@ -224,29 +224,29 @@ impl Enforcer {
         self.change(|repository| Ok(repository.delete_labelled(labels)))
     }
 
-    /// Waits up to `patience` until endpoints have reached a revision. Returns whether they have.
+    /// Waits up to `patience` for endpoints to reach a revision. Returns whether they have.
     pub async fn in_force(&self, revision: u64, patience: Duration) -> bool {
         let mut followed = self.0.followed.subscribe();
         let reached = followed.wait_for(|followed| *followed >= revision);
         tokio::time::timeout(patience, reached).await.is_ok()
     }
 
-    /// The endpoints that lag behind the latest policy, if any.
+    /// Returns the endpoints that lag behind the latest policy, if any.
     pub fn lag(&self) -> Option<PolicyLag> {
         self.0.lag.borrow().clone()
     }
 
-    /// Explains why a packet passes or not.
+    /// Explains why a packet passes or is dropped.
     pub fn trace(&self, request: &TraceRequest<'_>) -> Trace {
         self.repository().trace(request, self.settings())
     }
 
-    /// All known identities.
+    /// Returns all known identities.
     pub fn identities(&self) -> Arc<Identities> {
         self.0.identities.borrow().clone()
     }
 
-    /// The identity by which policy judges packets of an address.
+    /// Returns the identity by which policy judges packets of an address.
     pub fn identity_of(&self, ip: IpAddr) -> Identity {
         let entries = lock(&self.0.ipcache);
         let covering = entries.entries().filter(|(prefix, _)| prefix.contains(&ip));
@@ -295,7 +295,7 @@ impl Enforcer {
         self.0.held_back.borrow().is_none()
     }
 
-    /// Runs work where it may block.
+    /// Runs `work` where it may block.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, RegenerationError> + Send + 'static,
