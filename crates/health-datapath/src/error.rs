@@ -9,7 +9,7 @@ use aya::programs::ProgramError;
 
 use crate::program::DatapathProgram;
 
-/// Errors of the maps of prefixes.
+/// Errors of prefix maps.
 #[derive(Debug, thiserror::Error)]
 pub enum TrieError {
     /// There are more prefixes than the map holds. Nothing was changed.
@@ -19,17 +19,17 @@ pub enum TrieError {
         map: &'static str,
         /// How many prefixes were wanted.
         wanted: usize,
-        /// How many it holds.
+        /// The map's capacity.
         capacity: usize,
     },
     /// The kernel refused.
     #[error("cannot {what} {map}: {source}")]
     Kernel {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The map.
         map: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -44,13 +44,13 @@ pub enum DatapathError {
     /// A program was refused or could not be attached.
     #[error("cannot {what} program {program}{on}: {source}")]
     Program {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The program.
         program: DatapathProgram,
         /// ` on DEVICE` if a device is involved, otherwise empty.
         on: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: Box<ProgramError>,
     },
@@ -86,22 +86,22 @@ pub enum DatapathError {
     /// A clsact or XDP attachment could not be read or changed.
     #[error("cannot {what} {hook}: {source}")]
     Filter {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The program and the hook.
         hook: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// A map could not be read or written.
     #[error("cannot {what} map {map}: {source}")]
     Map {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The map's name.
         map: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: MapError,
     },
@@ -119,18 +119,18 @@ pub enum DatapathError {
     Pin {
         /// Its path.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: PinError,
     },
     /// A folder or file of the bpffs could not be changed.
     #[error("cannot {what} {path}: {source}")]
     File {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The path.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

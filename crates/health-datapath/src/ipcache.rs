@@ -19,14 +19,14 @@ use crate::trie::Prefix;
 pub struct Ipcache(KnownTrie<Addr, IpcacheEntry>);
 
 impl Ipcache {
-    /// Reads what a former agent left in the map pinned in an instance's folder. No other agent may write to it from
-    /// now on.
+    /// Reads the entries of a former agent from the map pinned in an instance's folder. No other agent may write to the
+    /// map from now on.
     pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
         KnownTrie::from_pins(pins, &layout::IPCACHE, IPCACHE_ENTRIES).map(Self)
     }
 
-    /// Makes these exactly the known prefixes. Prefixes that stay are never missing in between, and an entry changes
-    /// atomically. Returns how many were written or removed.
+    /// Replaces the map's contents by these prefixes. Prefixes that stay are never missing in between, and an entry
+    /// changes atomically. Returns how many prefixes were written or removed.
     ///
     /// `0.0.0.0/0` is the world unless an entry says otherwise: the map treats IPv4 addresses as IPv6 addresses, and an
     /// entry such as `::/0` is not meant for them.
@@ -48,7 +48,7 @@ impl Ipcache {
         self.0.set(prefix(net), entry)
     }
 
-    /// The contents of the map.
+    /// Returns the contents of the map.
     pub fn entries(&self) -> impl Iterator<Item = (IpNet, IpcacheEntry)> {
         self.0
             .entries()
@@ -66,7 +66,7 @@ pub(super) fn prefix(net: IpNet) -> Prefix<Addr> {
     (len, net.network().into())
 }
 
-/// The prefix of a key; `None` if the key is not a valid prefix.
+/// Converts a map key to a prefix; `None` if the key is invalid.
 pub(super) fn net(&(len, addr): &Prefix<Addr>) -> Option<IpNet> {
     let (addr, len) = match addr.to_ip() {
         IpAddr::V4(addr) if len >= IPV4_PREFIX => (IpAddr::V4(addr), len - IPV4_PREFIX),

@@ -1,4 +1,4 @@
-//! A longest-prefix trie with one writer, which knows the contents and writes only differences.
+//! A longest-prefix trie with a single writer, which remembers the contents and writes only differences.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,8 +21,8 @@ pub(super) struct KnownTrie<K: Pod, V> {
 }
 
 impl<K: Pod + Ord, V: Pod + PartialEq> KnownTrie<K, V> {
-    /// Reads what a former agent left in the map pinned in an instance's folder. No other agent may write to it from
-    /// now on. `capacity` is the map's.
+    /// Reads a former agent's entries from the map pinned in an instance's folder. No other agent may write to the map
+    /// from now on. `capacity` is the map's capacity.
     pub(super) fn from_pins(
         pins: &Path,
         layout: &MapLayout,
@@ -40,7 +40,7 @@ impl<K: Pod + Ord, V: Pod + PartialEq> KnownTrie<K, V> {
         })
     }
 
-    /// The contents of the map.
+    /// Returns the contents of the map.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&Prefix<K>, &V)> {
         self.known.iter()
     }
@@ -53,8 +53,8 @@ impl<K: Pod + Ord, V: Pod + PartialEq> KnownTrie<K, V> {
         self.write(vec![(prefix, value)]).map(drop)
     }
 
-    /// Makes these exactly the entries. Prefixes that stay are never missing in between, and an entry changes
-    /// atomically. Returns how many were written or removed.
+    /// Replaces the map's contents by `wanted`. Prefixes that stay are never missing in between, and an entry changes
+    /// atomically. Returns how many entries were written or removed.
     ///
     /// After an error, the map has some of the changes, and the next call makes the rest.
     pub(super) fn set_all(&mut self, wanted: &BTreeMap<Prefix<K>, V>) -> Result<usize, TrieError> {

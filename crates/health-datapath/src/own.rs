@@ -19,7 +19,7 @@ const PRESENT: u32 = 1;
 pub struct OwnAddress {
     /// The addresses.
     pub prefix: IpNet,
-    /// Number of the device that has it.
+    /// Ifindex of the device that has it.
     pub device: u32,
 }
 
@@ -28,13 +28,13 @@ pub struct OwnAddress {
 pub struct OwnAddresses(KnownTrie<OwnPrefix, u32>);
 
 impl OwnAddresses {
-    /// Reads what a former agent left in the map pinned in an instance's folder.
+    /// Reads a former agent's entries from the map pinned in an instance's folder.
     pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
         KnownTrie::from_pins(pins, &OWN, OWN_ENTRIES).map(Self)
     }
 
-    /// Makes these exactly the host's addresses. Prefixes that stay are never missing in between. After an error, the
-    /// map has some of the changes, and the next call makes the rest.
+    /// Replaces the map's contents by these addresses of the host. Prefixes that stay are never missing in between.
+    /// After an error, the map has some of the changes, and the next call makes the rest.
     pub fn set_all(
         &mut self,
         wanted: impl IntoIterator<Item = OwnAddress>,
@@ -53,7 +53,7 @@ fn key(own: OwnAddress) -> Prefix<OwnPrefix> {
     )
 }
 
-/// The prefix of a key, and its device number if it is link-local; `None` if the key is not a valid prefix.
+/// Converts a map key to a prefix, and its ifindex if it is link-local; `None` if the key is invalid.
 pub(super) fn read(&(len, own): &Prefix<OwnPrefix>) -> Option<(IpNet, Option<u32>)> {
     let len = len.checked_sub(OWN_DEVICE_BITS)?;
     let device = (own.ifindex != 0).then_some(own.ifindex);

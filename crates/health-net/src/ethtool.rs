@@ -1,4 +1,4 @@
-//! Devices' drivers, read as by `ethtool` (linux/ethtool.h). Works in the network namespace of the calling thread.
+//! Devices' drivers, read like `ethtool` (linux/ethtool.h). Works in the network namespace of the calling thread.
 
 use std::ffi::CStr;
 use std::io;
@@ -18,14 +18,14 @@ struct DriverInfo {
 
 const _: () = assert!(size_of::<DriverInfo>() == 196);
 
-/// The name of a device's driver: `veth`, `ixgbe`.
+/// Returns the name of a device's driver: `veth`, `ixgbe`.
 pub fn driver(device: &str) -> io::Result<String> {
     let mut info = DriverInfo {
         command: GET_DRIVER_INFO,
         driver: [0; 32],
         rest: [0; 160],
     };
-    // SAFETY: integers and pointers, for which zero is a value.
+    // SAFETY: the structure has only integers and pointers, for which zero is a valid value.
     let mut message: libc::ifreq = unsafe { std::mem::zeroed() };
     let name = device.as_bytes();
     // The last byte stays 0.
@@ -37,14 +37,14 @@ pub fn driver(device: &str) -> io::Result<String> {
     }
     message.ifr_ifru.ifru_data = (&raw mut info).cast();
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    // SAFETY: an open socket, a name that ends, and the structure of this command; all live until the call returns.
+    // SAFETY: an open socket, a terminated name, and the structure of this command; all live until the call returns.
     let result =
         unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut message) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
     info.driver[31] = 0;
-    // SAFETY: it ends within its array.
+    // SAFETY: the string ends within its array.
     let driver = unsafe { CStr::from_ptr(info.driver.as_ptr()) };
     Ok(driver.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! Netlink requests to the kernel that block on the answer, which is immediate.
+//! Netlink requests that block until the kernel's reply, which is immediate.
 
 use std::io;
 
@@ -21,7 +21,7 @@ impl KernelSocket {
         Ok(Self(socket))
     }
 
-    /// Sends a request, and calls `each` with the flags and the payload of every object in the answer.
+    /// Sends a request, and calls `each` with the flags and the payload of every object in the reply.
     pub(crate) fn request_message(
         &mut self,
         request: &impl NetlinkSerializable,
@@ -45,7 +45,7 @@ impl KernelSocket {
         let mut bytes = len.to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());
         bytes.extend((NLM_F_REQUEST | NLM_F_ACK | flags).to_ne_bytes());
-        // Sequence number and port: only one request is pending at a time, and the kernel knows the sender.
+        // Sequence number and port are 0: only one request is pending at a time, and the kernel knows the sender.
         bytes.extend([0; 8]);
         bytes.extend(payload);
         self.0
@@ -67,7 +67,7 @@ impl KernelSocket {
     }
 }
 
-/// The error number at the end of an answer.
+/// Returns the error number at the end of a reply.
 fn answer(payload: &[u8]) -> io::Result<()> {
     let code = payload
         .first_chunk()

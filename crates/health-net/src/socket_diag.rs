@@ -12,21 +12,21 @@ use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
 use super::socket::KernelSocket;
 
-/// How often a listing is requested when changes interrupt it.
+/// Maximum number of requests for a dump that changes interrupt.
 const LIST_ATTEMPTS: u32 = 20;
 
 /// A connected UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectedSocket {
-    /// The kernel's id for it (`SO_COOKIE`).
+    /// The socket's id in the kernel (`SO_COOKIE`).
     pub cookie: u64,
-    /// The address that it is connected to.
+    /// The address to which it is connected.
     pub peer: SocketAddr,
     family: u8,
     id: SocketId,
 }
 
-/// A connection to the kernel. It is bound to the network namespace in which it was opened.
+/// A connection to the kernel, bound to the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct SocketDiag(KernelSocket);
 
@@ -36,13 +36,13 @@ impl SocketDiag {
         KernelSocket::open(NETLINK_SOCK_DIAG).map(Self)
     }
 
-    /// All connected UDP sockets.
+    /// Lists all connected UDP sockets.
     pub fn connected_udp(&mut self) -> io::Result<Vec<ConnectedSocket>> {
-        // Which means connected for UDP.
+        // For UDP, this state means connected.
         self.list(libc::IPPROTO_UDP as u8, StateFlags::ESTABLISHED, 0)
     }
 
-    /// The cookies (`SO_COOKIE`) of sockets with this IP protocol (TCP or UDP) and local port, in any state.
+    /// Returns the cookies (`SO_COOKIE`) of sockets with this IP protocol (TCP or UDP) and local port, in any state.
     pub fn cookies_at(&mut self, protocol: u8, port: u16) -> io::Result<Vec<u64>> {
         let any = StateFlags::from_bits_retain(u32::MAX);
         let sockets = self.list(protocol, any, port)?;
@@ -114,8 +114,8 @@ fn connected(body: &[u8]) -> Option<ConnectedSocket> {
     let header = InetResponseHeader::parse(body).ok()?;
     let id = header.socket_id;
     Some(ConnectedSocket {
-        // Two words, the lower one first (`inet_diag_msg_common_fill` of the kernel): in bytes a number on little-endian
-        // machines; we only run on those.
+        // Two words, the lower one first (net/ipv4/inet_diag.c, `inet_diag_msg_common_fill`). On little-endian
+        // machines, the only ones we run on, the bytes form one number.
         cookie: u64::from_le_bytes(id.cookie),
         peer: SocketAddr::new(id.destination_address.to_canonical(), id.destination_port),
         family: header.family,

@@ -5,7 +5,7 @@ use aya_obj::generated::bpf_map_type::{
     BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_PROG_ARRAY, BPF_MAP_TYPE_RINGBUF,
 };
 
-/// The kinds that the agent's maps have, as bpftool names them.
+/// The kinds of the agent's maps, as bpftool names them.
 const NAMES: [(bpf_map_type, &str); 7] = [
     (BPF_MAP_TYPE_HASH, "hash"),
     (BPF_MAP_TYPE_ARRAY, "array"),
@@ -16,7 +16,7 @@ const NAMES: [(bpf_map_type, &str); 7] = [
     (BPF_MAP_TYPE_RINGBUF, "ringbuf"),
 ];
 
-/// The kind of one of the agent's maps; `None` for kinds that it does not use.
+/// The kind of one of the agent's maps; `None` for other kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapKind(Option<(bpf_map_type, &'static str)>);
 
@@ -26,7 +26,7 @@ impl MapKind {
         Self(NAMES.into_iter().find(|(kind, _)| *kind as u32 == number))
     }
 
-    /// As bpftool names it (`lru_hash`, `array`).
+    /// The name that bpftool uses (`lru_hash`, `array`).
     pub fn name(self) -> &'static str {
         self.0.map_or("unknown", |(_, name)| name)
     }
@@ -41,7 +41,7 @@ impl MapKind {
         self.is(BPF_MAP_TYPE_ARRAY) || self.is_per_cpu()
     }
 
-    /// Whether its entries can be listed.
+    /// Whether the entries can be listed.
     pub(super) fn is_listable(self) -> bool {
         self.0.is_some() && !self.is(BPF_MAP_TYPE_RINGBUF)
     }

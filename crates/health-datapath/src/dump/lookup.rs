@@ -102,7 +102,7 @@ impl Pinned {
         entries.get(tuple).map_err(self.reading(layout))
     }
 
-    /// The actual peer of one of the host's sockets, in place of the peer in the key.
+    /// Looks up the actual peer of a host socket, which replaces the peer in the key.
     pub fn socket_entry(&self, key: &SocketKey) -> Result<Option<SocketFlow>, DumpError> {
         let sockets = Table::<SocketKey, SocketFlow>::new(self.map_data(&layout::SOCKETS)?);
         sockets.get(key).map_err(self.reading(&layout::SOCKETS))
@@ -113,7 +113,7 @@ impl Pinned {
         program_pin(&self.dir, program).exists()
     }
 
-    /// A separate descriptor for one of our maps.
+    /// Duplicates the descriptor of one of our maps.
     pub(super) fn map_data(&self, layout: &MapLayout) -> Result<MapData, DumpError> {
         let open = self.open_as(layout)?;
         let copy = || -> io::Result<MapData> {

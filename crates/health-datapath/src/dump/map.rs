@@ -1,4 +1,4 @@
-//! One pinned map, and its entries as they are read.
+//! One pinned map, and its entries in batches.
 
 use std::fs;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ pub struct OpenMap {
 }
 
 impl OpenMap {
-    /// Opens a pin. Fails if it is not a map's pin.
+    /// Opens a pinned map. Fails if something else is pinned there.
     pub fn open(pin: &Path) -> Result<Self, DumpError> {
         let (map, info) = sys::open_map(pin)
             .map_err(|source| match source.raw_os_error() {
@@ -90,7 +90,7 @@ impl OpenMap {
         self.map.as_fd()
     }
 
-    /// The memory that the kernel charges for it, bytes; 0 if unknown.
+    /// Returns the memory that the kernel charges for the map, bytes; 0 if unknown.
     pub(super) fn memory_bytes(&self) -> u64 {
         fs::read_to_string(format!("/proc/self/fdinfo/{}", self.map.as_raw_fd()))
             .ok()
@@ -101,7 +101,7 @@ impl OpenMap {
             .unwrap_or_default()
     }
 
-    /// Its entries, decoded from keys and values by `decode`.
+    /// Returns the entries, with keys and values decoded by `decode`.
     pub fn rows<T>(self, decode: Decode<T>) -> Result<Rows<T>, DumpError> {
         let walk = Walk::new(self.entry_size()?);
         Ok(Rows {
@@ -143,8 +143,8 @@ pub type Decode<T> = fn(&[u8], &[u8]) -> Option<T>;
 
 /// The entries of one map, read in batches: a reader holds no more than one batch.
 ///
-/// Each entry that exists throughout the reading is read once, whatever happens to others; `docs/maps.md` says what
-/// else may be seen.
+/// Each entry that exists throughout the reading is read once, whatever happens to other entries; `docs/maps.md`
+/// describes what else a reader may see.
 #[derive(Debug)]
 pub struct Rows<T> {
     map: OpenMap,
@@ -153,13 +153,13 @@ pub struct Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// Reads the next entries into `batch`; `None` after the last ones. Several threads may take turns, each with its
-    /// own batch.
+    /// Reads the next entries into `batch`; returns `None` after the last entries. Several threads may take turns, each
+    /// with its own batch.
     pub fn next<'a>(
         &'a self,
         batch: &'a mut Batch,
     ) -> Result<Option<impl Iterator<Item = T> + 'a>, DumpError> {
-        // A walk only changes after the kernel has answered.
+        // The walk changes only after the system call has returned.
         let mut walk = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         let is_more = walk
             .read(self.map.fd(), batch)
@@ -253,7 +253,7 @@ mod tests {
         }
         let entries = 10_000_u32;
         for kind in [HASH, ARRAY, LPM_TRIE] {
-            // Keys of tries start with the prefix length.
+            // Trie keys start with the prefix length.
             let key = |number: u32| match kind {
                 LPM_TRIE => [32_u32.to_ne_bytes(), number.to_be_bytes()].concat(),
                 _ => number.to_ne_bytes().to_vec(),

@@ -67,9 +67,9 @@ pub enum DumpError {
     /// The map does not exist.
     #[error("no map {name} at {dir}; existing maps: {known}")]
     NoSuchMap {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Where it was searched.
+        /// The searched folder.
         dir: PathBuf,
         /// The existing maps, comma-separated.
         known: String,
@@ -97,11 +97,11 @@ pub enum DumpError {
     /// The kernel refused.
     #[error("cannot {what} {path}: {source}")]
     Kernel {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The pin.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
@@ -296,7 +296,7 @@ impl Pinned {
         self.rows(&layout::MONITOR, decode)?.collect()
     }
 
-    /// Ids of the programs that others tail-call, by index in `HEALTH_CALLS` or `HEALTH_IP_CALLS`.
+    /// Ids of the tail-called programs, by index in `HEALTH_CALLS` or `HEALTH_IP_CALLS`.
     pub fn calls(&self, map: &layout::MapLayout) -> Result<Vec<(u32, u32)>, DumpError> {
         self.rows(map, decode)?.collect()
     }
@@ -320,7 +320,7 @@ impl Pinned {
         rows.collect()
     }
 
-    /// The host's own addresses; for link-local addresses, also the device numbers.
+    /// The host's own addresses; for link-local addresses, also the ifindex.
     pub fn own_rows(&self) -> Result<Rows<(IpNet, Option<u32>)>, DumpError> {
         self.rows(&layout::OWN, |key, value| {
             let (prefix, _) = trie::entry::<OwnPrefix, u32>(key, value)?;
@@ -328,7 +328,7 @@ impl Pinned {
         })
     }
 
-    /// Device numbers of endpoints, with the endpoints' ids.
+    /// Ifindexes of endpoint devices, with the endpoints' ids.
     pub fn device_rows(&self) -> Result<Rows<(u32, u32)>, DumpError> {
         self.rows(&layout::DEVICES, decode)
     }
@@ -406,7 +406,7 @@ impl Pinned {
     }
 }
 
-/// The entries of several maps at once.
+/// Collects the entries of several maps.
 fn all<T>(maps: &[Rows<T>]) -> Result<Vec<T>, DumpError> {
     let mut all = Vec::new();
     for rows in maps {
@@ -420,7 +420,7 @@ pub fn raw(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     Some((key.to_vec(), value.to_vec()))
 }
 
-/// The files in a folder of the bpffs, by name; empty if the folder does not exist.
+/// Lists the files in a folder of the bpffs, by name; empty if the folder does not exist.
 fn files(dir: &Path) -> Result<Vec<(String, PathBuf)>, DumpError> {
     let failed = |source| DumpError::Kernel {
         what: "read",

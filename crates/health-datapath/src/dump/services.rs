@@ -63,7 +63,7 @@ impl Pinned {
         })
     }
 
-    /// The slots of `HEALTH_SLOTS` or `HEALTH_MAGLEV`, except those that are 0.
+    /// The nonzero slots of `HEALTH_SLOTS` or `HEALTH_MAGLEV`.
     pub fn place_rows(&self, map: &MapLayout) -> Result<Rows<(u32, u32)>, DumpError> {
         self.rows(map, |key, value| {
             decode(key, value).filter(|(_, place): &(u32, u32)| *place != 0)
@@ -78,7 +78,7 @@ impl Pinned {
         })
     }
 
-    /// Where the host's own sockets were redirected.
+    /// The redirections of the host's own sockets.
     pub fn socket_rows(&self) -> Result<Rows<(SocketKey, SocketFlow)>, DumpError> {
         self.rows(&layout::SOCKETS, decode)
     }

@@ -21,7 +21,7 @@ use crate::program::DatapathProgram;
 use crate::programs::open_classifier;
 use crate::rtt_store::{Connection, Measurement};
 
-/// `HEALTH_PEERS`, and the program that takes entries from `HEALTH_TCP`.
+/// `HEALTH_PEERS`, and the program that takes entries out of `HEALTH_TCP`.
 pub(super) struct Connections {
     peers: Mutex<HashMap<MapData, Addr, Peer>>,
     account: SchedClassifier,

@@ -29,7 +29,7 @@ use crate::walk::{EntrySize, walk};
 use crate::{layout, sys};
 use connections::Connections;
 
-/// Maximum attempts at a row that others are writing. They finish within a microsecond, unless their virtual CPU is
+/// Maximum attempts at a row that is being written. Writers finish within a microsecond, unless their virtual CPU is
 /// descheduled.
 const ATTEMPTS: u32 = 10_000;
 
@@ -97,7 +97,7 @@ pub(crate) struct Account(SchedClassifier);
 /// The outcome of a request to `rtt_account`.
 enum Answer {
     Done,
-    /// The uplinks' programs had already counted the answer, with this round trip.
+    /// The uplinks' programs had already counted the reply, with this round trip.
     AlreadyAnswered {
         rtt_ns: u64,
     },
@@ -141,7 +141,7 @@ impl Account {
     }
 }
 
-/// Runs a program on a request, which it replaces by its answer. Returns the program's result.
+/// Runs a program on a request, which the program replaces by its reply. Returns the program's result.
 fn run<R: Pod>(program: &SchedClassifier, request: &mut R) -> io::Result<u32> {
     let mut answer = vec![0; size_of::<R>()];
     let options = TestRunOptions {
@@ -156,7 +156,7 @@ fn run<R: Pod>(program: &SchedClassifier, request: &mut R) -> io::Result<u32> {
     Ok(result.return_value)
 }
 
-/// Reads a consistent snapshot of a row, with as many copies as that takes; `None` if the row does not exist.
+/// Reads a consistent snapshot of a row, with as many copies as necessary; `None` if the row does not exist.
 pub(crate) fn row_of_one_moment(
     copy: impl Fn() -> io::Result<Option<RttRow>>,
 ) -> io::Result<Option<RttRow>> {

@@ -22,9 +22,9 @@ use crate::table::Table;
 pub struct Connection {
     /// IP protocol number.
     pub protocol: u8,
-    /// The side that opens it.
+    /// The side that opens the flow.
     pub source: SocketAddr,
-    /// The side that it is opened to.
+    /// The side to which the flow is opened.
     pub destination: SocketAddr,
 }
 
@@ -40,7 +40,8 @@ impl Connection {
         self.protocol == IP_PROTOCOL_TCP
     }
 
-    /// Its tuple as in the maps, for [`TUPLE_OUT`] or [`TUPLE_IN`]; `None` if its addresses differ in IP version.
+    /// Returns the flow's tuple in the maps' form, for [`TUPLE_OUT`] or [`TUPLE_IN`]; `None` if its addresses differ in
+    /// IP version.
     pub(crate) fn tuples(&self, direction: u8) -> Option<Tuples> {
         match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -79,15 +80,15 @@ pub struct ServiceFlow {
     pub service: u32,
     /// When the flow expires unless another packet arrives: seconds of `CLOCK_MONOTONIC`. Not for TCP.
     pub expires: u32,
-    /// [`health_common::service::FLOW_FROM_OUTSIDE`] and the other bits.
+    /// [`health_common::service::FLOW_FROM_OUTSIDE`] and other bits.
     pub flags: u16,
-    /// Set if the backend sees the client on a port other than its own: that port for an outbound tuple, the client's
-    /// own port for an inbound one.
+    /// Set if the backend sees another client port than the client's own: for an outbound tuple, the port that the
+    /// backend sees; for an inbound tuple, the client's own port.
     pub client_port: Option<u16>,
 }
 
 impl ServiceFlow {
-    /// From the parts of an entry, and the address in them.
+    /// Converts the parts of an entry, and the address in them.
     pub(crate) fn new<A>(parts: &ServiceFlowParts<A>, ip: IpAddr) -> Self {
         let client_port =
             (parts.flags & FLOW_MOVED != 0).then(|| u16::from_be(parts.client_port_be));
@@ -117,7 +118,7 @@ impl ServiceMaps {
         Ok(found.filter(|backend| backend.service != 0))
     }
 
-    /// The backend that a client sticks to, for the port with this number.
+    /// Returns the backend to which a client sticks, for the port with this number.
     pub fn client(&self, client: IpAddr, service: u32) -> Result<Option<Affinity>, ServicesError> {
         let client = client.into();
         let found = self.affinity.get(&AffinityKey { client, service });
@@ -131,12 +132,12 @@ impl ServiceMaps {
         Ok(found.is_some())
     }
 
-    /// Where the packets of a flow to a service are sent.
+    /// Returns where the packets of a flow to a service are sent.
     pub fn flow(&self, flow: &Connection) -> Result<Option<ServiceFlow>, ServicesError> {
         self.flow_in(flow, TUPLE_OUT)
     }
 
-    /// The source address that a backend's packets with these addresses appear to have.
+    /// Returns the source that a backend's packets with these addresses get.
     pub fn answer(&self, packet: &Connection) -> Result<Option<ServiceFlow>, ServicesError> {
         self.flow_in(packet, TUPLE_IN)
     }
@@ -160,8 +161,8 @@ impl ServiceMaps {
         }
     }
 
-    /// The index of the backend that a Maglev table gives a flow, for a frontend with affinity (`is_by_client`) or
-    /// without.
+    /// Returns the index of the backend that a Maglev table chooses for a flow, for a frontend with affinity
+    /// (`is_by_client`) or without.
     pub fn by_maglev(
         &self,
         pool: Pool,
