@@ -35,7 +35,7 @@ fn put(path: &Path, contents: &[u8], sync: fn(&File) -> io::Result<()>) -> io::R
         sync(&File::open(folder)?)
     };
     written().inspect_err(|_| {
-        // It may not exist at all: the first error is the one to report.
+        // The temporary file may not exist at all: the first error is the one to report.
         let _ = fs::remove_file(&temporary);
     })
 }

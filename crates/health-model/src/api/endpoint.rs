@@ -68,7 +68,7 @@ pub enum Enforcement {
 }
 
 impl Enforcement {
-    /// The text shown in listings.
+    /// Name shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Enabled => "Enabled",
@@ -97,7 +97,7 @@ pub enum HealthState {
 }
 
 impl HealthState {
-    /// The text shown in listings.
+    /// Name shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -150,10 +150,10 @@ pub struct EndpointRequest {
     /// endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_route: Option<bool>,
-    /// The IPv4 address that it must get.
+    /// The requested IPv4 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<String>,
-    /// The IPv6 address that it must get.
+    /// The requested IPv6 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<String>,
 }

@@ -19,7 +19,7 @@ pub struct ServiceEntry {
     pub source: String,
     /// Which endpoints traffic to its ClusterIPs may use: `Cluster` or `Local`.
     pub internal_policy: String,
-    /// The same for traffic to all its other addresses.
+    /// The same for traffic to its other addresses.
     pub external_policy: String,
     /// How long a client keeps its backend after it last opened a flow, nanoseconds; none without affinity.
     pub affinity_ns: Option<u64>,
@@ -58,9 +58,9 @@ pub struct ServicePortEntry {
     pub frontends: Vec<ServiceFrontend>,
     /// Its endpoints, IPv4 first.
     pub backends: Vec<ServiceBackend>,
-    /// The outcome of its endpoints' topology hints, for each family that has hints.
+    /// The outcome of its endpoints' topology hints, for each family with hints.
     pub topology: Vec<ServiceTopology>,
-    /// Why this could not be put in force, each with the family: the previous state stays in force.
+    /// Why this port could not be put in force, each with the family: the previous state stays in force.
     pub failures: Vec<String>,
 }
 
@@ -124,7 +124,7 @@ pub struct ServiceBackend {
     pub terminating: bool,
     /// Whether it is on this node.
     pub local: bool,
-    /// Whether this node's probes find it ready; none if they do not probe it, or if they have no say because the
+    /// Whether this node's probes find it ready; none if they do not probe it, or if they do not count because the
     /// service comes from the Kubernetes API. The conditions above combine its endpoint slice with this result.
     pub probed: Option<bool>,
     /// Whether it gets new flows that may use endpoints of the whole cluster.

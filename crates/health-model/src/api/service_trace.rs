@@ -21,7 +21,8 @@ pub struct ServiceTrace {
     pub pool: TracedPool,
     /// The allowed sources; none if all are.
     pub source_ranges: Option<TracedRanges>,
-    /// What is known about a flow with these ends; none if nothing is, or if the source port was not given.
+    /// What is known about a flow with this source and destination; none if nothing is, or if the source port was not
+    /// given.
     pub flow: Option<TracedStay>,
     /// The client's affinity backend; none without affinity, or if it is unknown.
     pub affinity: Option<TracedStay>,
@@ -98,9 +99,9 @@ pub struct TracedFrontend {
 pub struct TracedPool {
     /// Whether it is the pool for flows from this node and its endpoints rather than the one for all other flows.
     pub inside: bool,
-    /// The traffic policy that it follows, `Cluster` or `Local`; none if the agent does not know it.
+    /// The traffic policy that the pool follows, `Cluster` or `Local`; none if the agent does not know it.
     pub policy: Option<String>,
-    /// Why it contains these backends, one reason each.
+    /// Why the pool contains these backends, one reason each.
     pub reasons: Vec<String>,
 }
 

@@ -30,7 +30,7 @@ pub struct HealthStatus<N = Vec<NodeStatus>> {
 }
 
 impl<N> HealthStatus<N> {
-    /// Everything but the nodes.
+    /// The status without the nodes.
     pub fn head(self) -> HealthStatus<()> {
         let Self {
             timestamp,
@@ -97,7 +97,7 @@ pub struct AgentProblem {
 /// Endpoints on which the previous policy is still in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyLag {
-    /// How many.
+    /// Number of endpoints.
     pub endpoints: u64,
     /// The reason, in a sentence about one of them.
     pub reason: String,
@@ -119,7 +119,7 @@ pub struct FullMap {
 pub struct Diagnosis {
     /// The cause as one word, such as `agent-down`.
     pub cause: String,
-    /// The same in a sentence.
+    /// What is wrong, in one sentence.
     pub message: String,
     /// The facts that support it.
     pub evidence: Vec<String>,
