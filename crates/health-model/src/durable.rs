@@ -39,7 +39,7 @@ fn put(path: &Path, value: &impl Serialize, sync: fn(&File) -> io::Result<()>) -
         sync(&File::open(folder)?)
     };
     written().inspect_err(|_| {
-        // It may not exist at all: the first error is the one to report.
+        // The temporary file may not exist at all: the first error is the one to report.
         let _ = fs::remove_file(&temporary);
     })
 }

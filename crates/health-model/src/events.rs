@@ -14,11 +14,11 @@ use super::flow::{IpProtocol, Network};
 /// A type of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EventType {
-    /// Packets dropped, but for those of `nat`
+    /// Dropped packets, except those of `nat`
     Drop,
-    /// Conntrack entries made, and connections closed
+    /// New conntrack entries, and closed connections
     Ct,
-    /// Packets dropped since they could not be translated
+    /// Packets dropped because they could not be translated
     Nat,
 }
 
@@ -32,7 +32,7 @@ impl Display for EventType {
     }
 }
 
-/// The text is not an [`EventType`].
+/// The string is not an [`EventType`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected drop, ct or nat")]
 pub struct EventTypeError;
@@ -48,8 +48,8 @@ impl FromStr for EventType {
     }
 }
 
-/// Selects events. An event must match every field, and within a field any of its values. An empty field matches
-/// everything. In a query string, the values of a field are separated by commas.
+/// Selects events. An event must match every field; it matches a field if it matches any of its values, or if the field
+/// is empty. In a query string, the values of a field are separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
@@ -94,7 +94,7 @@ fn list<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(from: D) -> Result<
 }
 
 impl EventFilter {
-    /// Formats it as a query string, without the question mark.
+    /// Formats the filter as a query string, without the question mark.
     pub fn query(&self) -> String {
         fn field<T: Display>(name: &str, values: &[T]) -> Option<String> {
             let values: Vec<String> = values.iter().map(T::to_string).collect();

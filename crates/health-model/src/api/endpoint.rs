@@ -72,7 +72,7 @@ pub enum Enforcement {
 }
 
 impl Enforcement {
-    /// The text shown in listings.
+    /// Name shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Enabled => "Enabled",
@@ -102,7 +102,7 @@ pub enum HealthState {
 }
 
 impl HealthState {
-    /// The text shown in listings.
+    /// Name shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -159,11 +159,11 @@ pub struct EndpointRequest {
     /// given: only if they lead to no other endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_route: Option<bool>,
-    /// The IPv4 address that it must get.
+    /// The requested IPv4 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schemars(extend("format" = "ipv4")))]
     pub ipv4: Option<String>,
-    /// The IPv6 address that it must get.
+    /// The requested IPv6 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schemars(extend("format" = "ipv6")))]
     pub ipv6: Option<String>,

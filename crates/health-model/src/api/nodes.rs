@@ -25,12 +25,12 @@ pub struct RegistryState {
     pub registry: String,
     /// The cluster whose nodes it holds.
     pub cluster: String,
-    /// When its nodes were last known to be right (RFC 3339).
+    /// When its nodes were last known to be correct (RFC 3339).
     pub last_read: Timestamp,
     /// Why it cannot be read; its nodes are then the last good set.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<String>,
-    /// When its nodes were last known to be right; set only while it cannot be read.
+    /// When its nodes were last known to be correct; set only while it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale_since: Option<Timestamp>,
     /// Skipped entries.

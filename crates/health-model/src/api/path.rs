@@ -64,7 +64,7 @@ pub struct PathMtuStatus {
     /// The router that rejects them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rejected_by: Option<IpAddr>,
-    /// When that was observed (RFC 3339).
+    /// When the MTU was observed (RFC 3339).
     pub last_probed: Timestamp,
 }
 

@@ -36,18 +36,18 @@ pub struct PolicyChange {
     pub added: Vec<String>,
     /// Policies that replaced one of the same name.
     pub replaced: Vec<String>,
-    /// Policies that already existed, word for word.
+    /// Policies that are identical to existing ones.
     pub unchanged: Vec<String>,
     /// Deleted policies.
     pub deleted: Vec<String>,
-    /// Objects of other kinds in the text, which were skipped.
+    /// Objects of other kinds in the document, which were skipped.
     #[serde(default)]
     pub skipped: Vec<String>,
     /// How often the policies have changed so far.
     pub revision: u64,
     /// Whether all affected endpoints already enforce the change.
     pub is_in_force: bool,
-    /// How long that took, or how long the request waited for it.
+    /// How long enforcing the change took, or how long the request waited for that.
     pub took_ns: u64,
 }
 

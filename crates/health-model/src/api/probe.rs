@@ -46,8 +46,7 @@ pub struct ContainerProbe {
     pub timeout_ns: u64,
     /// When the next run is due.
     pub next: Option<Timestamp>,
-    /// How long no run has been conclusive, ns, if a result should be available by now: the result shown may be
-    /// outdated.
+    /// Time without a conclusive run, ns, if a result should be available by now: the result shown may be outdated.
     pub overdue_ns: Option<u64>,
     /// The last run.
     pub last_run: Option<ProbeRun>,
@@ -74,7 +73,7 @@ impl ContainerProbe {
         )
     }
 
-    /// Whether both are equal apart from what changes with every run: times, and counts beyond the threshold.
+    /// Whether both are equal except for values that change with every run: times, and counts beyond the threshold.
     pub fn is_like(&self, other: &Self) -> bool {
         let steady = |one: &Self| Self {
             run: one.run.min(one.threshold),
@@ -109,7 +108,7 @@ pub enum ProbeVerdict {
 }
 
 impl ProbeVerdict {
-    /// The text shown in listings.
+    /// Name shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Success => "success",

@@ -78,9 +78,9 @@ pub struct ServicePortEntry {
     pub frontends: Vec<ServiceFrontend>,
     /// Its endpoints, IPv4 first.
     pub backends: Vec<ServiceBackend>,
-    /// The outcome of its endpoints' topology hints, for each family that has hints.
+    /// The outcome of its endpoints' topology hints, for each family with hints.
     pub topology: Vec<ServiceTopology>,
-    /// Why this could not be put in force, each with the family: the previous state stays in force.
+    /// Why this port could not be put in force, each with the family: the previous state stays in force.
     pub failures: Vec<String>,
 }
 

@@ -107,7 +107,7 @@ pub struct TracedPool {
     pub inside: bool,
     /// The traffic policy that it follows, `Cluster` or `Local`; `null` if the agent does not know it.
     pub policy: Option<String>,
-    /// Why it contains these backends, one reason each.
+    /// Why the pool contains these backends, one reason each.
     pub reasons: Vec<String>,
 }
 

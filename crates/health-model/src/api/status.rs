@@ -35,7 +35,7 @@ pub struct HealthStatus<N = Vec<NodeStatus>> {
 }
 
 impl<N> HealthStatus<N> {
-    /// Everything but the nodes.
+    /// The status without the nodes.
     pub fn head(self) -> HealthStatus<()> {
         let Self {
             timestamp,
@@ -130,7 +130,7 @@ pub struct FullMap {
 pub struct Diagnosis {
     /// The cause as one word, such as `agent-down`.
     pub cause: String,
-    /// The same in a sentence.
+    /// What is wrong, in one sentence.
     pub message: String,
     /// The facts that support it.
     pub evidence: Vec<String>,

@@ -8,7 +8,7 @@ use health_common::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use serde::{Deserialize, Serialize};
 
-/// The text names no protocol, or no port of one.
+/// The string names no protocol, or no port of one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a port and protocol; expected for example 80/TCP, 53/UDP, 8/ICMP (the type) or 47 (a protocol's number)"

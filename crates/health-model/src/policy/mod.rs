@@ -1,5 +1,5 @@
-//! Policy terms shared by settings, requests and rules: when policy is enforced, the direction of a packet, and its
-//! protocol and port.
+//! Policy terms shared by settings, requests and rules: when policy is enforced, and a packet's direction, protocol and
+//! port.
 
 mod l4;
 
