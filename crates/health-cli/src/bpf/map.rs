@@ -23,8 +23,8 @@ Examples:
 
 const DUMP_EXAMPLES: &str = "\
 Output:
-  Entries of large maps are shown while they are read, unordered. For the maps of other programs, use
-  bpftool map dump
+  Entries of large maps are shown while they are read, unordered. For the maps of other programs,
+  use bpftool map dump
 
 Examples:
   health-agent bpf map dump HEALTH_CONFIG
