@@ -172,7 +172,12 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
         (
             "run --ipvs-tcp-timeout 1.5s",
             "--ipvs-tcp-timeout",
-            "whole seconds from 0s to 480h",
+            "whole seconds, like 90s or 2h; must be 0s to 480h",
+        ),
+        (
+            "run --ipvs-tcp-timeout 481h",
+            "--ipvs-tcp-timeout",
+            "must be 0s to 480h",
         ),
         (
             "run --conntrack-max-entries 1023",
@@ -248,7 +253,7 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
         ("bpf nat list --state close", "--state", ""),
         ("bpf nat flush", "--all", "--proto"),
         ("bpf nat flush --all --proto tcp", "--all", "--proto"),
-        ("bpf map dump", "<NAME|PATH>", ""),
+        ("bpf map dump", "<NAME>", ""),
         ("completion tcsh", "<SHELL>", "tcsh"),
         ("nonsense", "nonsense", ""),
         ("", "Usage:", ""),
@@ -629,6 +634,51 @@ fn settings_files_are_checked_without_an_agent() {
     let mut run = program("run --config");
     let output = run.arg(&file).output().unwrap();
     assert_eq!((output.status.code(), stderr(&output)), (Some(2), line));
+}
+
+#[test]
+fn a_bad_value_is_reported_in_the_same_line_wherever_it_comes_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    fs::write(&file, "mesh:\n  probe-interval: 50ms\n").unwrap();
+    let refused = |mut command: Command| {
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        stderr(&output).to_owned()
+    };
+    let reason = "'50ms': must be 100ms to 1h\n";
+    let flag = refused(program("run --probe-interval 50ms"));
+    assert_eq!(flag, format!("error: --probe-interval {reason}"));
+    let mut command = program("run");
+    command.env("HEALTH_AGENT_PROBE_INTERVAL", "50ms");
+    let variable = refused(command);
+    assert_eq!(
+        variable,
+        format!("error: HEALTH_AGENT_PROBE_INTERVAL {reason}")
+    );
+    let mut command = program("run --config");
+    command.arg(&file);
+    let place = format!("{}:2:19: probe-interval", file.display());
+    assert_eq!(refused(command), format!("error: {place} {reason}"));
+
+    // Other commands have flags with names of settings; clap reports those.
+    let other = refused(program("status --probe=x"));
+    assert!(
+        other.starts_with("error: unexpected value 'x' for '--probe'"),
+        "{other}"
+    );
+
+    fs::write(&file, "mesh:\n  passive-relief: 2\n").unwrap();
+    let mut command = program("run --passive-rtt off --config");
+    command.arg(&file);
+    assert_eq!(
+        refused(command),
+        format!(
+            "error: {}:2: passive-relief '2': needs --passive-rtt on, which detects traffic; passive-rtt is 'false' \
+             (command line)\n",
+            file.display()
+        )
+    );
 }
 
 #[test]

@@ -60,7 +60,7 @@ static BENCH_XDP_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 /// this each pass would see the previous pass's reply, and every pass the same probe.
 #[classifier]
 fn bench_front(ctx: TcContext) -> i32 {
-    let frame = Frame::new(&ctx);
+    let frame = Frame::new(ctx);
     let Some(packet) = next_packet() else {
         return TC_ACT_SHOT;
     };
@@ -74,7 +74,7 @@ fn bench_front(ctx: TcContext) -> i32 {
     }
     frame.set_mark(0);
     // SAFETY: the map holds classifiers only; the kernel checks their kind.
-    unsafe { BENCH_PROGRAM.tail_call(&ctx, 0) };
+    unsafe { BENCH_PROGRAM.tail_call(frame.ctx(), 0) };
     TC_ACT_SHOT
 }
 
@@ -117,14 +117,14 @@ fn restore_headers(headers: &mut [u32; HEADER_WORDS], packet: &[u32; HEADER_WORD
 /// As [`bench_front`], for XDP.
 #[xdp]
 fn bench_xdp_front(ctx: XdpContext) -> u32 {
-    let frame = XdpFrame::new(&ctx);
+    let frame = XdpFrame::new(ctx);
     let (Some(headers), Some(packet)) = (frame.at::<[u32; HEADER_WORDS]>(0), next_packet()) else {
         return XDP_ABORTED;
     };
     // SAFETY: map values are aligned to eight bytes, and these are longer.
     restore_headers(headers, unsafe { &*packet.as_ptr().cast() });
     // SAFETY: the map holds XDP programs only; the kernel checks their kind.
-    unsafe { BENCH_XDP_PROGRAM.tail_call(&ctx, 0) };
+    unsafe { BENCH_XDP_PROGRAM.tail_call(frame.ctx(), 0) };
     XDP_ABORTED
 }
 
@@ -137,13 +137,13 @@ fn bench_xdp_empty(_ctx: XdpContext) -> u32 {
 /// The echo answer without conntrack and counters.
 #[classifier]
 fn bench_echo_stateless(ctx: TcContext) -> i32 {
-    endpoint::to_endpoint::<Stateless>(&Frame::new(&ctx)).code()
+    endpoint::to_endpoint::<Stateless>(&Frame::new(ctx)).code()
 }
 
 /// Redirects an IPv4 packet of an endpoint straight into the destination's namespace: the baseline of host routing.
 #[classifier]
 fn bench_forward(ctx: TcContext) -> i32 {
-    forward(&Frame::new(&ctx)).unwrap_or(TC_ACT_OK)
+    forward(&Frame::new(ctx)).unwrap_or(TC_ACT_OK)
 }
 
 #[inline(always)]

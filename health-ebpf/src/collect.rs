@@ -1,8 +1,6 @@
 //! Removes expired conntrack entries, with the NAT entries of their flows, on behalf of user space: only a few
 //! instructions separate the check of an entry from its removal here.
 
-use aya_ebpf::bindings::__sk_buff;
-use aya_ebpf::programs::TcContext;
 use health_common::collect::{
     CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECT_SERVICE_FLOWS, COLLECTED, CollectHeader,
     CollectRequest, NOT_A_REQUEST, may_be_orphan,
@@ -15,6 +13,7 @@ use crate::clock::{coarse_now_ns, seconds};
 use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::nat::translation;
+use crate::subprogram::subprogram;
 use crate::{nat, service};
 
 /// The result for one key. Results are summed over a whole request, and none overflows into the next.
@@ -52,7 +51,7 @@ pub fn collect(frame: &Frame) -> u32 {
 }
 
 #[inline(always)]
-fn collect_keys<T: Steps>(frame: &Frame, count: u32, now_ns: u64) -> Option<u32> {
+fn collect_keys<T: Version>(frame: &Frame, count: u32, now_ns: u64) -> Option<u32> {
     let is_of_services =
         frame.at::<CollectRequest<T>>(0)?.header.operation == COLLECT_SERVICE_FLOWS;
     let mut done = 0;
@@ -61,58 +60,17 @@ fn collect_keys<T: Steps>(frame: &Frame, count: u32, now_ns: u64) -> Option<u32>
             break;
         }
         done += if is_of_services {
-            T::collect_service_flow(frame.skb(), index, now_ns)
+            collect_service_flow::<T>(frame, index, now_ns)
         } else {
-            T::collect_key(frame.skb(), index, now_ns)
+            collect_key::<T>(frame, index, now_ns)
         };
     }
     Some(done)
 }
 
-/// Steps that are separate functions in the kernel too: the verifier checks each one once, not once per key and path
-/// that leads to it.
-trait Steps: Version {
-    /// See [`collect_key`].
-    fn collect_key(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32;
-    /// See [`collect_service_flow`].
-    fn collect_service_flow(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32;
-}
-
-macro_rules! steps {
-    ($tuple:ty: $($step:ident as $name:ident),+ $(,)?) => {
-        impl Steps for $tuple {$(
-            #[inline(always)]
-            fn $step(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32 {
-                #[unsafe(no_mangle)]
-                #[inline(never)]
-                extern "C" fn $name(skb: *mut __sk_buff, index: u32, now_ns: u64) -> u32 {
-                    let ctx = TcContext::new(skb);
-                    match key::<$tuple>(&Frame::new(&ctx), index) {
-                        // Keys must be on the stack.
-                        Some((operation, key)) => $step(operation, *key, now_ns),
-                        None => 0,
-                    }
-                }
-                $name(skb, index, now_ns)
-            }
-        )+}
-    };
-}
-
-steps!(
-    Tuple4:
-    collect_key as collect_key4,
-    collect_service_flow as collect_service_flow4,
-);
-steps!(
-    Tuple6:
-    collect_key as collect_key6,
-    collect_service_flow as collect_service_flow6,
-);
-
 /// The operation, and one of the keys.
 #[inline(always)]
-fn key<'a, T>(frame: &Frame<'a>, index: u32) -> Option<(u32, &'a T)> {
+fn key<T>(frame: &Frame, index: u32) -> Option<(u32, &T)> {
     let index = forgotten(index) as usize;
     let header = frame.at::<CollectHeader>(0)?;
     if index >= CHUNK {
@@ -123,8 +81,13 @@ fn key<'a, T>(frame: &Frame<'a>, index: u32) -> Option<(u32, &'a T)> {
     Some((operation, key))
 }
 
-#[inline(always)]
-fn collect_key<T: Version>(operation: u32, key: T, now_ns: u64) -> u32 {
+/// Removes what a key of conntrack or of the translations stands for, if it is over.
+#[subprogram(collect_key4, collect_key6)]
+fn collect_key<T: Version>(frame: &Frame, index: u32, now_ns: u64) -> u32 {
+    // Keys must be on the stack.
+    let Some((operation, &key)) = key::<T>(frame, index) else {
+        return 0;
+    };
     match operation {
         COLLECT_FLOWS => collect_flow(key, now_ns),
         _ => collect_orphan(key, now_ns),
@@ -181,8 +144,12 @@ fn collect_orphan<T: Version>(key: T, now_ns: u64) -> u32 {
 
 /// Removes a flow through a service that conntrack no longer knows because its entry was evicted, given the key of
 /// one of its entries.
-#[inline(always)]
-fn collect_service_flow<T: Version>(_operation: u32, key: T, now_ns: u64) -> u32 {
+#[subprogram(collect_service_flow4, collect_service_flow6)]
+fn collect_service_flow<T: Version>(frame: &Frame, index: u32, now_ns: u64) -> u32 {
+    // As above.
+    let Some((_, &key)) = key::<T>(frame, index) else {
+        return 0;
+    };
     let Some(entry) = T::service_flows().get_ptr(&key) else {
         return 0;
     };

@@ -64,10 +64,16 @@ impl PacketFlags {
     /// The flags of a packet.
     #[inline(always)]
     pub fn of<T>(packet: &Packet<T>) -> Self {
-        if packet.is_later() {
+        Self::new(packet.is_later(), packet.tcp_flags)
+    }
+
+    /// The flags of a packet that is a later fragment, or has these TCP flags.
+    #[inline(always)]
+    pub fn new(is_later: bool, tcp_flags: u8) -> Self {
+        if is_later {
             Self::Unknown
         } else {
-            Self::Tcp(packet.tcp_flags)
+            Self::Tcp(tcp_flags)
         }
     }
 }

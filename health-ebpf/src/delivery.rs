@@ -5,7 +5,6 @@
 //! router would answer, or must examine more closely, are left to the host's stack, which sends them through
 //! `to_endpoint`.
 
-use aya_ebpf::programs::TcContext;
 use health_common::addr::Addr;
 use health_common::calls::CALL_DELIVER;
 use health_common::config::{DatapathConfig, routes_itself};
@@ -52,11 +51,10 @@ pub fn hand_over_answer(frame: &Frame) {
 
 /// The program `deliver`: an untagged packet from an endpoint, or for a service from outside.
 #[inline(always)]
-pub fn deliver(ctx: &TcContext) -> Verdict {
-    let frame = Frame::new(ctx);
+pub fn deliver(frame: &Frame) -> Verdict {
     let done = match frame.protocol() {
-        ETHERTYPE_IPV4 => hand_on::<Tuple4>(&frame),
-        ETHERTYPE_IPV6 => hand_on::<Tuple6>(&frame),
+        ETHERTYPE_IPV4 => hand_on::<Tuple4>(frame),
+        ETHERTYPE_IPV6 => hand_on::<Tuple6>(frame),
         _ => None,
     };
     done.unwrap_or_else(ignore)
@@ -85,7 +83,7 @@ fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
     }
     decrement_ttl::<T>(frame, IP_AT as u32)?;
     // From here on, the packet counts as being at the endpoint's device.
-    let frame = &Frame::at_device(frame.ctx(), endpoint.ifindex);
+    let frame = &frame.on_way_to(endpoint.ifindex);
     if let Err(verdict) = admit::<T>(frame, endpoint) {
         return Some(verdict);
     }

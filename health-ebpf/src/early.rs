@@ -136,8 +136,7 @@ const HELD: u64 = 1;
 /// A separate function in the kernel too: its callers have no stack space left.
 #[inline(never)]
 fn arrange<T: Fragments>(skb: *mut __sk_buff, ip_at: u32) -> u64 {
-    let ctx = TcContext::new(skb);
-    let frame = &Frame::new(&ctx);
+    let frame = &Frame::new(TcContext::new(skb));
     let (Some(ip_at), Some(config)) = (header_at(ip_at), HEALTH_CONFIG.get(0)) else {
         return FORWARD;
     };

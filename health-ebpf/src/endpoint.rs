@@ -25,10 +25,11 @@ use network_types::eth::EthHdr;
 
 use crate::bounds::within;
 use crate::conntrack::{self, Tracked, Traffic};
-use crate::endpoint_flow::{Steps, Ways, track};
+use crate::endpoint_flow::{Ways, track};
 use crate::fragment::Fragments;
 use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
 use crate::ip_version::Version as _;
+use crate::link::Link;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
 use crate::packet::load;
@@ -96,7 +97,7 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
 }
 
 /// How the IP versions differ in handling an endpoint's packets.
-pub(crate) trait Packets: Steps + service::Steps + Source + Fragments {
+pub(crate) trait Packets: Link + service::Steps + Source + Fragments {
     /// Whether the header's protocol is enough to tell that a packet is not an echo request, unless it is this
     /// version's ICMP. With IPv6, an extension header may precede an echo request.
     const HEADER_NAMES_PROTOCOL: bool;
@@ -477,7 +478,7 @@ fn from_endpoint_arp(frame: &Frame) -> Verdict {
 
 /// Splits an ARP packet into its parts.
 #[inline(always)]
-fn arp<'a>(frame: &Frame<'a>) -> Option<(&'a mut EthHdr, &'a mut ArpHdr)> {
+fn arp(frame: &Frame) -> Option<(&mut EthHdr, &mut ArpHdr)> {
     if !frame.pull(IP_AT + ArpHdr::LEN) {
         return None;
     }
@@ -487,9 +488,7 @@ fn arp<'a>(frame: &Frame<'a>) -> Option<(&'a mut EthHdr, &'a mut ArpHdr)> {
 
 /// Splits a valid neighbour solicitation into its parts.
 #[inline(always)]
-fn solicitation<'a>(
-    frame: &Frame<'a>,
-) -> Option<(&'a mut EthHdr, &'a mut Ipv6Header, &'a mut Neighbour)> {
+fn solicitation(frame: &Frame) -> Option<(&mut EthHdr, &mut Ipv6Header, &mut Neighbour)> {
     // Longer ones are not answered, so nothing is pulled for other packets.
     if frame.length() as usize != L4_AT6 + size_of::<Neighbour>()
         || !frame.pull(L4_AT6 + size_of::<Neighbour>())

@@ -6,8 +6,6 @@
 
 use core::ptr;
 
-use aya_ebpf::bindings::__sk_buff;
-use aya_ebpf::programs::TcContext;
 use health_common::addr::Addr;
 use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::events::{EVENT_DROP, Event, WANT_CT, WANT_DROP, WANT_NAT};
@@ -23,17 +21,13 @@ use crate::maps::{
     HEALTH_CONFIG, HEALTH_DEVICES, HEALTH_DRAFT, HEALTH_ENDPOINTS, HEALTH_EVENTS, HEALTH_MONITOR,
 };
 use crate::metrics::count_bytes;
+use crate::subprogram::subprogram;
 
 /// Reports that a packet is dropped.
 #[inline(always)]
 pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
     if is_wanted(WANT_DROP | WANT_NAT) {
-        report_drop(
-            frame.skb(),
-            reason as u32,
-            direction as u32,
-            frame.ifindex(),
-        );
+        tell_drop(frame, reason as u8, direction as u8, frame.ifindex());
     }
 }
 
@@ -60,28 +54,25 @@ fn is_wanted(kinds: u32) -> bool {
         .is_some_and(|filter| filter.wanted & kinds != 0)
 }
 
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn report_drop(skb: *mut __sk_buff, reason: u32, direction: u32, ifindex: u32) -> u32 {
-    let ctx = TcContext::new(skb);
-    let frame = Frame::new(&ctx);
+#[subprogram(tell_drop)]
+fn tell_drop(frame: &Frame, reason: u8, direction: u8, ifindex: u32) {
     let Some(event) = draft() else {
-        return 0;
+        return;
     };
     *event = Event {
         kind: EVENT_DROP,
-        reason: reason as u8,
-        direction: direction as u8,
+        reason,
+        direction,
         ifindex,
         length: frame.length(),
         ..Event::default()
     };
     match frame.network() {
-        Some((ETHERTYPE_IPV4, ip_at)) => describe::<Tuple4>(&frame, ip_at, event),
-        Some((ETHERTYPE_IPV6, ip_at)) => describe::<Tuple6>(&frame, ip_at, event),
+        Some((ETHERTYPE_IPV4, ip_at)) => describe::<Tuple4>(frame, ip_at, event),
+        Some((ETHERTYPE_IPV6, ip_at)) => describe::<Tuple6>(frame, ip_at, event),
         _ => {}
     }
-    write(event)
+    write(event);
 }
 
 /// A record to fill in.
@@ -142,6 +133,7 @@ extern "C" fn report_flow6(
     write_flow(unsafe { tuple.as_ref() }, kind, ifindex, source_identity)
 }
 
+/// The result is meaningless: functions in the kernel must have one.
 #[inline(always)]
 fn write_flow<T: Tuple>(tuple: Option<&T>, kind: u32, ifindex: u32, source_identity: u32) -> u32 {
     let (Some(tuple), Some(event)) = (tuple, draft()) else {
@@ -155,21 +147,21 @@ fn write_flow<T: Tuple>(tuple: Option<&T>, kind: u32, ifindex: u32, source_ident
         ..Event::default()
     };
     name(event, tuple);
-    write(event)
+    write(event);
+    0
 }
 
-/// Writes an event if the filter passes it. The result is meaningless: functions in the kernel must have one.
+/// Writes an event if the filter passes it.
 #[inline(always)]
-fn write(event: &mut Event) -> u32 {
+fn write(event: &mut Event) {
     let Some(filter) = HEALTH_MONITOR.get(0) else {
-        return 0;
+        return;
     };
     event.endpoint = endpoint(event);
     event.time_ns = now_ns();
     if filter.passes(event) && HEALTH_EVENTS.output::<Event>(&*event, 0).is_err() {
         count_bytes(event.length, Reason::EventLost, metrics_direction(event));
     }
-    0
 }
 
 /// Id of the endpoint that an event concerns: the one that owns the device or, failing that, an address. A forged

@@ -98,12 +98,34 @@ pub fn is_known<T: Fragments>(
     ports.is_some_and(|ports| !ports.has_expired(coarse_now_secs()))
 }
 
-/// Combines [`find`] and [`keep`], for packets that no policy judges.
-#[inline(always)]
-pub fn resolve<T: Version>(packet: &mut Packet<T>, timeouts: &Timeouts) -> bool {
-    let is_found = find(packet);
-    keep(packet, timeouts);
-    is_found
+/// A packet's [`Kind`], once the ports of a fragment were looked up.
+pub enum Resolved {
+    /// A packet of a flow.
+    Flow,
+    /// A later fragment of a packet whose first one was not seen.
+    UnknownFragment,
+    /// An ICMP error.
+    Error,
+    /// None of these.
+    Other,
+}
+
+impl Resolved {
+    /// Classifies a packet. If it is a later fragment, its ports become those of its packet.
+    #[inline(always)]
+    pub fn of<T: Version>(packet: &mut Packet<T>) -> Self {
+        match packet.kind {
+            Kind::IcmpError => Self::Error,
+            Kind::NoFlow => Self::Other,
+            Kind::Flow | Kind::Fragment(_) => {
+                if find(packet) {
+                    Self::Flow
+                } else {
+                    Self::UnknownFragment
+                }
+            }
+        }
+    }
 }
 
 /// Sets a later fragment's ports to those of its packet; `false` if they are not known.

@@ -9,6 +9,8 @@ use health_common::neighbour::{ETHERTYPE_VLAN, ETHERTYPE_VLAN_SERVICE};
 use network_types::eth::EthHdr;
 use network_types::vlan::VlanHdr;
 
+use crate::subprogram::Context;
+
 /// Offset of the IP header in an untagged packet of an endpoint. Headers are at fixed offsets: no extension headers
 /// or options are walked.
 pub const IP_AT: usize = EthHdr::LEN;
@@ -51,32 +53,46 @@ const PACKET_HOST: u32 = 0;
 const PACKET_LOOPBACK: u32 = 5;
 
 /// A packet at a tc hook.
-pub struct Frame<'a> {
-    ctx: &'a TcContext,
+pub struct Frame {
+    ctx: TcContext,
     /// The device that it counts as being at, if not the hook's.
     device: Option<u32>,
 }
 
-impl<'a> Frame<'a> {
+impl Context for Frame {
+    type Raw = __sk_buff;
+
+    #[inline(always)]
+    fn of(raw: *mut __sk_buff) -> Self {
+        Self::new(TcContext::new(raw))
+    }
+
+    #[inline(always)]
+    fn raw(&self) -> *mut __sk_buff {
+        self.skb()
+    }
+}
+
+impl Frame {
     /// Wraps the hook's context.
     #[inline(always)]
-    pub fn new(ctx: &'a TcContext) -> Self {
+    pub fn new(ctx: TcContext) -> Self {
         Self { ctx, device: None }
     }
 
-    /// Wraps the context of a packet on its way to a device other than the hook's.
+    /// The packet on its way to a device other than the hook's.
     #[inline(always)]
-    pub fn at_device(ctx: &'a TcContext, ifindex: u32) -> Self {
+    pub fn on_way_to(&self, ifindex: u32) -> Self {
         Self {
-            ctx,
+            ctx: TcContext::new(self.skb()),
             device: Some(ifindex),
         }
     }
 
     /// The context, for logging.
     #[inline(always)]
-    pub fn ctx(&self) -> &'a TcContext {
-        self.ctx
+    pub fn ctx(&self) -> &TcContext {
+        &self.ctx
     }
 
     /// The packet's buffer, as programs see it.
@@ -220,7 +236,7 @@ impl<'a> Frame<'a> {
         clippy::mut_from_ref,
         reason = "the bytes belong to the packet, not to the context"
     )]
-    pub fn at<T>(&self, offset: usize) -> Option<&'a mut T> {
+    pub fn at<T>(&self, offset: usize) -> Option<&mut T> {
         let start = self.ctx.data() + offset;
         // The verifier requires the end of the access to be compared with data_end.
         if start + size_of::<T>() > self.ctx.data_end() {
@@ -237,7 +253,7 @@ impl<'a> Frame<'a> {
         clippy::mut_from_ref,
         reason = "the bytes belong to the packet, not to the context"
     )]
-    pub fn headers<I, T>(&self, offset: usize) -> Option<(&'a mut EthHdr, &'a mut I, &'a mut T)> {
+    pub fn headers<I, T>(&self, offset: usize) -> Option<(&mut EthHdr, &mut I, &mut T)> {
         let start = self.ctx.data();
         if start + offset + size_of::<T>() > self.ctx.data_end() {
             return None;

@@ -23,7 +23,7 @@ use crate::ring;
 use crate::table::{RingMap, Table};
 
 /// An IP version, identified by its tuple type.
-pub trait Version: Tuple + Sized + 'static {
+pub trait Version: Tuple<Address: Default> + Sized + 'static {
     /// Conntrack entries of this version.
     fn flows() -> Table<Self, CtEntry>;
     /// Translations of this version.

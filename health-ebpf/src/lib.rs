@@ -2,7 +2,12 @@
 //! agent) and `bench` (benchmarks).
 
 #![no_std]
-#![feature(asm_experimental_arch, core_intrinsics, stmt_expr_attributes)]
+#![feature(
+    asm_experimental_arch,
+    core_intrinsics,
+    macro_attr,
+    stmt_expr_attributes
+)]
 #![allow(
     internal_features,
     reason = "the only way to an atomic addition on this target"
@@ -21,6 +26,7 @@ pub mod events;
 pub mod fib;
 pub mod fragment;
 pub mod frame;
+pub mod hook;
 pub mod ip_version;
 pub mod ipcache;
 pub mod link;
@@ -36,6 +42,7 @@ pub mod ring;
 pub mod rtt;
 pub mod service;
 pub mod source;
+pub mod subprogram;
 pub mod table;
 pub mod tcp;
 pub mod turnround;

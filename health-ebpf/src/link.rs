@@ -1,7 +1,5 @@
 //! Packets that pass without consulting policy, since an endpoint's link needs them: see [`health_common::link`].
 
-use aya_ebpf::bindings::__sk_buff;
-use aya_ebpf::programs::TcContext;
 use health_common::addr::{Addr, v6_is_link_local};
 use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN, Tuple4, Tuple6};
 use health_common::echo::{Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6};
@@ -18,14 +16,26 @@ use crate::ip_version::Version;
 use crate::ipcache::identity_of;
 use crate::maps::HEALTH_CONFIG;
 use crate::packet::load;
+use crate::subprogram::{Stage, subprogram};
 
-/// How [`link_message`] classifies a packet: not needed by the link, discovery by multicast, discovery of one
-/// neighbour, a multicast listener message, or a DHCPv6 request. Functions in the kernel can only return numbers.
-const NONE: u32 = 0;
-const TO_GROUP: u32 = 1;
-const TO_NEIGHBOUR: u32 = 2;
-const OF_LISTENER: u32 = 3;
-const OF_DHCP: u32 = 4;
+/// A link-local packet.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+enum LinkPacket {
+    /// The link does not need it.
+    Other,
+    /// Discovery by multicast.
+    ToGroup,
+    /// Discovery of one neighbour.
+    ToNeighbour,
+    /// A multicast listener message.
+    OfListener,
+    /// A DHCPv6 request.
+    OfDhcp,
+}
+
+// SAFETY: `repr(u32)`, five variants without fields.
+unsafe impl Stage for LinkPacket {}
 
 /// Link-local packets, where the IP versions differ: IPv4 does neighbour discovery outside IP.
 pub trait Link: Version {
@@ -75,10 +85,10 @@ impl Link for Tuple6 {
 
     #[inline(always)]
     fn is_needed(frame: &Frame, may_ask: bool) -> bool {
-        match link_message(frame.skb()) {
-            NONE => false,
-            OF_DHCP => may_ask,
-            _ => true,
+        match link_packet(frame) {
+            LinkPacket::Other => false,
+            LinkPacket::OfDhcp => may_ask,
+            LinkPacket::ToGroup | LinkPacket::ToNeighbour | LinkPacket::OfListener => true,
         }
     }
 
@@ -94,11 +104,11 @@ impl Link for Tuple6 {
                 None => false,
             };
         }
-        match link_message(frame.skb()) {
-            TO_GROUP => true,
+        match link_packet(frame) {
+            LinkPacket::ToGroup => true,
             // All others are behind the host.
-            TO_NEIGHBOUR => v6_is_link_local(&peer) || is_of_host(peer),
-            _ => false,
+            LinkPacket::ToNeighbour => v6_is_link_local(&peer) || is_of_host(peer),
+            LinkPacket::Other | LinkPacket::OfListener | LinkPacket::OfDhcp => false,
         }
     }
 }
@@ -112,23 +122,20 @@ fn is_of_host(address: [u32; 4]) -> bool {
     !is_gateway && identity_of(address) == identity::HOST
 }
 
-/// A separate function in the kernel too: the verifier checks it once, and it has its own stack.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn link_message(skb: *mut __sk_buff) -> u32 {
-    let ctx = TcContext::new(skb);
-    read(&Frame::new(&ctx)).unwrap_or(NONE)
+#[subprogram(link_packet)]
+fn link_packet(frame: &Frame) -> LinkPacket {
+    read(frame).unwrap_or(LinkPacket::Other)
 }
 
 #[inline(always)]
-fn read(frame: &Frame) -> Option<u32> {
+fn read(frame: &Frame) -> Option<LinkPacket> {
     let ip = frame.at::<Ipv6Header>(IP_AT)?;
     match ip.next_header {
         PROTOCOL_ICMPV6 => {
             let message = message(frame, L4_AT6)?;
             discovery(ip, &message).map(|target| match target {
-                LinkTarget::Group => TO_GROUP,
-                LinkTarget::Neighbour => TO_NEIGHBOUR,
+                LinkTarget::Group => LinkPacket::ToGroup,
+                LinkTarget::Neighbour => LinkPacket::ToNeighbour,
             })
         }
         EXTENSION_HOP_BY_HOP => {
@@ -138,13 +145,13 @@ fn read(frame: &Frame) -> Option<u32> {
                 return None;
             }
             let message = message(frame, L4_AT6 + ALERT_LEN)?;
-            is_listener(ip, &message).then_some(OF_LISTENER)
+            is_listener(ip, &message).then_some(LinkPacket::OfListener)
         }
         IP_PROTOCOL_UDP => {
             let mut ports_be = [0_u16; 2];
             let len = size_of_val(&ports_be) as u32;
             load(frame, L4_AT6 as u32, &mut ports_be, len)?;
-            asks_by_dhcp(ip, ports_be).then_some(OF_DHCP)
+            asks_by_dhcp(ip, ports_be).then_some(LinkPacket::OfDhcp)
         }
         _ => None,
     }

@@ -20,68 +20,68 @@ use health_ebpf::{collect, delivery, endpoint, nat, netdev, rtt, service, tcp};
 /// tc egress, host side of an endpoint's veth pair.
 #[classifier]
 fn to_endpoint(ctx: TcContext) -> i32 {
-    endpoint::to_endpoint::<Stateful>(&Frame::new(&ctx)).code()
+    endpoint::to_endpoint::<Stateful>(&Frame::new(ctx)).code()
 }
 
 /// tc ingress, host side of an endpoint's veth pair.
 #[classifier]
 fn from_endpoint(ctx: TcContext) -> i32 {
-    endpoint::from_endpoint(&Frame::new(&ctx)).code()
+    endpoint::from_endpoint(&Frame::new(ctx)).code()
 }
 
 /// tc egress, uplinks.
 #[classifier]
 fn to_netdev(ctx: TcContext) -> i32 {
-    netdev::to_netdev(&Frame::new(&ctx)).code()
+    netdev::to_netdev(&Frame::new(ctx)).code()
 }
 
 /// tc ingress, uplinks.
 #[classifier]
 fn from_netdev(ctx: TcContext) -> i32 {
-    netdev::from_netdev(&Frame::new(&ctx)).code()
+    netdev::from_netdev(&Frame::new(ctx)).code()
 }
 
 /// Tail call from `to_netdev` for packets that may need masquerading.
 #[classifier]
 fn masquerade(ctx: TcContext) -> i32 {
-    nat::masquerade(&Frame::new(&ctx)).code()
+    nat::masquerade(&Frame::new(ctx)).code()
 }
 
 /// Tail call from `from_netdev` for packets that may belong to masqueraded flows.
 #[classifier]
 fn unmasquerade(ctx: TcContext) -> i32 {
-    nat::unmasquerade(&Frame::new(&ctx)).code()
+    nat::unmasquerade(&Frame::new(ctx)).code()
 }
 
 /// Tail call from `from_netdev` and `unmasquerade` for packets that may be for a service.
 #[classifier]
 fn to_service(ctx: TcContext) -> i32 {
-    service::to_service(&Frame::new(&ctx)).code()
+    service::to_service(&Frame::new(ctx)).code()
 }
 
 /// Tail call from `to_netdev` for packets that may be a service's answers.
 #[classifier]
 fn from_service(ctx: TcContext) -> i32 {
-    service::from_service(&Frame::new(&ctx)).code()
+    service::from_service(&Frame::new(ctx)).code()
 }
 
 /// Tail call from `from_endpoint` and `to_service` for packets that may be for an endpoint of this node.
 #[classifier]
 fn deliver(ctx: TcContext) -> i32 {
-    delivery::deliver(&ctx).code()
+    delivery::deliver(&Frame::new(ctx)).code()
 }
 
 /// XDP, uplinks.
 #[xdp]
 fn xdp_netdev(ctx: XdpContext) -> u32 {
-    health_ebpf::xdp::xdp_netdev(&XdpFrame::new(&ctx)).code()
+    health_ebpf::xdp::xdp_netdev(&XdpFrame::new(ctx)).code()
 }
 
 /// Never attached: the agent runs it with `BPF_PROG_TEST_RUN` to add its own observations to a row of `HEALTH_RTT`,
 /// so that only the kernel writes rows.
 #[classifier]
 fn rtt_account(ctx: TcContext) -> i32 {
-    let frame = Frame::new(&ctx);
+    let frame = Frame::new(ctx);
     match frame.at::<AccountRequest>(0) {
         Some(request) => rtt::account(request) as i32,
         None => UNKNOWN_PEER as i32,
@@ -91,7 +91,7 @@ fn rtt_account(ctx: TcContext) -> i32 {
 /// Never attached: the agent runs it to ask about the connection of an answered probe.
 #[classifier]
 fn tcp_account(ctx: TcContext) -> i32 {
-    let frame = Frame::new(&ctx);
+    let frame = Frame::new(ctx);
     match frame.at::<ConnectionRequest>(0) {
         Some(request) => tcp::account(request) as i32,
         None => UNKNOWN_PEER as i32,
@@ -102,7 +102,7 @@ fn tcp_account(ctx: TcContext) -> i32 {
 /// is removed.
 #[classifier]
 fn ct_collect(ctx: TcContext) -> i32 {
-    collect::collect(&Frame::new(&ctx)) as i32
+    collect::collect(&Frame::new(ctx)) as i32
 }
 
 /// cgroup: a socket connects to an IPv4 address.

@@ -178,10 +178,10 @@ fn is_own(message: &ProbeMessage, config: &DatapathConfig) -> bool {
 
 /// Headers and message of a packet that may be a probe of the mesh, and the settings.
 #[inline(always)]
-fn probe<'a, T: Version>(
-    frame: &Frame<'a>,
+fn probe<T: Version>(
+    frame: &Frame,
     ip_at: usize,
-) -> Option<(&'a T::Header, &'a ProbeMessage, &'static DatapathConfig)> {
+) -> Option<(&T::Header, &ProbeMessage, &'static DatapathConfig)> {
     // Most packets are not ours; sort them out before pulling anything.
     if T::protocol_behind(frame.at::<T::Header>(ip_at)?) != T::ICMP
         || !frame.pull(ip_at + T::HEADER_LEN + MESSAGE_LEN)

@@ -1,9 +1,8 @@
 //! Sources of packets from outside: no outside host has an address of this node or of its endpoints.
 
 use aya_ebpf::bindings::{
-    __sk_buff, BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
+    BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
 };
-use aya_ebpf::programs::TcContext;
 use health_common::addr::{Addr, v6_is_group, v6_is_link_local};
 use health_common::ct::{Tuple4, Tuple6};
 use health_common::echo::{IPV6_LEN, Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6};
@@ -20,6 +19,7 @@ use crate::ip_version::Version;
 use crate::ipcache::TrieKey;
 use crate::maps::{HEALTH_ENDPOINTS, HEALTH_OWN};
 use crate::packet::load;
+use crate::subprogram::subprogram;
 
 /// Length of a key of `HEALTH_OWN`, bits.
 const KEY_BITS: u32 = 8 * size_of::<OwnPrefix>() as u32;
@@ -97,29 +97,14 @@ impl Source for Tuple6 {
 /// Whether a packet that came in on an uplink has a source that no outside host has.
 #[inline(always)]
 pub fn is_spoofed(frame: &Frame, ethertype: u16, ip_at: usize) -> bool {
-    let (skb, ip_at) = (frame.skb(), ip_at as u32);
     match ethertype {
-        ETHERTYPE_IPV4 => is_spoofed4(skb, ip_at) != 0,
-        ETHERTYPE_IPV6 => is_spoofed6(skb, ip_at) != 0,
+        ETHERTYPE_IPV4 => is_spoofed_of::<Tuple4>(frame, ip_at as u32),
+        ETHERTYPE_IPV6 => is_spoofed_of::<Tuple6>(frame, ip_at as u32),
         _ => false,
     }
 }
 
-/// A separate function in the kernel too: the verifier checks it once, and it has its own stack.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn is_spoofed4(skb: *mut __sk_buff, ip_at: u32) -> u32 {
-    is_spoofed_of::<Tuple4>(&Frame::new(&TcContext::new(skb)), ip_at).into()
-}
-
-/// As [`is_spoofed4`].
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn is_spoofed6(skb: *mut __sk_buff, ip_at: u32) -> u32 {
-    is_spoofed_of::<Tuple6>(&Frame::new(&TcContext::new(skb)), ip_at).into()
-}
-
-#[inline(always)]
+#[subprogram(is_spoofed4, is_spoofed6)]
 fn is_spoofed_of<T: Source>(frame: &Frame, ip_at: u32) -> bool {
     let Some(ip_at) = header_at(ip_at) else {
         return false;

@@ -1,5 +1,5 @@
 //! `cargo xtask docs`: the samples and figures of README.md, from runs on this machine, and the files that
-//! `health-agent config` prints: the reference of settings and the example file.
+//! `health-agent config` prints: the reference of settings and the example file. And the OpenAPI document.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use crate::privilege::as_root;
 use crate::process::{output, run};
 use crate::workspace::Workspace;
-use crate::{packages, setup};
+use crate::{openapi, packages, setup};
 
 /// Commands under `health-agent config`, and the files with their output.
 const PRINTED: [(&str, &str); 2] = [
@@ -20,6 +20,7 @@ const PRINTED: [(&str, &str); 2] = [
 pub(crate) fn write(workspace: &Workspace) -> anyhow::Result<()> {
     setup::setup(workspace)?;
     packages::require(packages::BED)?;
+    openapi::write(workspace)?;
     run(workspace.cargo()?.args([
         "build",
         "--release",

@@ -13,6 +13,8 @@ mod doc_checks;
 mod docs;
 mod features;
 mod fuzz;
+mod man;
+mod openapi;
 mod packages;
 mod passed;
 mod privilege;
@@ -57,8 +59,13 @@ enum Command {
     Bench(bench::Args),
     /// Run a command in a virtual machine
     Vm(vm::CommandArgs),
-    /// Write the samples and figures of README.md from runs on this machine, docs/settings.md and deploy/config.yaml
+    /// Write the samples and figures of README.md from runs on this machine, docs/settings.md, deploy/config.yaml and the
+    /// OpenAPI document
     Docs,
+    /// Write the OpenAPI document from the handlers and types of the API
+    Openapi,
+    /// Write the man pages of all commands and of the settings file
+    Man(man::Args),
     /// Compile the crates with eBPF or system calls for aarch64, without running them
     CheckAarch64,
     /// Check that each crate uses only crates above it in docs/architecture.md
@@ -77,6 +84,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&workspace, &args),
         Command::Vm(args) => vm::command(&workspace, &args),
         Command::Docs => docs::write(&workspace).map(success),
+        Command::Openapi => openapi::write(&workspace).map(success),
+        Command::Man(args) => man::write(&workspace, &args).map(success),
         Command::CheckAarch64 => aarch64::check(&workspace).map(success),
         Command::CheckCrates => crates::check(&workspace).map(success),
     });

@@ -86,6 +86,7 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("ctr", "containerd"),
     tool("nginx", "nginx-light"),
     tool("curl", "curl"),
+    tool("mandoc", "mandoc"),
 ];
 
 /// Needed for CI's share in guests. All others would be most of what a guest has to unpack.

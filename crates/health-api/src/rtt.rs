@@ -27,8 +27,10 @@ pub fn names_by_address(list: NodeList) -> HashMap<IpAddr, String> {
     names
 }
 
-/// One row of `GET /v1/rtt` and of `bpf rtt list`.
+/// Round trips to one address: a row of `GET /v1/rtt` and of `bpf rtt list`. Times are in nanoseconds, and `null` if
+/// unknown.
 #[derive(Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct RttEntry<'a> {
     /// `cluster/node`, if known.
     pub node: Option<&'a str>,
@@ -42,12 +44,15 @@ pub struct RttEntry<'a> {
 
 /// The subject of a row in `HEALTH_RTT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct RttPath {
     /// The address.
     pub peer: IpAddr,
     /// `host` or `endpoint`.
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["host", "endpoint", "unknown"])))]
     pub path: &'static str,
-    /// `ICMP`, `HTTP` or `TCP`.
+    /// Probes by `ICMP` or `HTTP`, or existing `TCP` connections.
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["ICMP", "HTTP", "TCP", "unknown"])))]
     pub protocol: &'static str,
 }
 
@@ -81,17 +86,20 @@ pub fn path_name(path: u8) -> &'static str {
     }
 }
 
-/// The values of a row in `HEALTH_RTT`. Times are in nanoseconds; unknown values are absent.
+/// The values of a row in `HEALTH_RTT`. Times are in nanoseconds; unknown values are `null`.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct RttFigures {
     /// Who timestamped the last round trip: `kernel` or `socket`.
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["kernel", "socket", null])))]
     pub source: Option<&'static str>,
     /// Round trips measured.
     pub samples: u64,
     /// Probes without an answer.
     pub lost: u64,
     /// Share of the probes that was lost, 0 to 1.
+    #[cfg_attr(feature = "openapi", schemars(range(min = 0, max = 1)))]
     pub loss_ratio: Option<f64>,
     /// Answers to probes that had already timed out.
     pub late: u64,
@@ -111,9 +119,9 @@ pub struct RttFigures {
     pub p99_ns: Option<u64>,
     /// The longest round trip.
     pub max_ns: Option<u64>,
-    /// Smoothed, gain 1/8.
+    /// Smoothed round trip, gain 1/8 (RFC 6298).
     pub smoothed_ns: Option<u64>,
-    /// Mean deviation between consecutive round trips, gain 1/16.
+    /// Mean deviation between consecutive round trips, gain 1/16 (RFC 3550).
     pub jitter_ns: Option<u64>,
     /// Round trips with a known time in the peer's host.
     pub remote_samples: u64,
@@ -121,11 +129,12 @@ pub struct RttFigures {
     pub remote_last_ns: Option<u64>,
     /// Mean time in the peer's host.
     pub remote_mean_ns: Option<u64>,
-    /// Smoothed, gain 1/8.
+    /// Smoothed time in the peer's host, gain 1/8.
     pub remote_smoothed_ns: Option<u64>,
     /// Longest time in the peer's host.
     pub remote_max_ns: Option<u64>,
     /// Share of the round trips not spent in the peer's host, 0 to 1.
+    #[cfg_attr(feature = "openapi", schemars(range(min = 0, max = 1)))]
     pub network_share: Option<f64>,
     /// Round trips with a known delay per direction.
     pub one_way_samples: u64,
@@ -133,17 +142,17 @@ pub struct RttFigures {
     pub forward_last_ns: Option<i64>,
     /// The shortest delay to the peer.
     pub forward_min_ns: Option<i64>,
-    /// Smoothed, gain 1/8.
+    /// Smoothed delay to the peer, gain 1/8.
     pub forward_smoothed_ns: Option<i64>,
     /// From the peer to this host, in the last one.
     pub back_last_ns: Option<i64>,
     /// The shortest delay back.
     pub back_min_ns: Option<i64>,
-    /// Smoothed, gain 1/8.
+    /// Smoothed delay back, gain 1/8.
     pub back_smoothed_ns: Option<i64>,
-    /// Whether this host's clock is synchronised; absent without one-way delays.
+    /// Whether this host's clock is synchronised; `null` without one-way delays.
     pub clock_synchronised: Option<bool>,
-    /// Estimated current error of this host's clock; absent while it is not synchronised.
+    /// Estimated current error of this host's clock; `null` while it is not synchronised.
     pub clock_error_ns: Option<u64>,
     /// Maximum error of this host's clock.
     pub clock_max_error_ns: Option<u64>,

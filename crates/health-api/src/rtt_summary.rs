@@ -233,9 +233,13 @@ fn is_new<T>(now: T, before: Option<T>, exceeds: impl Fn(&T, &T) -> bool) -> boo
     before.is_none_or(|before| exceeds(&now, &before))
 }
 
-/// Nonzero counts by bucket. In JSON, each bucket is a triple: from and up to, nanoseconds, and the count. The last
-/// bucket has no end.
+/// Nonzero counts by bucket. In JSON, an array of [`RttBucket`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(with = "Vec<RttBucket>", inline)
+)]
 pub struct Histogram(Box<[(u8, u16)]>);
 
 /// Buckets that are checked together.
@@ -292,12 +296,23 @@ impl Histogram {
     }
 }
 
+/// A nonempty bucket: its bounds in nanoseconds, of which it includes the lower one only, and its number of round trips.
+/// The last bucket has no upper bound.
+#[derive(Serialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
+struct RttBucket(
+    u64,
+    Option<u64>,
+    #[cfg_attr(feature = "openapi", schemars(range(min = 1)))] u16,
+);
+
 impl Serialize for Histogram {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut sequence = serializer.serialize_seq(None)?;
         for (index, count) in self.buckets() {
             let (low, high) = bucket_bounds(index);
-            sequence.serialize_element(&(low, (high < u64::MAX).then_some(high), count))?;
+            let high = (high < u64::MAX).then_some(high);
+            sequence.serialize_element(&RttBucket(low, high, count))?;
         }
         sequence.end()
     }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args as _, CommandFactory as _, FromArgMatches as _};
 use health_model::settings::{InvalidSetting, Location};
-use health_settings::{Layers, Settings, SettingsError, with_one_form};
+use health_settings::{
+    Layers, Settings, SettingsError, invalid_flag, with_one_form, with_ranges_in_help,
+};
 
 use super::{Cli, Command};
 
@@ -29,7 +31,7 @@ pub enum ParseError {
 
 /// The whole program, as clap knows it.
 pub fn command() -> clap::Command {
-    Cli::command().mut_subcommand(RUN, with_one_form)
+    Cli::command().mut_subcommand(RUN, |run| with_ranges_in_help(with_one_form(run)))
 }
 
 /// The command `run` with its settings alone.
@@ -59,10 +61,21 @@ pub fn reread() -> Result<Settings, String> {
     }
 }
 
+/// Why clap refuses a command line; a setting of `run` with a bad value is reported like one of a file.
+fn refused(error: clap::Error, words: &[OsString]) -> ParseError {
+    let lenient = command().ignore_errors(true).try_get_matches_from(words);
+    let is_run = lenient.is_ok_and(|matches| matches.subcommand_name() == Some(RUN));
+    match invalid_flag(&run_command(), &error).filter(|_| is_run) {
+        Some(invalid) => SettingsError::Value(invalid).into(),
+        None => error.into(),
+    }
+}
+
 /// Parses the words of a command line, the program's name first.
 pub fn parse(words: Vec<OsString>) -> Result<Cli, ParseError> {
     // First to find `--config`, and to report wrong flags before wrong files.
-    let early = command().try_get_matches_from(&words)?;
+    let early = command().try_get_matches_from(&words);
+    let early = early.map_err(|error| refused(error, &words))?;
     let Some((RUN, flags)) = early.subcommand() else {
         return Ok(Cli::from_arg_matches(&early)?);
     };

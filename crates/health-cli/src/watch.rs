@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::Args;
 use crossterm::terminal;
 use health_model::duration::duration_text;
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,6 +19,22 @@ use super::screen::Screen;
 const SEPARATOR: &str = "---";
 /// Columns and rows of a terminal that does not report them.
 const USUAL_SIZE: (u16, u16) = (80, 24);
+
+/// The flag `--watch` of commands that can repeat their output.
+#[derive(Args, Debug)]
+pub(super) struct WatchArgs {
+    /// Update the output continuously, by default every second
+    #[arg(
+        id = "watch",
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1",
+        value_parser = parse_period
+    )]
+    pub(super) period: Option<Duration>,
+}
 
 /// How often something is shown, and how.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +62,7 @@ impl Pace {
 }
 
 /// Parses the seconds from one update to the next.
-pub(super) fn parse_period(text: &str) -> Result<Duration, &'static str> {
+fn parse_period(text: &str) -> Result<Duration, &'static str> {
     text.parse()
         .ok()
         .filter(|seconds| (0.1..=3600.0).contains(seconds))

@@ -98,10 +98,7 @@ impl Deletions {
         if !path.exists() && self.files()?.len() >= MOST {
             return Err(DeletionsError::Full(self.folder.clone()));
         }
-        serde_json::to_vec(deletion)
-            .map_err(io::Error::from)
-            .and_then(|text| durable::write(&path, &text))
-            .map_err(|source| error("write", &path, source))
+        durable::write(&path, deletion).map_err(|source| error("write", &path, source))
     }
 
     /// Removes a deletion from the queue. Returns whether it was queued.

@@ -10,9 +10,9 @@ use crate::error::DatapathError;
 use crate::layout;
 use crate::maps::typed;
 
-/// The arrivals that are reported to other agents about their probes.
+/// The probe arrivals that this agent reports back to the probing agents.
 pub trait ArrivalStore: Send + Sync + 'static {
-    /// The arrivals of an agent's probes; `None` if none arrived.
+    /// Returns the arrivals of an agent's probes; `None` if none arrived.
     fn arrivals(&self, prober: Prober) -> io::Result<Option<Arrivals>>;
 }
 

@@ -13,7 +13,7 @@ pub(crate) fn map_io(error: MapError) -> io::Error {
     }
 }
 
-/// The result of a removal, which also succeeds if there was nothing to remove.
+/// Treats the removal of a missing entry as a success.
 pub(crate) fn gone(removed: Result<(), MapError>) -> Result<(), MapError> {
     match removed {
         Err(MapError::KeyNotFound) => Ok(()),

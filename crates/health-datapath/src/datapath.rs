@@ -29,7 +29,7 @@ use crate::programs::{LoadedObject, LogError, ProgramLog, Programs};
 use crate::services::{ServiceMaps, ServiceTables, ServicesError, SocketTable};
 use crate::workloads::{Workload, Workloads};
 
-/// What the programs are loaded for.
+/// The settings with which the programs are loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadSettings {
     /// Maximum entries per map. [`Datapath::attach`] carries entries over from maps of other sizes. Services need the
@@ -42,7 +42,7 @@ pub struct LoadSettings {
 }
 
 impl Default for LoadSettings {
-    /// Everything.
+    /// Loads everything.
     fn default() -> Self {
         Self {
             sizes: MapSizes::default(),
@@ -52,24 +52,24 @@ impl Default for LoadSettings {
     }
 }
 
-/// The loaded programs and their maps. Dropping it leaves everything pinned and attached.
+/// The loaded programs and their maps. Dropping this leaves everything pinned and attached.
 pub struct Datapath {
     workloads: Workloads,
     hooks: Hooks,
     programs: Programs,
     maps: Maps,
-    // Last, so that it stays locked until maps that were set aside are back.
+    // Dropped last, so that the folder stays locked until maps that were set aside are back.
     folder: PinFolder,
 }
 
 impl Datapath {
-    /// Loads the programs alongside those of an earlier agent, on the same maps, and pins what is not pinned yet.
+    /// Loads the programs alongside those of an earlier agent, on the same maps, and pins whatever is not pinned yet.
     /// Attaches and replaces nothing: [`Datapath::attach`] does that.
     ///
     /// If pinned maps have another layout, all pins are set aside in a folder named `INSTANCE_old`; maps whose own
-    /// layout is unchanged are in both folders. The other maps serve until the new programs are attached; the endpoint
-    /// maps serve each workload until it is [set](Self::set_workload). If an upgrade does not get that far, the
-    /// previous version finds its own maps there.
+    /// layout is unchanged are in both folders. The other maps are used until the new programs are attached; the
+    /// endpoint maps are used for each workload until it is [set](Self::set_workload). If an upgrade fails before that,
+    /// the previous version finds its own maps there.
     pub fn load(location: &Location, settings: LoadSettings) -> Result<Self, DatapathError> {
         let parts = OptionalParts {
             services: settings.sizes.services.is_some(),
@@ -82,7 +82,7 @@ impl Datapath {
         let mut maps = Maps::open(pins, parts, resizing)?;
         let (programs, opened) = object.pin(pins)?;
         maps.keep(opened);
-        // Programs that others tail-call serve from this point on, so the maps must hold what they need first.
+        // Tail-called programs run from this point on, so the maps must be complete before.
         if !maps.are_resizing() {
             programs.connect(pins, &maps)?;
         }
@@ -102,12 +102,12 @@ impl Datapath {
         let mut removed = Clsact::of(&pins).remove_others(&[])?;
         for path in [set_aside(&pins), pins.clone()] {
             if path.exists() {
-                // Nothing of the instance is to serve any more: its links end with their pins.
+                // Removing the pins ends the instance's links: none of its programs may stay attached.
                 remove_tree(&path)?;
                 removed.push(format!("pins {}", path.display()));
             }
         }
-        // The folder of all instances goes with the last one.
+        // The parent folder of all instances is removed with the last one.
         if let Some(parent) = pins.parent() {
             let _ = fs::remove_dir(parent);
         }
@@ -134,7 +134,7 @@ impl Datapath {
         self.split().1
     }
 
-    /// The workloads, and the other parts for attaching their programs.
+    /// Splits off the workloads from the parts that attach their programs.
     fn split(&mut self) -> (&mut Workloads, Attacher<'_>) {
         let Self {
             workloads,
@@ -157,20 +157,20 @@ impl Datapath {
         self.maps.settings.configure(config)
     }
 
-    /// Sets the keys for the tags on packets that nodes forward to each other's backends: the key that makes tags here,
-    /// and those accepted from others.
+    /// Sets the keys of the tags on packets that nodes forward to each other's backends: the key for tagging packets
+    /// here, and the keys accepted from other nodes.
     pub fn set_direct(&mut self, direct: DirectConfig) -> Result<(), DatapathError> {
         self.maps.settings.set_direct(direct)
     }
 
-    /// Sets whose packets are masqueraded. Flows that are already translated stay translated. Fails if it needs
-    /// programs that were not loaded.
+    /// Sets whose packets are masqueraded. Flows that are already masqueraded stay so. Fails if this needs programs
+    /// that were not loaded.
     pub fn set_masquerade(&mut self, masquerade: MasqueradeConfig) -> Result<(), DatapathError> {
         self.maps.settings.set_masquerade(masquerade)
     }
 
-    /// Makes these addresses, plus those of workloads, exactly the local endpoints. Entries that stay are never missing
-    /// in between.
+    /// Replaces the local endpoints by these addresses plus those of workloads. Entries that stay are never missing in
+    /// between.
     pub fn set_endpoints(
         &mut self,
         wanted: &[(IpAddr, EndpointInfo)],
@@ -180,8 +180,8 @@ impl Datapath {
         endpoints.set_all(wanted, of_workloads, devices)
     }
 
-    /// Chooses what holds the programs; the default is TCX links. Must be called before anything is attached: attaching
-    /// then detaches what a former agent attached in another way.
+    /// Chooses how programs are attached; the default is TCX links. Must be called before anything is attached:
+    /// attaching then detaches whatever a former agent attached in another way.
     pub fn set_attachments(&mut self, attachments: Attachments) {
         self.hooks.set_attachments(attachments);
     }
@@ -191,8 +191,8 @@ impl Datapath {
         self.hooks.set_xdp(wanted);
     }
 
-    /// From the next [`Datapath::attach`] on, serves services to the host's own sockets, by programs attached to the
-    /// root cgroup that is mounted at this path. `None` turns it off.
+    /// From the next [`Datapath::attach`] on, lets the host's own sockets reach services, by programs attached to the
+    /// root cgroup that is mounted at `root`. `None` turns this off.
     pub fn set_socket_root(&mut self, root: Option<&Path>) -> Result<(), DatapathError> {
         self.hooks.sockets.set_root(root)
     }
@@ -203,7 +203,7 @@ impl Datapath {
     }
 
     /// Attaches this agent's programs to exactly these hooks of this instance. Replaces a former agent's programs in
-    /// place, so that no packet meets no program.
+    /// place, so that every packet passes a program.
     ///
     /// If one hook fails, the others are still served, and [`Datapath::hook_faults`] names the one that failed. If an
     /// [optional](Hook::is_optional) hook fails, [`Datapath::refused`] says why, and it is not an error.
@@ -233,8 +233,8 @@ impl Datapath {
         self.workloads.remove_set_aside(self.folder.path())
     }
 
-    /// Attaches programs to these hooks and copies what former programs know into the new maps. Detaches programs from
-    /// other hooks if everything was `loaded`.
+    /// Attaches programs to these hooks and copies entries that former programs wrote into the new maps. Detaches
+    /// programs from other hooks if everything was `loaded`.
     fn replace_programs(
         &mut self,
         hooks: &[Hook],
@@ -253,7 +253,7 @@ impl Datapath {
         }
         attacher.attach_optional(&optional);
         workloads.attach_adopted(&mut attacher);
-        // The rest works without them; the fault check retries them.
+        // Everything else works without the socket programs; the fault check retries them.
         if let Err(error) = attacher.attach_sockets() {
             warn!(%error, "host sockets cannot reach services");
         }
@@ -266,7 +266,7 @@ impl Datapath {
         self.maps.remove_formers()
     }
 
-    /// Why the last [`Datapath::attach`] could not attach optional programs.
+    /// Returns the errors of optional programs that the last [`Datapath::attach`] could not attach.
     pub fn refused(&self) -> &[DatapathError] {
         self.hooks.refused()
     }
@@ -286,7 +286,7 @@ impl Datapath {
         self.hooks.fault(hook, &self.programs, self.folder.path())
     }
 
-    /// Repairs what [`Datapath::hook_faults`] found.
+    /// Repairs a fault found by [`Datapath::hook_faults`].
     pub fn repair_hook(&mut self, fault: &HookFault) -> Result<(), DatapathError> {
         self.attacher().repair(fault)
     }
@@ -297,13 +297,13 @@ impl Datapath {
         sockets.faults(&self.programs.sockets, self.folder.path())
     }
 
-    /// Repairs what [`Datapath::socket_faults`] found.
+    /// Repairs a fault found by [`Datapath::socket_faults`].
     pub fn repair_sockets(&mut self, fault: SocketFault) -> Result<(), DatapathError> {
         self.attacher().repair_sockets(fault)
     }
 
-    /// Gives the XDP program the devices that it is on, with their current numbers and hardware addresses. It leaves
-    /// packets from any other device to the host's stack.
+    /// Tells the XDP program which devices it is attached to, with their current ifindexes and hardware addresses. The
+    /// program leaves packets from any other device to the host's stack.
     pub fn note_xdp_devices(&mut self) -> Result<(), DatapathError> {
         let devices = self.hooks.xdp_devices();
         self.maps
@@ -311,7 +311,7 @@ impl Datapath {
             .set_xdp_devices(self.folder.path(), devices)
     }
 
-    /// Pins again what lost its pin. Returns the names of what was pinned again.
+    /// Restores missing pins. Returns the names of the restored objects.
     pub fn repair_pins(&mut self) -> Result<Vec<String>, DatapathError> {
         self.programs.repair_pins(&mut self.folder, &self.maps)
     }
@@ -322,31 +322,30 @@ impl Datapath {
         self.maps.are_pinned(pins) && self.programs.are_pinned(pins)
     }
 
-    /// Takes over a former agent's endpoints. Must be called before anything is attached; their map entries stay until
-    /// they are [set](Self::set_workload). If that agent's endpoint maps had another layout, its programs and maps
-    /// serve the endpoints until then.
+    /// Takes over a former agent's endpoints. Must be called before anything is attached. The endpoints' map entries
+    /// stay until the endpoints are [set](Self::set_workload). If the former agent's endpoint maps had another layout,
+    /// its programs and maps serve the endpoints until then.
     pub fn adopt_workloads(&mut self, workloads: impl IntoIterator<Item = Workload>) {
         let (endpoints, pins) = (&self.maps.endpoints, self.folder.path());
         self.workloads
             .adopt(workloads, endpoints, &self.hooks, pins);
     }
 
-    /// Adds an endpoint, or changes its entry. Each packet meets the old or the new state. After a failure everything
-    /// is as before.
+    /// Adds an endpoint, or changes its entry. Each packet meets the old or the new state. On failure, nothing changes.
     pub fn set_workload(&mut self, workload: Workload) -> Result<(), DatapathError> {
         let (workloads, mut attacher) = self.split();
         workloads.set(workload, &mut attacher)
     }
 
-    /// Points an endpoint that these programs serve at another policy table, and changes nothing else: needs neither
-    /// its device nor its programs. An unknown endpoint is not an error. After a failure everything is as before.
+    /// Switches an endpoint that these programs serve to another policy table, without touching its device or its
+    /// programs. An unknown endpoint is not an error. On failure, nothing changes.
     pub fn set_workload_policy(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
         let (workloads, mut attacher) = self.split();
         workloads.set_policy(id, table, &mut attacher)
     }
 
-    /// Drops all traffic of an endpoint, provided that no entries were written to this table. An unknown endpoint is
-    /// not an error. After a failure everything is as before.
+    /// Drops all traffic of an endpoint by pointing it at `table`, provided that this table has no entries. An unknown
+    /// endpoint is not an error. On failure, nothing changes.
     pub fn shut_off_workload(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
         let (workloads, mut attacher) = self.split();
         workloads.shut_off(id, table, &mut attacher)
@@ -373,8 +372,8 @@ impl Datapath {
         self.workloads.without_programs(&self.hooks)
     }
 
-    /// Faults at the hooks of up to `count` endpoints, different ones at each call. An endpoint whose device is gone
-    /// has no hooks.
+    /// Returns faults at the hooks of up to `count` endpoints, a different set at each call. An endpoint whose device
+    /// is gone has no hooks.
     pub fn workload_faults(&mut self, count: usize) -> Vec<HookFault> {
         let (programs, pins) = (&self.programs, self.folder.path());
         let hooks = self.workloads.hooks_in_turn(count);
@@ -418,7 +417,7 @@ impl Datapath {
         ServiceTables::open(ServiceMaps::from_pins(self.folder.path())?)
     }
 
-    /// What the host's own sockets are connected to.
+    /// The backends that the host's own sockets are connected to.
     pub fn socket_table(&self) -> Result<SocketTable, DatapathError> {
         SocketTable::from_pins(self.folder.path())
     }

@@ -9,6 +9,32 @@ use aya::programs::ProgramError;
 
 use crate::program::DatapathProgram;
 
+/// Errors of prefix maps.
+#[derive(Debug, thiserror::Error)]
+pub enum TrieError {
+    /// There are more prefixes than the map holds. Nothing was changed.
+    #[error("cannot write {wanted} prefixes to {map}: its capacity is {capacity}")]
+    Full {
+        /// The map.
+        map: &'static str,
+        /// How many prefixes were wanted.
+        wanted: usize,
+        /// The map's capacity.
+        capacity: usize,
+    },
+    /// The kernel refused.
+    #[error("cannot {what} {map}: {source}")]
+    Kernel {
+        /// The attempted operation.
+        what: &'static str,
+        /// The map.
+        map: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
 /// Errors of the datapath.
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {
@@ -18,13 +44,13 @@ pub enum DatapathError {
     /// A program was refused or could not be attached.
     #[error("cannot {what} program {program}{on}: {source}")]
     Program {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The program.
         program: DatapathProgram,
         /// ` on DEVICE` if a device is involved, otherwise empty.
         on: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: Box<ProgramError>,
     },
@@ -60,22 +86,22 @@ pub enum DatapathError {
     /// A clsact or XDP attachment could not be read or changed.
     #[error("cannot {what} {hook}: {source}")]
     Filter {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The program and the hook.
         hook: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// A map could not be read or written.
     #[error("cannot {what} map {map}: {source}")]
     Map {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The map's name.
         map: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: MapError,
     },
@@ -93,18 +119,18 @@ pub enum DatapathError {
     Pin {
         /// Its path.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: PinError,
     },
     /// A folder or file of the bpffs could not be changed.
     #[error("cannot {what} {path}: {source}")]
     File {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The path.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -1,4 +1,4 @@
-//! Checks what the kernel and this process must offer before anything is changed.
+//! Checks the requirements on the kernel and this process before anything is changed.
 
 use std::path::{Path, PathBuf};
 
@@ -44,7 +44,7 @@ pub enum UnmetRequirement {
 /// A kernel that meets all requirements.
 #[derive(Debug)]
 pub struct SuitableKernel {
-    /// What must hold the programs.
+    /// How the programs must be attached.
     pub attachments: Attachments,
     /// The features that were tried.
     report: Report,
@@ -83,7 +83,7 @@ pub fn require(bpf_root: &Path, mode: AttachMode) -> Result<SuitableKernel, Unme
     })
 }
 
-/// How an agent with this flag would attach its programs, or why it would not start.
+/// Returns how an agent with this flag would attach its programs, or why it would not start.
 pub fn choose(
     report: &Report,
     bpf_root: &Path,
@@ -101,7 +101,7 @@ pub fn choose(
     }
     let (attachment, feature) = match mode {
         AttachMode::Auto => {
-            // One of them is available; otherwise it would count as missing.
+            // At least one is available; otherwise both would count as missing.
             let [node, endpoints] = match (report.has(features::TCX), report.has(features::CLSACT))
             {
                 (true, true) => [Attachment::Tcx, Attachment::Clsact],
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::features::{Feature, Need};
 
-    /// What an agent does on a kernel that lacks these features.
+    /// Returns what an agent does on a kernel that lacks these features.
     fn on(missing: &[&str], mode: AttachMode) -> Result<Attachments, String> {
         let feature = |name, need| Feature {
             name,

@@ -29,7 +29,7 @@ use health_common::service::{
 };
 use health_common::tcp::{Flow, FlowKey, Peer};
 
-/// What is known about a map before it is opened.
+/// The properties of a map that are known before it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapLayout {
     /// Name of the map and of its pin.
@@ -92,7 +92,7 @@ pub const POLICY_COUNTERS: MapLayout = map::<u32, Counter>("HEALTH_POLICY_COUNTE
 pub const IPCACHE: MapLayout = map::<Key<Addr>, IpcacheEntry>("HEALTH_IPCACHE", 8);
 /// Packet counters.
 pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS", 8);
-/// Programs that others tail-call; the values are file descriptors.
+/// Tail-called programs; the values are file descriptors.
 pub const CALLS: MapLayout = map::<u32, u32>("HEALTH_CALLS", 9);
 /// The same, for programs on uplinks whose packets begin with the IP header; pinned where such uplinks exist.
 pub const IP_CALLS: MapLayout = map::<u32, u32>("HEALTH_IP_CALLS", 9);
@@ -124,7 +124,7 @@ pub const REVNAT6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT6", 8);
 pub const REVNAT_ANY4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT_ANY4", 8);
 /// IPv6 flows of other protocols through services.
 pub const REVNAT_ANY6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT_ANY6", 8);
-/// Where the host's own sockets were redirected.
+/// Redirections of the host's own sockets.
 pub const SOCKETS: MapLayout = map::<SocketKey, SocketFlow>("HEALTH_SOCKETS", 8);
 /// Devices on which XDP forwards service packets.
 pub const XDP_DEVICES: MapLayout = map::<u32, XdpDevice>("HEALTH_XDP_DEVICES", 10);
@@ -132,7 +132,7 @@ pub const XDP_DEVICES: MapLayout = map::<u32, XdpDevice>("HEALTH_XDP_DEVICES", 1
 pub const XDP_FLOWS4: MapLayout = map::<Tuple4, XdpFlow<u32>>("HEALTH_XDP_FLOWS4", 10);
 /// How XDP forwards packets of IPv6 flows.
 pub const XDP_FLOWS6: MapLayout = map::<Tuple6, XdpFlow<[u32; 4]>>("HEALTH_XDP_FLOWS6", 10);
-/// How long those entries stay valid.
+/// How long XDP forwarding entries stay valid.
 pub const XDP_TIMES: MapLayout = map::<u32, XdpTimes>("HEALTH_XDP_TIMES", 10);
 /// Keys of [`CT4`], in insertion order.
 pub const CT4_RING: MapLayout = map::<u32, Tuple4>("HEALTH_CT4_RING", 11);
@@ -146,7 +146,7 @@ pub const NAT6_RING: MapLayout = map::<u32, Tuple6>("HEALTH_NAT6_RING", 11);
 pub const REVNAT4_RING: MapLayout = map::<u32, Tuple4>("HEALTH_REVNAT4_RING", 11);
 /// Keys of [`REVNAT6`].
 pub const REVNAT6_RING: MapLayout = map::<u32, Tuple6>("HEALTH_REVNAT6_RING", 11);
-/// Where each ring is written next.
+/// The next write position of each ring.
 pub const HANDS: MapLayout = map::<u32, Hand>("HEALTH_HANDS", 11);
 /// Keys of the tags on packets that nodes forward to each other's backends.
 pub const DIRECT: MapLayout = map::<u32, DirectConfig>("HEALTH_DIRECT", 11);
@@ -223,7 +223,7 @@ pub(crate) const RINGED: [(MapLayout, MapLayout); RINGS as usize] = {
     ringed
 };
 
-/// The ring of a table's keys, and the index of its hand.
+/// Returns the ring of a table's keys, and the index of its hand.
 pub(crate) fn ring_of(table: &MapLayout) -> Option<(u32, MapLayout)> {
     let mut ringed = (0..).zip(RINGED);
     ringed.find_map(|(index, (ringed, ring))| (ringed == *table).then_some((index, ring)))

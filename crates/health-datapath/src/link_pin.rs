@@ -5,19 +5,19 @@ use crate::program::DatapathProgram;
 /// Suffix of a pin that is about to replace another. Device names have no colon (`dev_valid_name`, net/core/dev.c).
 const FRESH: &str = ":new";
 
-/// The pin name for the link of a program on a device: `to_netdev_eth0`. bpffs reserves names with dots, so `eth0.100`
-/// becomes `eth0+2e100`.
+/// Returns the pin name for the link of a program on a device: `to_netdev_eth0`. bpffs reserves names with dots, so
+/// `eth0.100` becomes `eth0+2e100`.
 pub(crate) fn name(program: DatapathProgram, device: &str) -> String {
     let device = device.replace('+', "+2b").replace('.', "+2e");
     format!("{program}_{device}")
 }
 
-/// The name under which a link is pinned before it replaces the pin of that name.
+/// Returns the name under which a link is pinned before it replaces the pin called `name`.
 pub(crate) fn fresh(name: &str) -> String {
     format!("{name}{FRESH}")
 }
 
-/// The program and the device in a pin's name.
+/// Parses the program and the device from a pin's name.
 pub(crate) fn parse(name: &str) -> Option<(DatapathProgram, String)> {
     let name = name.strip_suffix(FRESH).unwrap_or(name);
     DatapathProgram::of_devices().find_map(|program| {

@@ -1,5 +1,5 @@
 //! Optional parts of the datapath. Without a part, its programs are not loaded and the verifier prunes its code from
-//! the other programs: an agent starts sooner, and the kernel keeps less.
+//! the other programs, so an agent starts sooner and the kernel needs less memory.
 
 use aya::EbpfLoader;
 

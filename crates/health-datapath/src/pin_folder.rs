@@ -14,8 +14,8 @@ use crate::program::DatapathProgram;
 pub(crate) const PROGRAM_PINS: &str = "programs";
 /// Subfolder of an instance's pins for its links.
 pub(crate) const LINK_PINS: &str = "links";
-/// Subfolder of an instance's pins with one folder, named by device number, for each clsact qdisc that was created for
-/// its programs.
+/// Subfolder of an instance's pins with one folder, named by ifindex, for each clsact qdisc that was created for its
+/// programs.
 pub(crate) const QDISC_NOTES: &str = "qdiscs";
 
 /// The folder of an instance's pins, locked.
@@ -27,13 +27,13 @@ pub(crate) struct PinFolder {
 }
 
 impl PinFolder {
-    /// Locks the folder and creates what is missing of it. While an existing folder is locked, `make_room` may set it
-    /// aside.
+    /// Locks the folder and creates whatever is missing in it. While an existing folder is locked, `make_room` may set
+    /// it aside.
     pub(crate) fn open(
         path: PathBuf,
         make_room: impl FnOnce(&Path) -> Result<(), DatapathError>,
     ) -> Result<Self, DatapathError> {
-        // The lock on a folder that is set aside is of no further use.
+        // The lock on a folder that was set aside is no longer needed.
         let former = lock(&path)?;
         make_room(&path)?;
         make_folders(&path)?;
@@ -62,16 +62,16 @@ pub(crate) fn program_pin(pins: &Path, program: DatapathProgram) -> PathBuf {
     pins.join(PROGRAM_PINS).join(program.name())
 }
 
-/// Pins an object at `path`, replacing what is pinned there. `fresh` is a path beside it that is free for this.
+/// Pins an object at `path`, replacing an existing pin. `fresh` is an unused path beside it.
 pub(crate) fn replace_pin<T>(
     path: &Path,
     fresh: &Path,
     pin: impl FnOnce(&Path) -> Result<T, DatapathError>,
 ) -> Result<T, DatapathError> {
-    // A start that was killed left it. Whatever is pinned there is open here by now, or no longer needed.
+    // A killed start may have left a pin here. Its object is open in this process by now, or no longer needed.
     remove_tree(fresh)?;
     let pinned = pin(fresh)?;
-    // At every moment the pin exists: a start that is killed leaves either the former object or the new one there.
+    // The pin exists at every moment: a killed start leaves either the former object or the new one there.
     fs::rename(fresh, path).map_err(file_error("rename", fresh))?;
     Ok(pinned)
 }
@@ -84,7 +84,7 @@ pub(crate) fn set_aside(pins: &Path) -> PathBuf {
 }
 
 /// Fails if an agent is using an instance's pins. Pid files cannot show this: agents of one instance with separate
-/// runtime folders share nothing else.
+/// runtime folders share only the pins.
 pub fn require_unused(location: &Location) -> Result<(), DatapathError> {
     lock(&location.pins()).map(drop)
 }

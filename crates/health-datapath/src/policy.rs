@@ -64,7 +64,7 @@ impl PolicyMatch {
     }
 }
 
-/// What can go wrong with policy tables.
+/// Errors of the policy tables.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// The map is full. Nothing of the table was kept.
@@ -91,7 +91,7 @@ pub enum PolicyError {
     Entry {
         /// The table.
         table: u32,
-        /// The mistake in it.
+        /// What is wrong with the entry.
         what: &'static str,
         /// The entry.
         entry: PolicyMatch,
@@ -99,11 +99,11 @@ pub enum PolicyError {
     /// The kernel refused. Nothing of a table being written was kept.
     #[error("cannot {what} policy table {table}: {source}")]
     Kernel {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The table.
         table: u32,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -112,7 +112,7 @@ pub enum PolicyError {
 /// An entry's identity across the tables of one policy, before and after a change.
 type Logical = (u32, PolicyMatch);
 
-/// An entry that is in the map.
+/// An entry in the map.
 #[derive(Clone, Copy, Debug)]
 struct WrittenEntry {
     logical: Logical,
@@ -133,13 +133,13 @@ pub struct PolicyTables {
     counters: PerCpuArray<MapData, Counter>,
     tables: BTreeMap<u32, Vec<WrittenEntry>>,
     taken: HashMap<Logical, TakenCounter>,
-    /// Unused counters, the next one last.
+    /// Unused counters; the last one is used next.
     free: Vec<u32>,
 }
 
 impl PolicyTables {
-    /// Reads what a former agent left in the maps pinned in an instance's folder. No other agent may write to them from
-    /// now on.
+    /// Reads a former agent's entries from the maps pinned in an instance's folder. No other agent may write to the
+    /// maps from now on.
     pub(crate) fn from_pins(pins: &Path) -> Result<Self, DatapathError> {
         let entries = map_data(pins, &layout::POLICY)?;
         let counters = typed(pins, &layout::POLICY_COUNTERS, PerCpuArray::try_from)?;
@@ -181,12 +181,12 @@ impl PolicyTables {
         })
     }
 
-    /// Numbers of the tables that are in the map, in order.
+    /// Returns the numbers of the tables in the map, in order.
     pub fn tables(&self) -> impl Iterator<Item = u32> {
         self.tables.keys().copied()
     }
 
-    /// Number of entries in the map, over all tables.
+    /// Returns the number of entries in the map, over all tables.
     pub fn len(&self) -> usize {
         self.tables.values().map(Vec::len).sum()
     }
@@ -196,7 +196,7 @@ impl PolicyTables {
         self.tables.is_empty()
     }
 
-    /// Whether a table with this many entries fits once these tables are removed.
+    /// Whether a table with this many entries would fit after the removal of the tables in `without`.
     pub fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool {
         let kept = self
             .tables
@@ -206,11 +206,11 @@ impl PolicyTables {
         kept + entries <= POLICY_ENTRIES as usize
     }
 
-    /// Writes a table, completely or not at all. No endpoint may refer to it before.
+    /// Writes a table, completely or not at all. No endpoint may refer to the table before that.
     ///
     /// `subject` identifies the policy's owner, such as the identity of the endpoints. An entry that two tables of one
-    /// subject have in common uses the same counter in both, so that it keeps counting when a policy changes and when
-    /// an agent restarts. When the [`POLICY_COUNTERS`] run out, the remaining entries share one.
+    /// subject have in common uses the same counter in both, so the counter continues when a policy changes and when an
+    /// agent restarts. When the [`POLICY_COUNTERS`] run out, the remaining entries share one counter.
     ///
     /// Verdicts are [`VERDICT_NONE`], [`VERDICT_ALLOW`] and [`VERDICT_DENY`]. A table without entries is valid; it
     /// allows nothing.
@@ -253,7 +253,7 @@ impl PolicyTables {
         Ok(())
     }
 
-    /// Removes tables that no endpoint refers to any more. Waits until no packet is being judged by them: some
+    /// Removes tables that no endpoint refers to any more. Waits until no program is using them for a packet: some
     /// milliseconds, however many tables there are.
     pub fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError> {
         let Some(&first) = tables.first() else {
@@ -274,8 +274,8 @@ impl PolicyTables {
         Ok(())
     }
 
-    /// Packets and bytes that matched an entry of a subject's tables, summed over all CPUs; `None` if the entry has no
-    /// counter of its own.
+    /// Returns the packets and bytes that matched an entry of a subject's tables, summed over all CPUs; `None` if the
+    /// entry has no counter of its own.
     pub fn counted(&self, subject: u32, what: &PolicyMatch) -> io::Result<Option<Counter>> {
         let Some(taken) = self.taken.get(&(subject, *what)) else {
             return Ok(None);
@@ -290,7 +290,8 @@ impl PolicyTables {
         )))
     }
 
-    /// Allocates counters and writes the entries. `written` lists the entries with counters, even after an error.
+    /// Allocates counters and writes the entries. `written` receives the entries with their counters, even if an error
+    /// follows.
     fn write(
         &mut self,
         table: u32,
@@ -317,7 +318,7 @@ impl PolicyTables {
     fn undo(&mut self, table: u32, written: Vec<WrittenEntry>) {
         match self.trie.delete(&keys(table, &written)) {
             Ok(()) => written.iter().for_each(|entry| self.release(entry)),
-            // It stays a table, to be removed with other unreferenced ones.
+            // Keeps the table, so that it is removed with other unreferenced tables.
             Err(error) => {
                 tracing::warn!(table, %error, "cannot release a policy table");
                 self.tables.insert(table, written);
@@ -325,7 +326,7 @@ impl PolicyTables {
         }
     }
 
-    /// The counter of an entry: its existing one, or a new one that starts at zero.
+    /// Returns the counter of an entry: its existing one, or a new one that starts at zero.
     fn take(&mut self, logical: Logical) -> io::Result<u32> {
         if let Some(taken) = self.taken.get_mut(&logical) {
             taken.tables += 1;
@@ -353,7 +354,7 @@ impl PolicyTables {
         let Some(taken) = self.taken.get_mut(&entry.logical) else {
             return;
         };
-        // Otherwise no counter was free when its table was written.
+        // Otherwise no counter was free when the entry's table was written.
         if taken.index != entry.counter {
             return;
         }
@@ -370,7 +371,7 @@ fn keys(table: u32, entries: &[WrittenEntry]) -> Vec<Prefix<PolicyKey>> {
     keys.collect()
 }
 
-/// Sorts the entries and checks that a packet can match each.
+/// Sorts the entries and checks that every entry can match a packet.
 fn checked(
     table: u32,
     entries: impl IntoIterator<Item = (PolicyMatch, u8)>,
@@ -392,7 +393,7 @@ fn checked(
     Ok(entries)
 }
 
-/// What is wrong with an entry on its own.
+/// Returns what is wrong with an entry on its own.
 fn mistake(entry: &PolicyMatch, verdict: u8) -> Option<&'static str> {
     use health_common::policy::{POLICY_EGRESS, PREFIX_ALL, PREFIX_PORT, PREFIX_PROTOCOL};
     let port_bits = entry.prefix_len.saturating_sub(PREFIX_PROTOCOL);

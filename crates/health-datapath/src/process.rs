@@ -1,4 +1,4 @@
-//! This process, as the programs see it.
+//! Identifies this process to the programs.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -17,20 +17,20 @@ const UPPER_HALF: u64 = 0x0000_0020_0000_0077;
 /// `exit`.
 const EXIT: u64 = 0x0000_0000_0000_0095;
 
-/// This process's id in the initial PID namespace, which the programs compare. A process in another namespace cannot
-/// ask for it, so a program does. Needs the right to load programs.
+/// Returns this process's id in the initial PID namespace, with which the programs compare. A process in another
+/// namespace cannot query this id, so a program does. Needs the right to load programs.
 pub fn tgid() -> io::Result<u32> {
     sys::run_raw_tracepoint(&[CALL_PID_TGID, UPPER_HALF, EXIT])
 }
 
-/// Makes socket programs that an earlier agent left running exempt this process's sockets from now on: they know the
-/// agent by its process id. Does nothing if no programs of this layout are left, or if another agent is using them.
-/// Needs the right to load programs.
+/// Makes socket programs that an earlier agent left running exempt this process's sockets from now on: the programs
+/// recognise the agent by its process id. Does nothing if no programs of this layout are left, or if another agent is
+/// using them. Needs the right to load programs.
 pub fn spare_own_sockets(location: &Location) -> io::Result<()> {
     let pins = location.pins();
     let _lock = match pin_folder::lock(&pins) {
         Ok(Some(lock)) => lock,
-        // Nothing is left, or an active agent needs its own id there.
+        // Either no programs are left, or an active agent needs its own id there.
         Ok(None) | Err(DatapathError::InUse(_)) => return Ok(()),
         Err(error) => return Err(io::Error::other(error)),
     };

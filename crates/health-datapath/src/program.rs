@@ -1,4 +1,4 @@
-//! The programs: their names, where each is attached, and what the datapath can do without.
+//! The programs: their names, where each is attached, and whether the datapath can do without it.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use health_common::calls::{
     CALLS_ENTRIES,
 };
 
-/// A program of the datapath. Those for sockets are in the order in which they are attached.
+/// A program of the datapath. Socket programs are in the order in which they are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DatapathProgram {
     /// For packets to an endpoint.
@@ -37,7 +37,7 @@ pub enum DatapathProgram {
     CtCollect,
     /// `to_netdev` for uplinks whose packets begin with the IP header.
     ToIpNetdev,
-    /// `from_netdev` for the same.
+    /// `from_netdev` for such uplinks.
     FromIpNetdev,
     /// `to_ip_netdev` tail-calls it.
     IpMasquerade,
@@ -72,11 +72,11 @@ pub enum DatapathProgram {
 /// Where a program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachPoint {
-    /// To a device, for packets of this direction.
+    /// A device, for packets of this direction.
     Tc(Direction),
-    /// To a device, for packets that its driver receives.
+    /// A device, for packets that its driver receives.
     Xdp,
-    /// To this hook of the root cgroup.
+    /// This hook of the root cgroup.
     Cgroup(bpf_attach_type),
     /// Nowhere: other programs tail-call it.
     TailCall,
@@ -151,7 +151,7 @@ impl DatapathProgram {
         (CALL_DELIVER, Self::Deliver),
     ];
 
-    /// The same for `HEALTH_IP_CALLS`.
+    /// Like [`Self::CALLED`], for `HEALTH_IP_CALLS`.
     pub const CALLED_FOR_IP: [(u32, Self); 4] = [
         (CALL_MASQUERADE, Self::IpMasquerade),
         (CALL_UNMASQUERADE, Self::IpUnmasquerade),
@@ -165,7 +165,7 @@ impl DatapathProgram {
         always.chain(Self::FOR_IP).chain([Self::XdpNetdev])
     }
 
-    /// Its name, which is also its pin's.
+    /// The name of the program and of its pin.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ToEndpoint => "to_endpoint",
@@ -199,7 +199,7 @@ impl DatapathProgram {
         }
     }
 
-    /// The program of the object that it is loaded from: another one for second copies.
+    /// Returns the program in the object from which this one is loaded; they differ for second copies.
     pub const fn origin(self) -> Self {
         match self {
             Self::ToIpNetdev => Self::ToNetdev,
@@ -212,12 +212,12 @@ impl DatapathProgram {
         }
     }
 
-    /// Its name in the object.
+    /// Returns the program's name in the object.
     pub const fn object_name(self) -> &'static str {
         self.origin().name()
     }
 
-    /// Where it is attached.
+    /// Returns where the program is attached.
     pub const fn attach_point(self) -> AttachPoint {
         match self {
             Self::FromEndpoint | Self::FromNetdev | Self::FromIpNetdev => {
@@ -249,8 +249,8 @@ impl DatapathProgram {
         }
     }
 
-    /// Whether everything else works without it: XDP only makes services faster, and without the programs for sockets,
-    /// only the host's own sockets cannot reach services.
+    /// Whether everything else works without the program: XDP only makes services faster, and without the socket
+    /// programs, only the host's own sockets cannot reach services.
     pub const fn is_optional(self) -> bool {
         matches!(
             self.attach_point(),

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{RttKey, RttRow};
 
-/// What the kernel made of a lost-probe report.
+/// The result of a lost-probe report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossOutcome {
     /// Counted as lost.
@@ -19,7 +19,7 @@ pub enum LossOutcome {
     UnknownPeer,
 }
 
-/// The source of the counted round trip of a probe.
+/// The source of the round-trip time that was counted for a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measurement {
     /// Measured by the uplinks' programs, nanoseconds.
@@ -28,14 +28,14 @@ pub enum Measurement {
     AtSocket,
 }
 
-/// A connection of this host to a peer.
+/// A connection from this host to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// Address and port on this side.
     pub local: SocketAddr,
     /// Port of the peer.
     pub peer_port: u16,
-    /// When it was started: `CLOCK_MONOTONIC`, nanoseconds.
+    /// When the connection was started: `CLOCK_MONOTONIC`, nanoseconds.
     pub begun_ns: u64,
 }
 
@@ -50,17 +50,17 @@ pub trait RttStore: Send + Sync + 'static {
     /// Resets a row atomically. Returns `false` if it does not exist.
     fn reset(&self, key: RttKey) -> io::Result<bool>;
 
-    /// All keys, for dropping rows whose peer disappeared while no agent ran.
+    /// Returns all keys, for dropping rows whose peer disappeared while no agent ran.
     fn keys(&self) -> io::Result<Vec<RttKey>>;
 
     /// Reads a consistent snapshot of a row.
     fn row(&self, key: RttKey) -> io::Result<Option<RttRow>>;
 
-    /// Records the answer to an echo probe, with the round trip that the agent measured. That is counted unless the
-    /// kernel counted its own. `NotFound` if the row does not exist.
+    /// Records the reply to an echo probe, with the round-trip time that the agent measured, which is counted unless
+    /// the kernel has counted its own. `NotFound` if the row does not exist.
     fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measurement>;
 
-    /// Gives up an echo probe.
+    /// Gives up on an echo probe.
     fn lost(&self, key: RttKey, probe: ProbeId) -> io::Result<LossOutcome>;
 
     /// Counts a round trip, in nanoseconds, of a probe that the kernel does not track (HTTP). `NotFound` if the row
@@ -70,12 +70,13 @@ pub trait RttStore: Send + Sync + 'static {
     /// Counts the loss of a probe that the kernel does not track.
     fn lost_untracked(&self, key: RttKey) -> io::Result<LossOutcome>;
 
-    /// Counts echo probes that earlier agents left unanswered as lost: only this gives them up, and replies to them no
-    /// longer match. Returns their number. Must be called before the first probe.
+    /// Counts still unanswered echo probes of earlier agents as lost. Nothing else gives up on these probes,
+    /// and replies no longer match them. Returns their number. Must be called before the first probe.
     fn give_up_leftovers(&self) -> io::Result<u64>;
 
-    /// Counts a probe that was answered over `connection`: the round trip of its handshake as timed on the uplink, or
-    /// else the one that the agent measured, nanoseconds. `NotFound` if the row does not exist.
+    /// Counts a probe that was answered over `connection`: with the round-trip time of the connection's handshake as
+    /// timed on the uplink, or else with the agent's own measurement, nanoseconds. `NotFound` if the row does not
+    /// exist.
     fn connected(
         &self,
         key: RttKey,
@@ -83,13 +84,13 @@ pub trait RttStore: Send + Sync + 'static {
         at_socket_ns: u64,
     ) -> io::Result<Measurement>;
 
-    /// Registers an address as a peer's: packets to it keep their source, and with passive round trips on, the round
-    /// trips of all connections to it are counted, in a row that is created with the first.
+    /// Registers an address as a peer's. Packets to it keep their source. With passive round trips on, the round trips
+    /// of all connections to it are counted, in a row that is created with the first connection.
     fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()>;
 
     /// Unregisters the address. The row stays.
     fn unfollow(&self, peer: IpAddr) -> io::Result<()>;
 
-    /// The addresses registered as peers'.
+    /// Returns the addresses registered as peers'.
     fn followed(&self) -> io::Result<Vec<IpAddr>>;
 }

@@ -28,7 +28,7 @@ impl<K, V> fmt::Debug for Table<K, V> {
 }
 
 impl<K: Pod, V: Pod> Table<K, V> {
-    /// `map` must have these types.
+    /// Wraps `map`, which must have these types.
     pub(super) fn new(map: MapData) -> Self {
         Self {
             map,
@@ -36,7 +36,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         }
     }
 
-    /// A separate descriptor for the same map.
+    /// Duplicates the map's descriptor.
     pub(super) fn try_clone(&self) -> io::Result<MapData> {
         MapData::from_fd(self.fd().try_clone_to_owned()?).map_err(map_io)
     }
@@ -66,7 +66,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(is_there.then(|| sys::read(&value)).flatten())
     }
 
-    /// Writes entries in this order. Stops at the first one that the kernel refuses, and returns how many were written.
+    /// Writes entries in this order. Stops at the first one that the kernel rejects, and returns how many were written.
     pub(super) fn write(&self, entries: &[(K, V)]) -> Result<(), (usize, io::Error)> {
         let mut written = 0;
         for batch in entries.chunks(BATCH) {
@@ -103,7 +103,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
 }
 
 impl<V: Pod> Table<u32, V> {
-    /// The values of an array in these slots, up to its end.
+    /// Returns the values in these slots of an array, up to its end.
     pub(super) fn range(&self, places: Range<u32>) -> io::Result<Vec<V>> {
         let mut values = Vec::new();
         let mut next = places.start;

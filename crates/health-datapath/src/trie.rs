@@ -22,14 +22,14 @@ pub(super) struct Trie<K: Pod, V> {
 }
 
 impl<K: Pod, V: Pod> Trie<K, V> {
-    /// `map` must have these types.
+    /// Wraps `map`, which must have these types.
     pub(super) fn new(map: MapData) -> Self {
         Self {
             table: Table::new(map),
         }
     }
 
-    /// A separate descriptor for the same map.
+    /// Duplicates the map's descriptor.
     pub(super) fn try_clone(&self) -> io::Result<MapData> {
         self.table.try_clone()
     }
@@ -39,12 +39,12 @@ impl<K: Pod, V: Pod> Trie<K, V> {
         self.table.max_entries()
     }
 
-    /// The value of the longest prefix that covers this one.
+    /// Returns the value of the longest prefix that covers this one.
     pub(super) fn get(&self, prefix: Prefix<K>) -> io::Result<Option<V>> {
         self.table.get(&key(prefix))
     }
 
-    /// All entries, in no particular order. No one else may delete entries meanwhile.
+    /// Returns all entries, in no particular order. Nobody else may delete entries meanwhile.
     pub(super) fn entries(&self) -> io::Result<Vec<(Prefix<K>, V)>> {
         let mut entries = Vec::new();
         self.table.for_each(|key, value| {
@@ -53,7 +53,7 @@ impl<K: Pod, V: Pod> Trie<K, V> {
         Ok(entries)
     }
 
-    /// Writes entries in this order. Stops at the first one that the kernel refuses, and returns how many were written.
+    /// Writes entries in this order. Stops at the first one that the kernel rejects, and returns how many were written.
     pub(super) fn write(&self, entries: &[(Prefix<K>, V)]) -> Result<(), (usize, io::Error)> {
         let entries = entries.iter().map(|(prefix, value)| (key(*prefix), *value));
         self.table.write(&entries.collect::<Vec<_>>())
@@ -66,7 +66,7 @@ impl<K: Pod, V: Pod> Trie<K, V> {
     }
 }
 
-/// An entry as the kernel copies it; `None` for too few bytes.
+/// Decodes an entry as the kernel copies it; `None` if there are too few bytes.
 pub(super) fn entry<K: Pod, V: Pod>(key: &[u8], value: &[u8]) -> Option<(Prefix<K>, V)> {
     let prefix_len = sys::read(key)?;
     let data = sys::read(key.get(PREFIX_LEN..)?)?;

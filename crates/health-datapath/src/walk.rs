@@ -12,15 +12,15 @@ use std::os::fd::BorrowedFd;
 
 use super::sys;
 
-/// The kernel-internal "not supported", which batch calls return for map kinds without batches.
+/// The kernel-internal error "not supported", which batch calls return for map kinds without batches.
 const ENOTSUPP: i32 = 524;
 /// Maximum entries per request.
 const MAX_ENTRIES: usize = 1_024;
 /// Maximum size of the keys and values of one request, bytes, unless a single hash bucket is larger.
 const MAX_BYTES: usize = 256 << 10;
-/// Maximum number of keys that a key-by-key walk meets: this many times the map's capacity.
+/// A key-by-key walk meets at most this many times the map's capacity of keys.
 const KEYS_FACTOR: u64 = 16;
-/// Shortest cursor that the kernel writes: the number of a hash bucket.
+/// Shortest cursor that the kernel writes: the index of a hash bucket.
 const MIN_CURSOR: usize = 4;
 
 /// Sizes of an entry as the kernel copies it.
@@ -45,7 +45,7 @@ pub struct Batch {
     keys: Vec<u8>,
     values: Vec<u8>,
     size: Option<EntrySize>,
-    /// Number of entries in it.
+    /// Number of entries in the batch.
     count: usize,
     origin: Origin,
 }
@@ -72,8 +72,8 @@ impl Batch {
         })
     }
 
-    /// Reads the same entries of the map again, into `again`: each is at the same index unless entries before it were
-    /// added or removed.
+    /// Reads the same entries of the map again, into `again`. Each entry has the same index, unless entries before it
+    /// were added or removed.
     pub(super) fn read_again(&self, map: BorrowedFd<'_>, again: &mut Self) -> io::Result<()> {
         let Some(size) = self.size else {
             again.count = 0;
@@ -90,7 +90,7 @@ impl Batch {
         let Self { keys, values, .. } = again;
         match sys::lookup_batch(map, cursor, &mut end, keys, values, room as u32) {
             Ok((count, _)) => again.count = count as usize,
-            // The first bucket has grown larger than the whole former batch.
+            // The first bucket has grown larger than the whole first batch.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
             Err(error) => return Err(error),
         }
@@ -124,7 +124,7 @@ pub(super) struct Walk {
     /// Number of entries for which a batch must have space.
     room: usize,
     place: Place,
-    /// The end of the last kernel call: its cursor, or a key.
+    /// Where the last kernel call ended: its cursor, or a key.
     cursor: Vec<u8>,
     /// Receives the cursor of the next call.
     next: Vec<u8>,
@@ -155,7 +155,7 @@ impl Walk {
         }
     }
 
-    /// Reads more entries into `batch`. Returns `false` if there were no more; an empty batch is not the end.
+    /// Reads more entries into `batch`. Returns `false` if there were no more. An empty batch does not mean the end.
     pub(super) fn read(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<bool> {
         match self.place {
             Place::Start => match self.read_batch(map, batch) {
@@ -180,7 +180,7 @@ impl Walk {
             batch.make_room(self.size, self.room);
             let Batch { keys, values, .. } = batch;
             match sys::lookup_batch(map, cursor, &mut self.next, keys, values, self.room as u32) {
-                // The next bucket alone is larger.
+                // The next bucket alone is larger than the batch.
                 Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => self.room *= 2,
                 other => break other?,
             }
@@ -218,7 +218,7 @@ impl Walk {
             self.place = Place::AfterKey;
             std::mem::swap(&mut self.cursor, &mut self.next);
             let slot = &mut batch.values[batch.count * value..][..value];
-            // Otherwise it has been deleted in the meantime, or it is an empty slot in an array of objects.
+            // Otherwise the entry was deleted in the meantime, or is an empty slot in an array of objects.
             if sys::lookup(map, &self.cursor, slot)? {
                 batch.keys[batch.count * key..][..key].copy_from_slice(&self.cursor[..key]);
                 batch.count += 1;

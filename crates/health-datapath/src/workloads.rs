@@ -1,4 +1,4 @@
-//! Workload endpoints in the datapath: each is added and removed on its own, while the node's own hooks and entries
+//! Workload endpoints in the datapath: each is added and removed individually, while the node's own hooks and entries
 //! stay.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -41,12 +41,13 @@ impl Workload {
     }
 }
 
-/// The known endpoints by id, and which one to check next.
+/// The known endpoints by id, and the next one to check.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Workloads {
     known: BTreeMap<u16, Workload>,
     next: u16,
-    /// Endpoints that programs of another map layout serve until they are set; this agent's maps do not describe them.
+    /// Endpoints that programs of another map layout serve until they are set. This agent's maps do not describe these
+    /// endpoints.
     held_back: BTreeSet<u16>,
 }
 
@@ -55,7 +56,7 @@ impl Workloads {
         self.known.values().flat_map(Workload::entries)
     }
 
-    /// Their device numbers and ids.
+    /// Returns the endpoints' ifindexes and ids.
     pub(crate) fn devices(&self) -> impl Iterator<Item = (u32, u16)> {
         let known = self.known.values();
         known.map(|workload| (workload.info.ifindex, workload.info.id))
@@ -65,7 +66,7 @@ impl Workloads {
         self.known.values().flat_map(Workload::hooks)
     }
 
-    /// The hooks where programs of another map layout are attached.
+    /// Returns the hooks where programs of another map layout are attached.
     pub(crate) fn hooks_held_back(&self) -> Vec<Hook> {
         let held_back = self.held_back.iter().filter_map(|id| self.known.get(id));
         held_back.flat_map(Workload::hooks).collect()
@@ -76,7 +77,7 @@ impl Workloads {
         !self.held_back.is_empty()
     }
 
-    /// The next `count` endpoints, at most, that this agent's programs must serve, round-robin.
+    /// Returns up to `count` endpoints that this agent's programs must serve, round-robin.
     fn turn(&mut self, count: usize) -> Vec<Workload> {
         let after = self.known.range(self.next..);
         let before = self.known.range(..self.next);
@@ -117,8 +118,8 @@ impl Workloads {
         }
     }
 
-    /// Adds an endpoint, or changes its entry. Writes the entries before attaching its programs, so that each packet
-    /// meets the old or the new state. After a failure everything is as before.
+    /// Adds an endpoint, or changes its entry. Writes the entries before attaching the programs, so that each packet
+    /// meets the old or the new state. On failure, nothing changes.
     pub(crate) fn set(
         &mut self,
         workload: Workload,
@@ -139,7 +140,7 @@ impl Workloads {
         }
         if let Err(error) = done {
             match &former {
-                // One of its programs may be attached, and only these entries say what it must enforce.
+                // One of the programs may be attached already, and only these entries say what it must enforce.
                 Some(_) if is_held_back => {
                     self.known.insert(id, workload);
                 }
@@ -166,7 +167,7 @@ impl Workloads {
         Ok(())
     }
 
-    /// Points an endpoint that these programs serve at another policy table, and changes nothing else.
+    /// Switches an endpoint that these programs serve to another policy table, and changes nothing else.
     pub(crate) fn set_policy(
         &mut self,
         id: u16,
@@ -176,7 +177,7 @@ impl Workloads {
         self.change(id, attacher, |info| info.policy = table)
     }
 
-    /// Drops all traffic of an endpoint, provided that no entries were written to this table.
+    /// Drops all traffic of an endpoint by pointing it at `table`, provided that this table has no entries.
     pub(crate) fn shut_off(
         &mut self,
         id: u16,
@@ -188,7 +189,7 @@ impl Workloads {
             info.flags |= ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
         };
         match self.known.get(&id).cloned() {
-            // The programs of another map layout that serve it read other maps.
+            // Programs of another map layout serve this endpoint, and read other maps.
             Some(mut workload) if self.held_back.contains(&id) => {
                 shut_off(&mut workload.info);
                 self.set(workload, attacher)
@@ -221,7 +222,7 @@ impl Workloads {
         self.known.values()
     }
 
-    /// Those that this agent's programs must serve, by id.
+    /// Returns the endpoints that this agent's programs must serve, by id.
     fn served(&self) -> impl Iterator<Item = (u16, &Workload)> {
         let known = self.known.iter().map(|(id, workload)| (*id, workload));
         known.filter(|(id, _)| !self.held_back.contains(id))
@@ -254,7 +255,7 @@ impl Workloads {
         Ok(true)
     }
 
-    /// Once the last endpoint has moved, removes what the former programs needed.
+    /// Removes the former programs' pins once the last endpoint has moved.
     fn no_longer_held_back(&mut self, id: u16, pins: &Path) {
         if self.held_back.remove(&id)
             && let Err(error) = self.remove_set_aside(pins)
@@ -263,7 +264,7 @@ impl Workloads {
         }
     }
 
-    /// Removes what an agent of another map layout left, if its programs serve no endpoint any more.
+    /// Removes the pins of an agent with another map layout, if its programs serve no endpoint any more.
     pub(crate) fn remove_set_aside(&self, pins: &Path) -> Result<(), DatapathError> {
         match self.are_held_back() {
             true => Ok(()),
@@ -271,8 +272,8 @@ impl Workloads {
         }
     }
 
-    /// The hooks of up to `count` endpoints, different ones at each call. An endpoint whose device is gone has no
-    /// hooks.
+    /// Returns the hooks of up to `count` endpoints, a different set at each call. An endpoint whose device is gone has
+    /// no hooks.
     pub(crate) fn hooks_in_turn(&mut self, count: usize) -> impl Iterator<Item = Hook> {
         let turn = self.turn(count).into_iter();
         let there = turn.filter(Workload::has_device);
@@ -294,7 +295,7 @@ impl Workloads {
 }
 
 /// Whether programs of another layout are on the endpoint's device: a link is pinned only in the folder set aside; or a
-/// filter exists, whichever program it has by now, and that layout's maps still exist.
+/// filter exists, with any program, and that layout's maps still exist.
 fn is_served_aside(workload: &Workload, hooks: &Hooks, pins: &Path) -> bool {
     let aside = set_aside(pins);
     workload.hooks().iter().any(|hook| {

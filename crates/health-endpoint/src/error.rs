@@ -1,4 +1,4 @@
-//! Why an endpoint could not be created, changed or removed.
+//! Errors of creating, changing or removing endpoints.
 
 use std::path::PathBuf;
 
@@ -24,22 +24,22 @@ pub enum EndpointError {
     ContainerTaken {
         /// The container.
         container_id: String,
-        /// The device in it.
+        /// The device in the container.
         ifname: String,
-        /// Its endpoint.
+        /// The existing endpoint.
         id: u16,
     },
-    /// The device in the namespace belongs to another endpoint.
+    /// The device in the namespace already belongs to another endpoint.
     #[error("device {ifname} in {} already belongs to endpoint {id}", netns.display())]
     DeviceTaken {
         /// The namespace.
         netns: PathBuf,
-        /// The device in it.
+        /// The device in the namespace.
         ifname: String,
-        /// Its owner.
+        /// The endpoint that owns the device.
         id: u16,
     },
-    /// The default routes lead to another endpoint.
+    /// The namespace's default routes already lead to another endpoint.
     #[error(
         "the default route in {} already uses {ifname} of endpoint {id}; request no default route, or delete that endpoint first",
         netns.display()
@@ -47,15 +47,15 @@ pub enum EndpointError {
     DefaultRouteTaken {
         /// The namespace.
         netns: PathBuf,
-        /// The device that has the route.
+        /// The device that the default route uses.
         ifname: String,
-        /// Its endpoint.
+        /// The endpoint of that device.
         id: u16,
     },
     /// All ids are in use.
     #[error("no free endpoint id: a node can have at most 4095 endpoints")]
     NoIds,
-    /// The endpoint is not complete.
+    /// The endpoint is not complete yet.
     #[error("endpoint {0} is still being created; try again later")]
     Busy(u16),
     /// The endpoint was deleted meanwhile.
@@ -64,7 +64,7 @@ pub enum EndpointError {
     /// The work on the endpoint was interrupted.
     #[error("work on the endpoint was interrupted: {0}")]
     BrokenOff(String),
-    /// The endpoint's state does not allow it.
+    /// The endpoint's state does not allow the operation.
     #[error("endpoint {id}: {refused}; try again later")]
     Refused {
         /// The endpoint.
@@ -77,7 +77,7 @@ pub enum EndpointError {
     Regenerate {
         /// The endpoint.
         id: u16,
-        /// Why.
+        /// The reason.
         source: RegenerationError,
     },
     /// The labels are invalid.
@@ -94,23 +94,23 @@ pub enum EndpointError {
     Workload(#[from] WorkloadError),
 }
 
-/// Who caused an error, and whether a retry may help.
+/// The cause of an error, and whether a retry may help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The request is invalid.
     Invalid,
     /// The object does not exist.
     NotFound,
-    /// Something else is in the way.
+    /// Another object is in the way.
     Conflict,
-    /// Nothing is free now, or the endpoint is busy.
+    /// No resource is free now, or the endpoint is busy.
     Unavailable,
-    /// Something failed.
+    /// An operation failed.
     Failed,
 }
 
 impl EndpointError {
-    /// The kind of the error.
+    /// Returns the kind of the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound(_) => ErrorKind::NotFound,

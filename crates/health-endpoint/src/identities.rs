@@ -9,26 +9,26 @@ use health_model::labels::LabelSet;
 use health_registry::identity::{HeldIdentities, IdentityAllocator, OnOutage};
 use tokio::sync::watch;
 
-/// The identity is not available now; the request is repeated.
+/// The identity is not available now; the request will be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the identity of these labels is not known yet: {0}")]
 pub struct IdentityUnavailable(pub String);
 
-/// An acquisition, which must be released once. The number alone does not identify it: the store may have lost the
-/// number and given it to other labels, while packets still meet the former ones.
+/// One acquisition of an identity, to be released exactly once. The number alone does not identify an acquisition: the
+/// store may have lost the number and given it to other labels, while packets still meet the earlier labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "it is held until it is released"]
 pub struct Hold {
     /// The acquired labels.
     pub labels: LabelSet,
-    /// Their identity at that time.
+    /// The identity that the labels had at that time.
     pub identity: Identity,
 }
 
 /// Allocates identities for labels.
 pub trait IdentitySource: Send + Sync {
-    /// Acquires the identity of these labels, which is held until it is [released](Self::release). May take as long as
-    /// the store does.
+    /// Acquires the identity of these labels and holds it until it is [released](Self::release). This may take as long
+    /// as the store takes.
     fn acquire<'a>(
         &'a self,
         labels: &'a LabelSet,
@@ -37,16 +37,16 @@ pub trait IdentitySource: Send + Sync {
     /// Releases one acquisition.
     fn release(&self, hold: Hold) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 
-    /// Follows the held identities, by labels. One changes if the store lost it and gave its number to others; its
-    /// holder then acquires the new one.
+    /// Follows the held identities, by labels. An identity changes if the store lost it and gave its number to other
+    /// labels; the holder then acquires the new one.
     fn held(&self) -> watch::Receiver<Arc<HeldIdentities>>;
 }
 
-/// Identities of an allocator, by labels.
+/// The identities of an allocator.
 pub struct AllocatedIdentities(Arc<IdentityAllocator>);
 
 impl AllocatedIdentities {
-    /// The identities of this allocator.
+    /// Creates a source of the identities of this allocator.
     pub fn by(allocator: Arc<IdentityAllocator>) -> Self {
         Self(allocator)
     }

@@ -1,9 +1,10 @@
 //! This node's endpoints, and the routes to other nodes' endpoints.
 //!
-//! [`manager`] creates, restores and deletes the endpoints of workloads; [`lifecycle`] has their states. [`workload`]
-//! makes their devices and keeps their files, [`health`] does both for the health endpoint. [`enforcement`] keeps their
-//! policy in the maps. [`queue`] and [`regenerate`] connect the manager with what builds an endpoint's datapath, and
-//! [`identities`] connects it with the store of identities. [`peer_routes`] and [`pod_routes`] keep routes.
+//! [`manager`] creates, restores and deletes the endpoints of workloads; [`lifecycle`] defines their states.
+//! [`workload`] creates their devices and keeps their files; [`health`] does both for the health endpoint.
+//! [`enforcement`] keeps their policy in the maps. [`queue`] and [`regenerate`] connect the manager with the builders
+//! of endpoint datapaths, and [`identities`] connects it with the store of identities. [`peer_routes`] and
+//! [`pod_routes`] maintain routes.
 
 #![forbid(unsafe_code)]
 

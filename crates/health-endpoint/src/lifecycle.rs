@@ -11,21 +11,26 @@ use super::log::{Log, LogEntry, Status};
 
 /// The state of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(rename = "EndpointState")
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// It existed before this agent, whose programs do not know it yet. The programs of the previous agent serve it.
+    /// The endpoint existed before this agent, and still uses the programs of the previous agent.
     Restoring,
-    /// It waits for the identity of its labels.
+    /// The endpoint waits for the identity of its labels.
     WaitingForIdentity,
-    /// It has an identity, and waits for its datapath to be built.
+    /// The endpoint has an identity, and waits for its datapath to be built.
     WaitingToRegenerate,
-    /// Its datapath is being built.
+    /// The endpoint's datapath is being built.
     Regenerating,
-    /// Its datapath is up to date.
+    /// The endpoint's datapath is up to date.
     Ready,
-    /// It is being deleted.
+    /// The endpoint is being deleted.
     Disconnecting,
-    /// It was deleted.
+    /// The endpoint was deleted.
     Disconnected,
 }
 
@@ -41,7 +46,7 @@ impl State {
         Self::Disconnected,
     ];
 
-    /// The state's name in listings.
+    /// Returns the state's name for listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Restoring => "restoring",
@@ -54,7 +59,7 @@ impl State {
         }
     }
 
-    /// The state that an endpoint shows; `None` for a state of a later version.
+    /// Returns the state that an endpoint shows, or `None` for a state that only later versions know.
     pub fn of(endpoint: &Endpoint) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|state| state.text() == endpoint.state)
@@ -65,7 +70,7 @@ impl State {
         matches!(self, Self::Disconnecting | Self::Disconnected)
     }
 
-    /// Whether `side` may change the state from `self` to `to`.
+    /// Judges whether `side` may change the state from `self` to `to`.
     pub const fn judge(self, side: Side, to: Self) -> Judgement {
         use Judgement::{Allowed, Forbidden, Superseded};
         use State::{
@@ -89,14 +94,14 @@ impl State {
                 WaitingForIdentity | Regenerating | Ready,
                 WaitingToRegenerate,
             )
-            // The identity is the same as before.
+            // The identity did not change.
             | (Side::Manager, WaitingForIdentity, Ready)
             | (Side::Builder, Restoring | WaitingToRegenerate, Regenerating)
             | (Side::Builder, Regenerating, Ready) => Allowed,
-            // It waits already.
+            // The endpoint is already waiting.
             (Side::Manager, WaitingToRegenerate, WaitingToRegenerate)
             | (Side::Manager, WaitingForIdentity, WaitingForIdentity)
-            // Another build will follow, or an identity and then a build.
+            // Another build will follow, possibly after a new identity.
             | (Side::Builder, WaitingForIdentity | WaitingToRegenerate, Ready)
             | (Side::Builder, WaitingForIdentity, Regenerating) => Superseded,
             _ => Forbidden,
@@ -110,7 +115,7 @@ impl fmt::Display for State {
     }
 }
 
-/// The code that changes a state.
+/// The part of the code that changes a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Creation, deletion, and changes of identity, policy or settings.
@@ -122,15 +127,15 @@ pub enum Side {
 /// The decision on a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// It is made.
+    /// The transition is made.
     Allowed,
-    /// It is not needed, which is normal.
+    /// The transition is no longer needed, which is normal.
     Superseded,
-    /// It would be an error.
+    /// The transition would be an error.
     Forbidden,
 }
 
-/// A transition that was not made. The state is unchanged.
+/// A refused transition. The state is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an endpoint that is {from} cannot become {to}")]
 pub struct RefusedTransition {
@@ -138,11 +143,11 @@ pub struct RefusedTransition {
     pub from: State,
     /// The requested state.
     pub to: State,
-    /// Whether the refusal is normal and harmless. If not, the endpoint's log has a line about it.
+    /// Whether the refusal is normal and harmless. If not, the endpoint's log records the refusal.
     pub is_superseded: bool,
 }
 
-/// An endpoint's state, and its log.
+/// An endpoint's state and log.
 #[derive(Clone, Debug)]
 pub struct Lifecycle {
     state: State,
@@ -151,12 +156,12 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// The lifecycle of an endpoint that is being created.
+    /// Creates the lifecycle of an endpoint that is being created.
     pub fn created(now: Timestamp, message: impl Into<String>) -> Self {
         Self::begun(State::WaitingForIdentity, now, message)
     }
 
-    /// The lifecycle of an endpoint that existed before this agent.
+    /// Creates the lifecycle of an endpoint that existed before this agent.
     pub fn restored(now: Timestamp, message: impl Into<String>) -> Self {
         Self::begun(State::Restoring, now, message)
     }
@@ -171,17 +176,17 @@ impl Lifecycle {
         begun
     }
 
-    /// The current state.
+    /// Returns the current state.
     pub const fn state(&self) -> State {
         self.state
     }
 
-    /// Time of the last state change.
+    /// Returns the time of the last state change.
     pub const fn since(&self) -> Timestamp {
         self.since
     }
 
-    /// The log.
+    /// Returns the log.
     pub const fn log(&self) -> &Log {
         &self.log
     }
@@ -196,7 +201,7 @@ impl Lifecycle {
         });
     }
 
-    /// Changes the state, and logs why. Also logs a refusal that is an error.
+    /// Changes the state, and logs the reason. Also logs the refusal of a forbidden transition.
     pub fn set(
         &mut self,
         side: Side,
@@ -234,8 +239,8 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-    /// One line per state before the transition, one column per state after it, both in the order of [`State::ALL`]:
-    /// `+` allowed, `.` superseded, `-` forbidden.
+    /// One row per old state, one column per new state, both in the order of [`State::ALL`]: `+` allowed, `.`
+    /// superseded, `-` forbidden.
     const MANAGER: [&str; 7] = [
         "-----+-", // restoring
         "-.+-++-", // waiting-for-identity

@@ -1,4 +1,4 @@
-//! An endpoint's log: recent events. The oldest are dropped first, but never the last problem.
+//! An endpoint's log of recent events. The oldest lines are dropped first, but the latest problem is always kept.
 
 use std::collections::VecDeque;
 
@@ -7,23 +7,28 @@ use serde::{Deserialize, Serialize};
 
 use super::lifecycle::State;
 
-/// Maximum entries in a log.
+/// Maximum number of entries in a log.
 pub(crate) const LOG_ENTRIES: usize = 256;
 
 /// The status of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(rename = "LogStatus")
+)]
 pub enum Status {
     /// Success.
     #[serde(rename = "OK")]
     Ok,
     /// The operation was refused or postponed.
     Warning,
-    /// It failed.
+    /// The operation failed.
     Failure,
 }
 
 impl Status {
-    /// The status in listings.
+    /// Returns the status's name for listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -35,6 +40,7 @@ impl Status {
 
 /// One line of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct LogEntry {
     /// Time of the event.
@@ -47,7 +53,7 @@ pub struct LogEntry {
     pub message: String,
 }
 
-/// The last [`LOG_ENTRIES`] lines, which always include the last one that is not [`Status::Ok`].
+/// The last [`LOG_ENTRIES`] lines, always including the latest that is not [`Status::Ok`].
 #[derive(Clone, Debug, Default)]
 pub struct Log(VecDeque<LogEntry>);
 
@@ -63,7 +69,7 @@ impl Log {
         self.0.push_back(entry);
     }
 
-    /// All lines, oldest first.
+    /// Returns all lines, oldest first.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &LogEntry> {
         self.0.iter()
     }

@@ -2,12 +2,12 @@
 
 use health_net::sysctl::Setting;
 
-/// Settings of the host's end, in the order in which to apply them. A kernel may lack some.
+/// Returns the settings of the host's end, in the order in which to apply them. Some may not exist in a kernel.
 pub(crate) fn outer_settings(device: &str, has_ipv4: bool, has_ipv6: bool) -> Vec<Setting> {
     let ipv4 = |name: &str, value| Setting::new(format!("ipv4/conf/{device}/{name}"), value);
     let ipv6 = |name: &str, value| Setting::new(format!("ipv6/conf/{device}/{name}"), value);
     let mut settings = vec![
-        // Replies to the node's own probes arrive here, and the programs know which packets belong to an endpoint.
+        // Replies to the node's own probes arrive here, and the programs verify which packets belong to an endpoint.
         ipv4("rp_filter", "0"),
         // The endpoint must not choose the path of its packets, whatever the host's defaults are.
         ipv4("accept_source_route", "0"),
@@ -17,7 +17,7 @@ pub(crate) fn outer_settings(device: &str, has_ipv4: bool, has_ipv6: bool) -> Ve
         ipv6("accept_redirects", "0"),
         ipv6("accept_ra", "0"),
         ipv6("seg6_enabled", "0"),
-        // No link-local address: it would first have to pass duplicate address detection.
+        // Create no link-local address, as it would first have to pass duplicate address detection.
         ipv6("addr_gen_mode", "1"),
     ];
     if has_ipv4 {

@@ -21,7 +21,7 @@ pub enum Change {
         /// The node's address.
         via: IpAddr,
     },
-    /// The route led via another node before.
+    /// The route was changed; it led via another node before.
     Replaced {
         /// The pod CIDR.
         cidr: IpNet,
@@ -45,10 +45,10 @@ impl fmt::Display for Change {
     }
 }
 
-/// Why a route could not be set.
+/// Reasons why a route could not be set.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerRouteError {
-    /// The node's address belongs to the other IP version.
+    /// The node's address is of the other IP version.
     #[error("no route to {cidr}: node address {via} has the other IP version")]
     OtherFamily {
         /// The pod CIDR.
@@ -66,7 +66,7 @@ pub enum PeerRouteError {
         /// The other node's address.
         via: IpAddr,
     },
-    /// The node is behind a router.
+    /// The node is behind a router, not on a network of this host.
     #[error(
         "no route to {cidr}: node {via} is not on a network of this host; configure the routers \
          in between with the pod CIDRs"
@@ -77,7 +77,7 @@ pub enum PeerRouteError {
         /// The node's address.
         via: IpAddr,
     },
-    /// Someone else's route leads elsewhere.
+    /// A foreign route for the pod CIDR leads elsewhere.
     #[error(
         "no route to {cidr} via {via}: a route exists that is not this agent's ({existing}); \
          delete it, or correct the node registry"
@@ -95,34 +95,34 @@ pub enum PeerRouteError {
     Kernel(#[from] KernelError),
 }
 
-/// Time until a node that was on no network of this host is retried. Each attempt costs time if there are very many
-/// such nodes, and hosts' addresses hardly ever change.
+/// Time until a node that was on no network of this host is retried. With very many such nodes the attempts take long,
+/// and hosts' addresses hardly ever change.
 const OFF_LINK_RETRY: Duration = Duration::from_secs(30);
 
-/// Result of [`PeerRoutes::sync`].
+/// The result of [`PeerRoutes::sync`].
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// What it changed.
+    /// The changed routes.
     pub changes: Vec<Change>,
-    /// What it could not change; everything else was changed.
+    /// The routes that could not be changed. All others were still handled.
     pub failed: Vec<PeerRouteError>,
 }
 
 /// Maintains the routes to peers' pod CIDRs.
 #[derive(Debug, Default)]
 pub struct PeerRoutes {
-    /// Routes whose node is behind a router, or whose device is away.
+    /// Routes whose node is behind a router or whose device is away.
     off_link: HashSet<(IpNet, IpAddr)>,
-    /// When to retry these.
+    /// When to retry the routes in `off_link`.
     retry_at: Option<Instant>,
-    /// Routes that this agent had: if they are off link now, their device is away.
+    /// Routes that this agent had set: if one is off link now, its device is away.
     had: HashSet<(IpNet, IpAddr)>,
 }
 
 impl PeerRoutes {
-    /// Makes the routes of our protocol that have a gateway exactly these, each a pod CIDR and its node's address. The
-    /// health endpoint's own routes have no gateway. A foreign route is neither replaced nor deleted; if it leads the
-    /// same way, it is sufficient.
+    /// Makes the routes of our protocol with a gateway exactly these, each given as a pod CIDR and its node's address.
+    /// The health endpoint's own routes have no gateway. Foreign routes are neither replaced nor deleted; one that
+    /// leads the same way is sufficient.
     pub async fn sync(
         &mut self,
         handle: &Handle,
@@ -137,7 +137,7 @@ impl PeerRoutes {
         let wanted = consistent(wanted, &mut outcome.failed);
         let existing = existing(handle).await?;
         self.had.retain(|(cidr, via)| wanted.get(cidr) == Some(via));
-        // Each time, one route whose device is away is tried: it shows when the device is back.
+        // Each time, try one of the routes whose device is away, to notice when the device is back.
         let mut is_away = false;
         for (&cidr, &via) in &wanted {
             let ours = existing.get(&cidr);
@@ -181,7 +181,7 @@ impl PeerRoutes {
     }
 }
 
-/// The routes that do not conflict with each other.
+/// Returns the routes that do not conflict with each other.
 fn consistent(
     wanted: &[(IpNet, IpAddr)],
     failed: &mut Vec<PeerRouteError>,

@@ -1,7 +1,7 @@
-//! Unreachable routes for the free addresses of this node's pod CIDRs. Without them, the host forwards packets for such
-//! an address to its router, which sends them back until their TTL expires.
+//! Unreachable routes for the free addresses of this node's pod CIDRs. Without these routes, the host forwards packets
+//! for such an address to its router, which sends them back until their TTL expires.
 //!
-//! Each endpoint has its own, longer route. A foreign route for the whole pod CIDR takes precedence.
+//! Each endpoint has a route of its own with a longer prefix. A foreign route for the whole pod CIDR takes precedence.
 
 use std::net::IpAddr;
 
@@ -10,12 +10,12 @@ use health_net::netlink::Handle;
 use health_net::route::{self, Route, RouteKind};
 use ipnet::IpNet;
 
-/// A route that was changed.
+/// A changed route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodRouteChange {
     /// The route was added.
     Added(IpNet),
-    /// The route was deleted: this node no longer has the pod CIDR, or a node has its address inside it.
+    /// The route was deleted: this node no longer has the pod CIDR, or the CIDR contains the address of a node.
     Deleted(IpNet),
 }
 
@@ -28,8 +28,8 @@ impl std::fmt::Display for PodRouteChange {
     }
 }
 
-/// Makes the unreachable routes of our protocol cover exactly these pod CIDRs, except those in which a node has an
-/// address: the route to that node may be shorter. Returns the changes.
+/// Makes the unreachable routes of our protocol cover exactly these pod CIDRs, except those that contain the address of
+/// a node: the route to that node may have a shorter prefix. Returns the changes.
 pub async fn sync(
     handle: &Handle,
     pod_cidrs: &[IpNet],
@@ -50,7 +50,7 @@ pub async fn sync(
     for cidr in missing {
         match route::add(handle, &Route::to_nobody(cidr)).await {
             Ok(()) => changes.push(PodRouteChange::Added(cidr)),
-            // A foreign route for it exists already.
+            // A foreign route for the pod CIDR exists already.
             Err(error) if error.os_code() == Some(libc::EEXIST) => {}
             Err(error) => return Err(error),
         }
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(kept, nets(&["10.1.0.0/24", "fd01::/64"]));
     }
 
-    /// The routes of a namespace, as shown by `ip`.
+    /// Returns the routes of a namespace as shown by `ip`.
     fn shown(family: &str) -> Vec<String> {
         let mut ip = std::process::Command::new("ip");
         let shown = ip.args([family, "route", "show", "type", "unreachable"]);

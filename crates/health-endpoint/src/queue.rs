@@ -1,27 +1,27 @@
-//! Which endpoints must be regenerated, and which are being regenerated: new endpoints first, then the oldest request;
-//! each endpoint only once at a time.
+//! The queue of endpoints to regenerate: new endpoints first, then the oldest request. An endpoint is regenerated only
+//! once at a time.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Requests to regenerate endpoints, by id.
 ///
-/// A request for an endpoint that already waits is merged. A request for an endpoint that is being regenerated is kept
-/// until that ends, and then waits behind the others.
+/// A request for an endpoint that is already waiting is merged. A request for an endpoint that is being regenerated is
+/// kept until that ends, and then waits behind the others.
 #[derive(Debug)]
 pub struct RegenerationQueue {
     limit: usize,
-    /// New endpoints, before all others.
+    /// New endpoints, which come before all others.
     first: VecDeque<u16>,
     waiting: VecDeque<u16>,
-    /// Why each of them waits.
+    /// Why each waiting endpoint was requested.
     reasons: HashMap<u16, String>,
-    /// Running regenerations, and why each was requested again.
+    /// Running regenerations; if requested again meanwhile, with the reason.
     running: BTreeMap<u16, Option<String>>,
 }
 
 impl RegenerationQueue {
-    /// Creates a queue with at most `limit` running regenerations, and at least one.
+    /// Creates a queue that allows `limit` concurrent regenerations, but at least one.
     pub fn new(limit: usize) -> Self {
         Self {
             limit: limit.max(1),
@@ -39,7 +39,7 @@ impl RegenerationQueue {
         }
     }
 
-    /// Requests an endpoint that a caller waits for: it comes before all endpoints from [`push`](Self::push).
+    /// Requests an endpoint for which a caller waits. It comes before all endpoints from [`push`](Self::push).
     pub(crate) fn push_first(&mut self, id: u16, reason: &str) {
         if self.note(id, reason) {
             self.first.push_back(id);
@@ -61,7 +61,7 @@ impl RegenerationQueue {
         }
     }
 
-    /// Starts the next one, if another may run: a new endpoint, or else the one that has waited longest.
+    /// Starts the next regeneration, if another may run: of a new endpoint, or else of the one that has waited longest.
     pub fn begin(&mut self) -> Option<(u16, String)> {
         if self.running.len() >= self.limit {
             return None;
@@ -73,14 +73,14 @@ impl RegenerationQueue {
         Some((id, reason))
     }
 
-    /// Notes that a regeneration has ended.
+    /// Records that a regeneration has ended.
     pub fn end(&mut self, id: u16) {
         if let Some(Some(reason)) = self.running.remove(&id) {
             self.push(id, &reason);
         }
     }
 
-    /// Drops the requests for an endpoint. A running regeneration must still [`end`](Self::end).
+    /// Drops the requests for an endpoint. A running regeneration still needs a call of [`end`](Self::end).
     pub fn forget(&mut self, id: u16) {
         if self.reasons.remove(&id).is_some() {
             self.first.retain(|waiting| *waiting != id);
@@ -96,12 +96,12 @@ impl RegenerationQueue {
         self.running.contains_key(&id)
     }
 
-    /// Whether an endpoint waits or is being regenerated.
+    /// Whether an endpoint is waiting or is being regenerated.
     pub(crate) fn is_asked_for(&self, id: u16) -> bool {
         self.reasons.contains_key(&id) || self.is_running(id)
     }
 
-    /// Number of waiting endpoints.
+    /// Returns the number of waiting endpoints.
     pub fn waiting(&self) -> usize {
         self.first.len() + self.waiting.len()
     }

@@ -10,14 +10,14 @@ use ipnet::IpNet;
 pub struct Stack {
     /// The endpoint's address.
     pub address: IpAddr,
-    /// Its gateway, which is not on any device.
+    /// The endpoint's gateway, which is not on any device.
     pub gateway: IpAddr,
     /// The node's address, which the host uses as the source of packets to the endpoint.
     pub node: Option<IpAddr>,
 }
 
 impl Stack {
-    /// The host's route to the endpoint, through device number `outer`.
+    /// Returns the host's route to the endpoint, through the device with ifindex `outer`.
     pub(crate) fn host_route(&self, outer: u32) -> Route {
         Route {
             device: Some(outer),
@@ -26,7 +26,7 @@ impl Stack {
         }
     }
 
-    /// The endpoint's routes: everything goes to the gateway, through device number `inner`.
+    /// Returns the endpoint's routes: all traffic goes to the gateway, through the device with ifindex `inner`.
     pub(crate) fn inner_routes(&self, inner: u32, mtu: u32) -> [Route; 2] {
         let gateway = Route {
             device: Some(inner),

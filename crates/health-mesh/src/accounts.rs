@@ -52,8 +52,8 @@ impl Accounts {
         }
     }
 
-    /// Makes exactly these addresses known to the BPF programs as peers, whether they are probed or not. If two paths
-    /// share an address, the first one counts.
+    /// Tells the BPF programs that exactly these addresses are peers, whether they are probed or not. If two paths
+    /// share an address, the first path wins.
     pub(super) fn set_peers(&mut self, peers: impl Iterator<Item = (IpAddr, Path)>) {
         let mut peers: Vec<_> = peers.collect();
         peers.sort_by_key(|(address, _)| *address);
@@ -118,8 +118,8 @@ impl Accounts {
         last_at_ns.is_some_and(|at| clock::now_ns().saturating_sub(at) <= nanos(time))
     }
 
-    /// Records the answer to an HTTP probe. Returns the round-trip time of its TCP handshake: as timed by the uplink's
-    /// programs, or else as seen by the agent.
+    /// Records the response to an HTTP probe. Returns the round-trip time of its TCP handshake, measured by the
+    /// uplink's programs if possible, otherwise by the agent.
     pub(super) fn connected(&self, target: TargetKey, hello: &Hello) -> (Duration, RttSource) {
         let at_socket = (hello.connect, RttSource::Socket);
         let Some(connection) = hello.connection else {
@@ -140,8 +140,8 @@ impl Accounts {
         }
     }
 
-    /// Records the answer to an ICMP probe. Returns the round-trip time as measured by the uplink's programs, or else
-    /// by the socket.
+    /// Records the reply to an ICMP probe. Returns the round-trip time, measured by the uplink's programs if possible,
+    /// otherwise by the socket.
     pub(super) fn answered(&self, probe: &Probe, at_socket: Duration) -> (Duration, RttSource) {
         let key = RttKey::from(probe.key);
         let answered = self.or_with_row(key, || {
@@ -178,7 +178,7 @@ impl Accounts {
         self.store.row(key.into()).ok().flatten()
     }
 
-    /// Counts a lost ICMP probe. Returns whether it is lost for the kernel too, which may have seen the reply.
+    /// Counts a lost ICMP probe. Returns whether the kernel counts the probe as lost too: it may have seen the reply.
     pub(super) fn lost(&self, probe: &Probe) -> bool {
         let key = RttKey::from(probe.key);
         let lost = self.or_with_row(key, || match self.store.lost(key, probe.number)? {
@@ -220,7 +220,7 @@ fn path_of(peers: &[(IpAddr, Path)], address: IpAddr) -> Option<Path> {
     place.ok().map(|place| peers[place].1)
 }
 
-/// Number of failures, and the last one.
+/// Returns the number of failures and the last failure.
 fn counted(failures: impl Iterator<Item = io::Error>) -> (usize, Option<io::Error>) {
     failures.fold((0, None), |(count, _), error| (count + 1, Some(error)))
 }
@@ -233,7 +233,7 @@ fn passive_key(target: TargetKey) -> RttKey {
     }
 }
 
-/// A duration in the unit of the rows.
+/// Converts a duration to the unit of the rows.
 pub(super) fn nanos(duration: Duration) -> u64 {
     duration.as_nanos().try_into().unwrap_or(u64::MAX)
 }

@@ -18,7 +18,8 @@ use super::target::TargetId;
 
 /// Maximum number of probes that confirm one change.
 const REPROBES: u32 = 4;
-/// Maximum time between two of them. Four of them outlast a short burst of losses, and the restart of an agent.
+/// Maximum time between two confirming probes. Four such gaps outlast a short burst of losses, and the restart of an
+/// agent.
 const REPROBE_GAP: Duration = Duration::from_millis(200);
 /// Pause between an unreachable target's first answer and the probe that confirms its recovery.
 const RECOVERY_PAUSE: Duration = Duration::from_millis(100);
@@ -39,7 +40,7 @@ pub(super) enum Judgement {
     Reachable,
     /// The target is unreachable.
     Unreachable,
-    /// The shown verdict stays: a change is being confirmed, or the result is outdated.
+    /// The reported verdict stays: a change is being confirmed, or the result is outdated.
     Unchanged,
 }
 
@@ -91,7 +92,7 @@ enum Phase {
     /// Nothing is pending.
     #[default]
     Steady,
-    /// A reachable target was sent a probe.
+    /// A probe to a reachable target has not been answered yet.
     Waiting {
         sent: Duration,
         /// Time since then within which a failure is confirmed.
@@ -113,7 +114,7 @@ struct Doubt {
     /// When the last of them was sent.
     last_reprobe: Duration,
     gap: Duration,
-    /// When it is decided if no answer arrives, provided a confirming probe was sent by then.
+    /// When the change is decided if no answer arrives, provided that a confirming probe was sent by then.
     ends: Duration,
     patience: Duration,
     /// Probes that were answered with an error.
@@ -139,7 +140,7 @@ impl Confirmation {
         self.deadlines.cancel(id);
     }
 
-    /// Records that a probe was sent, which waits for its answer until `expires`.
+    /// Records that a probe was sent that waits for an answer until `expires`.
     pub(super) fn sent(&mut self, id: TargetId, now: Duration, expires: Duration) {
         let Some(target) = self.targets.get_mut(id) else {
             return;
@@ -273,8 +274,8 @@ impl Confirmation {
                     doubt.failure = failure.clone();
                 }
                 doubt.errors += u32::from(error);
-                // No pending probe could still be answered. Errors of regular probes count too, but do not shorten the
-                // wait.
+                // Decides early only if no pending probe can still be answered. Errors of regular probes count too, but
+                // do not shorten the wait.
                 let last = doubt.reprobes == REPROBES && sent >= doubt.last_reprobe;
                 if !last || doubt.errors <= REPROBES {
                     return Judgement::Unchanged;
@@ -297,14 +298,14 @@ impl Confirmation {
         self.targets.get(id).map_or(0, |target| target.unanswered)
     }
 
-    /// When the first of them was sent.
+    /// When the first unanswered probe was sent.
     pub(super) fn unanswered_since(&self, id: TargetId) -> Duration {
         let since = self.targets.get(id).map(|target| target.unanswered_since);
         since.unwrap_or_default()
     }
 
-    /// Whether a failure of a target that was reachable is being confirmed by its first probe; if so, since when it has
-    /// not answered.
+    /// Returns since when a reachable target has not answered, if its failure is being confirmed and only the first
+    /// confirming probe was sent.
     pub(super) fn first_doubt(&self, id: TargetId) -> Option<Duration> {
         let target = self.targets.get(id)?;
         match &target.phase {
@@ -396,7 +397,7 @@ impl Confirmation {
         };
         let patience = target.patience(window);
         let first = now.max(since + patience);
-        // Counted from the first reprobe as if that was sent on time: the agent may have been delayed.
+        // Counts from the time of the first reprobe as if that probe were sent on time: the agent may be delayed.
         let ends = first + (window - patience);
         target.phase = Phase::Doubt(Box::new(Doubt {
             since,

@@ -14,8 +14,8 @@ use super::failure::{Failure, IcmpError};
 pub(super) async fn connect(peer: SocketAddr) -> Result<TcpStream, Failure> {
     let kind = Type::STREAM.nonblocking();
     let socket = Socket::new(Domain::for_address(peer), kind, Some(Protocol::TCP))?;
-    // Without it, the kernel holds back an error that arrives while it is still sending, until it sends again a second
-    // later.
+    // Without this option, the kernel holds back an error that arrives while it is still sending, until it retransmits
+    // a second later.
     match peer {
         SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true),
         SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true),

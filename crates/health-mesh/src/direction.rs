@@ -23,8 +23,7 @@ use super::target::TargetId;
 /// The windows in which losses are looked for, longest first.
 pub(super) const WINDOWS: [Duration; 2] = [Duration::from_secs(600), Duration::from_secs(60)];
 
-/// Maximum number of ways followed at a time. If more ways lose probes, the location of the other losses is not
-/// reported.
+/// Maximum number of ways followed at a time. If more ways lose probes, the remaining losses are not located.
 const MOST_TRACKS: usize = 2048;
 /// Maximum number of exchanges kept per way, about 72 bytes each.
 const MOST_POINTS: usize = 20;
@@ -42,7 +41,7 @@ pub(super) struct OwnCounts {
     pub(super) in_flight: u32,
     /// Replies that came back to the uplink: in time, late or duplicate.
     pub(super) returned: u32,
-    /// Replies among these for which no probe waited: late or duplicate.
+    /// Those replies for which no probe was waiting: late or duplicate.
     pub(super) surplus: u32,
 }
 
@@ -202,7 +201,7 @@ impl Track {
             unseen: self.unseen,
         };
         if let Some(last) = self.points.back() {
-            // For two concurrent exchanges it is unknown whose counts are older.
+            // Of two concurrent exchanges, it is unknown whose counts are older.
             if asked < last.answered {
                 return;
             }
@@ -287,7 +286,7 @@ impl Point {
         })
     }
 
-    /// Number of probes that may lie on either side of the exchange.
+    /// Returns the number of probes that may belong to either side of the exchange.
     fn unsure(&self) -> u32 {
         self.sent.1.wrapping_sub(self.sent.0)
     }

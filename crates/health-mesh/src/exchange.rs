@@ -1,7 +1,7 @@
-//! What two agents tell each other in the headers of `GET /hello` about the requester's echo probes: who is asking, and
-//! how many of its probes arrived.
+//! Headers of `GET /hello` in which two agents exchange facts about the requester's echo probes: who is asking, and how
+//! many of its probes arrived.
 //!
-//! Both are numbers in a fixed format. Anything else is ignored.
+//! Both headers hold numbers in a fixed format. Anything else is ignored.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

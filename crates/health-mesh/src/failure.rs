@@ -68,8 +68,8 @@ impl Failure {
 }
 
 impl Failure {
-    /// Whether this is still more informative when `next` follows. Hosts and routers rate-limit ICMP errors so strictly
-    /// that there is silence between two of them.
+    /// Whether this failure remains more informative than the later failure `next`. Hosts and routers rate-limit ICMP
+    /// errors so strictly that probes between two errors get no reply at all.
     pub(super) fn outlives(&self, next: &Self) -> bool {
         let rationed = matches!(
             self,

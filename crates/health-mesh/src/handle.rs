@@ -88,7 +88,7 @@ pub struct MeshOptions {
     pub session: u32,
     /// Keys of the mesh. The key of the tags that mark ICMP probes is the same as in `HEALTH_CONFIG`.
     pub keys: MeshKeys,
-    /// Whether peers are asked when ICMP probes arrived.
+    /// Whether peers are asked for the arrival times of ICMP probes.
     pub one_way: bool,
     /// Why no health endpoint is probed; this node then has none either. `None`: they are probed.
     pub hosts_only: Option<String>,
@@ -256,7 +256,7 @@ impl MeshHandle {
         self.shared.results().report(self.shared.now())
     }
 
-    /// Writes the report as JSON, a few nodes at a time: this neither needs the memory of a whole report nor delays the
+    /// Writes the report as JSON, a few nodes at a time. Neither holds the whole report in memory nor delays the
     /// prober, however slow the reader is.
     pub fn write_report(&self, out: &mut dyn io::Write) -> io::Result<()> {
         let nodes = NodeStream(&self.shared);
@@ -264,7 +264,8 @@ impl MeshHandle {
         // JSON is written in many small pieces.
         let mut out = io::BufWriter::new(out);
         serde_json::to_writer(&mut out, &report)?;
-        // No flush: it would make the reader wait for a piece that is no larger than this.
+        // Writes the rest of the buffer without flushing `out`, which would make the reader wait for this last small
+        // piece.
         out.into_inner().map_err(io::IntoInnerError::into_error)?;
         Ok(())
     }
@@ -321,15 +322,15 @@ impl MeshHandle {
         }
     }
 
-    /// Probes all targets and reports once all results are in, or when the last probe has timed out, with what is known
-    /// then. Requests that arrive meanwhile share the same probes.
+    /// Probes all targets. Returns the report once all results are in, or what is known when the last probe has timed
+    /// out. Requests that arrive meanwhile share the same probes.
     pub async fn probe_now(&self) -> HealthStatus {
         let mut events = self.sweep().await;
         while events.recv().await.is_some() {}
         self.report()
     }
 
-    /// The same, but sends results as they arrive. The last event is [`ProbeEvent::Done`].
+    /// Like [`Self::probe_now`], but sends results as they arrive. The last event is [`ProbeEvent::Done`].
     pub fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
         let (sender, receiver) = mpsc::channel(EVENTS);
         let mesh = self.clone();
@@ -357,7 +358,7 @@ impl MeshHandle {
         receiver
     }
 
-    /// Changes when targets are probed and how results are rated, from now on. Results are kept.
+    /// Changes when targets are probed and how results are rated. Existing results are kept.
     pub async fn tune(&self, tuning: Tuning) {
         // An engine that has stopped probes nothing.
         let _ = self.commands.send(Command::Tune(Box::new(tuning))).await;
@@ -368,7 +369,7 @@ impl MeshHandle {
         self.shared.results().path_mtus(node)
     }
 
-    /// Measures them again. Returns when that is done, or after 25 s with what is known then.
+    /// Measures path MTUs again. Returns when all are measured, or after 25 s with the results known by then.
     pub async fn probe_path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
         let (done, wait) = oneshot::channel();
         let command = Command::ProbePathMtu {

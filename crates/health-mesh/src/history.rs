@@ -261,8 +261,8 @@ impl History {
         }
     }
 
-    /// When the round trips rose above `level`: the time of the first probe after which no two successive answers took
-    /// less. `None` if the newest ones do.
+    /// Returns when the round trips rose above `level`: the time of the first probe after which no two successive
+    /// answers took less. `None` if the newest answers took less.
     pub(super) fn risen_since(&self, level: Duration) -> Option<Duration> {
         let mut since = None;
         let mut below = 0;
@@ -303,8 +303,8 @@ impl History {
             .partition_point(|&result| now - self.sent(result) >= length)
     }
 
-    /// Drops what becomes useless once `newest` is the time of the newest result: everything before the longest window,
-    /// except for the last such result, which proves that the window is covered.
+    /// Drops results that become useless once `newest` is the time of the newest result: all before the longest window,
+    /// except the last of them, which proves that the window is covered.
     fn forget(&mut self, newest: u32) {
         let age = |index: usize| Some(newest - self.sent(*self.results.get(index)?));
         let mut gone = 0;

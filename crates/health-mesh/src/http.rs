@@ -24,7 +24,7 @@ use super::proof::{
 const HEAD_LEN: usize = 2048;
 /// `/hello` responses take about 350 bytes, requests about 330.
 const USUAL_HEAD_LEN: usize = 512;
-/// Maximum number of headers in it.
+/// Maximum number of headers in a response.
 const HEADERS: usize = 32;
 
 /// The node that requests `/hello`.
@@ -103,7 +103,7 @@ async fn exchange(
     peer: SocketAddr,
 ) -> Result<(HelloHeaders, KeyAge), Failure> {
     let nonce = rand::random();
-    // On the heap, and only once connected: very many probes wait for a connection at a time.
+    // Allocated on the heap, and only once connected: very many probes wait for a connection at the same time.
     let mut head = request(asker, asked, peer, nonce);
     stream.write_all(&head).await?;
     head.clear();

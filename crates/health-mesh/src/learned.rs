@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 /// Name of the file in the state folder.
 pub const FILE: &str = "learned.json";
 
-/// Changes within this time are written together: on a first start, all peers report theirs within seconds.
+/// Changes within this time are written together: on a first start, all peers report their endpoints within seconds.
 const WRITE_DELAY: Duration = Duration::from_millis(500);
 
 type Addresses = BTreeMap<String, Vec<IpAddr>>;
@@ -30,8 +30,8 @@ pub(super) struct LearnedAddresses {
 }
 
 impl LearnedAddresses {
-    /// Loads what an earlier agent saved in `state_dir`, and starts to save changes. If that cannot be read, the peers
-    /// will report it again.
+    /// Loads the addresses that an earlier agent saved in `state_dir`, and starts to save changes. If the file cannot
+    /// be read, the peers will report their addresses again.
     pub(super) fn load(state_dir: &Path) -> Self {
         let path = state_dir.join(FILE);
         let addresses = match read(&path) {
@@ -48,16 +48,16 @@ impl LearnedAddresses {
         }
     }
 
-    /// What a node reported about its health endpoint, if that still fits the node's current pod CIDRs: its addresses,
-    /// or an empty list if it has no endpoint. `None` if nothing is known.
+    /// Returns the endpoint addresses that a node reported, if they still fit the node's current pod CIDRs; an empty
+    /// list if it has no endpoint. `None` if nothing is known.
     pub(super) fn get(&self, node: &Node) -> Option<Vec<IpAddr>> {
         let known = self.known.borrow();
         let known = known.get(&node.full_name())?;
         fits(node, known).then(|| known.clone())
     }
 
-    /// Records what a node reports about itself. Returns whether it is news; addresses outside its pod CIDRs are
-    /// rejected.
+    /// Records what a node reports about its own endpoint. Returns whether the report differs from what was known;
+    /// addresses outside the node's pod CIDRs are rejected.
     pub(super) fn learn(&mut self, node: &Node, reported: &[IpAddr]) -> bool {
         let name = node.full_name();
         if self
@@ -119,7 +119,7 @@ async fn keep(path: PathBuf, mut changes: watch::Receiver<Arc<Addresses>>) {
         let _ = tokio::time::timeout(WRITE_DELAY, sender_gone).await;
         let addresses = changes.borrow_and_update().clone();
         let to = path.clone();
-        match tokio::task::spawn_blocking(move || write(&to, &addresses)).await {
+        match tokio::task::spawn_blocking(move || durable::write(&to, &*addresses)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(path = %path.display(), %error, "cannot save learned addresses");
@@ -135,13 +135,6 @@ fn read(path: &Path) -> io::Result<Addresses> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Addresses::new()),
         Err(error) => Err(error),
     }
-}
-
-/// Replaces the file atomically: a reader sees either the old or the new version, complete.
-fn write(path: &Path, addresses: &Addresses) -> io::Result<()> {
-    let mut text = serde_json::to_vec(addresses)?;
-    text.push(b'\n');
-    durable::write(path, &text)
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ pub enum MeshKeyError {
         /// Bytes in it.
         len: u64,
     },
-    /// Three keys.
+    /// Both a previous and a next key.
     #[error(
         "--mesh-key-file: both {previous} and {next} exist, but only two keys can be in force; remove one of them"
     )]
@@ -130,7 +130,7 @@ pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, MeshKeyError> {
         name.push(suffix);
         (age, PathBuf::from(name))
     });
-    // If its existence cannot be determined, reading it reports the error.
+    // If this cannot tell whether the file exists, reading it reports the error.
     let is_there = |(_, path): &&(KeyAge, PathBuf)| !matches!(path.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound);
     let other = match beside.iter().filter(is_there).collect::<Vec<_>>()[..] {
         [] => None,

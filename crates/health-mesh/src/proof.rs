@@ -33,9 +33,9 @@ pub enum KeyAge {
     /// The key that it signs its requests with.
     #[default]
     Current,
-    /// The key that it signed with before.
+    /// The key that it signed its requests with before.
     Previous,
-    /// The key that it will sign with.
+    /// The key that it will sign its requests with.
     Next,
 }
 
@@ -316,7 +316,8 @@ fn push(out: &mut Vec<u8>, parts: &[&[u8]]) {
     }
 }
 
-/// Called twice per probe: the standard library's formatting takes several times as long.
+/// Appends a number in hexadecimal. Called twice per probe: the standard library's formatting takes several times as
+/// long.
 fn push_hex(out: &mut Vec<u8>, number: u128) {
     let digits = number.to_be_bytes().map(|byte| {
         let digit = |half: u8| b"0123456789abcdef"[usize::from(half)];

@@ -33,7 +33,7 @@ impl Relief {
         true
     }
 
-    /// A probe is sent, or the target is gone.
+    /// Resets a target's count: a probe is sent, or the target is gone.
     pub(super) fn forget(&mut self, id: TargetId) {
         self.left_out.remove(id);
     }

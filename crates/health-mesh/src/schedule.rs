@@ -144,7 +144,7 @@ impl Schedule {
         }
     }
 
-    /// Forgets that a target has this interval.
+    /// Decrements the number of targets with this interval.
     fn uncount(&mut self, interval: Duration) {
         if let Some(count) = self.intervals.get_mut(&interval) {
             *count -= 1;
@@ -206,7 +206,7 @@ impl Schedule {
         Some(due)
     }
 
-    /// The target answers: it is now due only at its regular times.
+    /// Records that the target answers: from now on, it is due only at its regular times.
     pub(super) fn settle(&mut self, id: TargetId, now: Duration) {
         let Some(times) = self.targets.get_mut(id) else {
             return;
@@ -219,7 +219,7 @@ impl Schedule {
         }
     }
 
-    /// The target has stopped answering: it is due soon, then with growing waits.
+    /// Records that the target has stopped answering: it is due soon, then after growing waits.
     pub(super) fn retry(&mut self, id: TargetId, now: Duration) {
         if let Some(times) = self.targets.get_mut(id) {
             times.retry = Some(FIRST_RETRY);

@@ -36,11 +36,11 @@ struct Attempts {
     all: u64,
     /// Attempts for which no packet left the host.
     unsent: u64,
-    /// Why the last one of them was not sent.
+    /// Why the last unsent probe was not sent.
     reason: Option<Failure>,
     /// Attempts that failed because this host lacked resources.
     lacked_resources: u64,
-    /// What the last one of those lacked.
+    /// What the last of these attempts lacked.
     lack: Option<Failure>,
 }
 

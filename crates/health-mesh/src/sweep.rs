@@ -99,7 +99,7 @@ impl Sweep {
         }
     }
 
-    /// A target was removed.
+    /// Stops waiting for a removed target.
     pub(super) fn remove(&mut self, id: TargetId) {
         self.end_wait(id);
     }

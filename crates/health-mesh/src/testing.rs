@@ -102,7 +102,7 @@ impl Namespace {
     }
 }
 
-/// No programs count arrivals.
+/// A store for tests in which no programs count arrivals.
 pub(super) struct NoArrivals;
 
 impl ArrivalStore for NoArrivals {

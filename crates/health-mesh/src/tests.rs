@@ -170,7 +170,7 @@ fn http_text<'a>(report: &'a HealthStatus, address: &str) -> &'a str {
     &path(report, address).http.as_ref().unwrap().status
 }
 
-/// With the key from [`options`].
+/// The node's identity, with the key from [`options`].
 fn identity(node: &str) -> Identity {
     Identity {
         node: format!("default/{node}"),

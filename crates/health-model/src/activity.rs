@@ -1,5 +1,5 @@
-//! How a part of the agent reports on its own work: the outcome of its last turn, and when that was. The part holds the
-//! [`Reporter`]; its observers hold the [`Activity`].
+//! How a part of the agent reports on its own work: the outcome of its last turn and the time of that turn. The part
+//! holds the [`Reporter`]; its observers hold the [`Activity`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ impl Reporter {
         self.due_within(Duration::ZERO);
     }
 
-    /// The next turn starts within `pause`. The previous result stands.
+    /// Announces that the next turn starts within `pause`. The previous result stands.
     pub fn due_within(&self, pause: Duration) {
         let mut turns = self.0.turns();
         turns.heard = Instant::now();

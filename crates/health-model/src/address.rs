@@ -1,11 +1,11 @@
-//! Parsing of addresses and networks. All parts of the agent use these functions, so a text means the same thing
+//! Parsing of addresses and networks. All parts of the agent use these functions, so a string means the same thing
 //! everywhere: in settings, manifests, registries, policies, API requests and command arguments.
 //!
-//! | text | means | as |
+//! | string | means | as |
 //! | --- | --- | --- |
 //! | `::ffff:192.0.2.1` | 192.0.2.1 | RFC 4291, 2.5.5.2: an IPv4 address in IPv6 form |
 //! | `::ffff:203.0.113.0/120` | 203.0.113.0/24 | the same for networks |
-//! | `010.244.1.5`, `10.0.0.0/08` | 10.244.1.5, 10.0.0.0/8 | the API server of Kubernetes (`ParseIPSloppy`, `ParseCIDRSloppy`): decimal |
+//! | `010.244.1.5`, `10.0.0.0/08` | 10.244.1.5, 10.0.0.0/8 | decimal: Kubernetes' `ParseIPSloppy`, `ParseCIDRSloppy` |
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -16,7 +16,7 @@ const MAPPED_BITS: u8 = 96;
 /// Maximum digits in an IPv6 address group, not counting extra leading zeros.
 const GROUP_DIGITS: usize = 4;
 
-/// Why a text is not an address or network.
+/// Why a string is not an address or network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// Not an address.

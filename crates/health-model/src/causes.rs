@@ -1,9 +1,9 @@
-//! An error and its causes as one text.
+//! An error and its causes as one string.
 
 use std::error::Error;
 use std::iter::successors;
 
-/// The error and its causes, without the ones that an error's text already quotes.
+/// Joins the error and its causes, leaving out causes that the text before them already quotes.
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     successors(Some(error), |&error| error.source()).fold(String::new(), |text, cause| {
         let cause = cause.to_string();

@@ -7,12 +7,12 @@ use serde::de::{self, Deserialize, DeserializeSeed, MapAccess, SeqAccess, Visito
 use serde_json::{Map, Value};
 use serde_saphyr::{MessageFormatter as _, UserMessageFormatter};
 
-/// Maximum size of a text, bytes.
+/// Maximum size of the input, bytes.
 const TEXT_MAX: usize = 10 << 20;
 /// Maximum number of values in a document, aliases expanded. Bounds the memory: a few hundred bytes per value.
 const VALUES_MAX: usize = 500_000;
 
-/// Why a text cannot be parsed.
+/// Why an input cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// Too large.
@@ -28,7 +28,7 @@ pub enum DocumentError {
     Malformed(String),
 }
 
-/// Parses all documents in a text: one JSON document if it starts like JSON, else any number of YAML documents.
+/// Parses all documents in a string: one JSON document if it starts like JSON, else any number of YAML documents.
 pub fn parse(text: &str) -> Result<Vec<Value>, DocumentError> {
     if text.len() > TEXT_MAX {
         let bytes = text.len();
@@ -84,8 +84,8 @@ impl<'de> Deserialize<'de> for Tree {
     }
 }
 
-/// Deserializes a value and counts every value in it against the limit. Unlike `Value`'s own deserializer it rejects
-/// duplicate keys: of two rules, the first must not vanish silently.
+/// Deserializes a value and counts it and every value in it against the limit. Unlike `Value`'s own deserializer,
+/// rejects duplicate keys: of two rules with one key, the first must not vanish silently.
 #[derive(Clone, Copy)]
 struct Seed<'a>(&'a Cell<usize>);
 

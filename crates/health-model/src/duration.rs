@@ -40,7 +40,7 @@ pub fn go_duration(ns: i64) -> String {
     format!("{sign}{text}")
 }
 
-/// The same with three significant digits: stored round-trip times are not more precise.
+/// Like [`go_duration`], but with three significant digits: stored round-trip times are not more precise.
 pub fn short_duration(ns: u64) -> String {
     let unit = 10_u64.pow(ns.max(1).ilog10().saturating_sub(2));
     let rounded = (ns.saturating_add(unit / 2)) / unit * unit;
@@ -60,7 +60,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
         .ok_or(DurationError)
 }
 
-/// The text is not a duration.
+/// The string is not a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a duration; write it like 10s, 500ms or 1m30s")]
 pub struct DurationError;
@@ -71,12 +71,12 @@ pub mod nanoseconds {
 
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// Serializes it; a duration too long for 64 bits becomes the maximum.
+    /// Serializes a duration; one that is too long for 64 bits becomes the maximum.
     pub fn serialize<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u64(value.as_nanos().try_into().unwrap_or(u64::MAX))
     }
 
-    /// Deserializes it.
+    /// Deserializes a duration.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         u64::deserialize(from).map(Duration::from_nanos)
     }
@@ -91,12 +91,12 @@ pub mod optional_nanoseconds {
     #[derive(serde::Deserialize, Serialize)]
     struct Whole(#[serde(with = "super::nanoseconds")] Duration);
 
-    /// Serializes it.
+    /// Serializes an optional duration.
     pub fn serialize<S: Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
         value.map(Whole).serialize(to)
     }
 
-    /// Deserializes it.
+    /// Deserializes an optional duration.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
         Ok(Option::<Whole>::deserialize(from)?.map(|whole| whole.0))
     }

@@ -14,11 +14,11 @@ use super::flow::{IpProtocol, Network};
 /// A type of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EventType {
-    /// Packets dropped, but for those of `nat`
+    /// Dropped packets, except those of `nat`
     Drop,
-    /// Conntrack entries made, and connections closed
+    /// New conntrack entries, and closed connections
     Ct,
-    /// Packets dropped since they could not be translated
+    /// Packets dropped because they could not be translated
     Nat,
 }
 
@@ -32,7 +32,7 @@ impl Display for EventType {
     }
 }
 
-/// The text is not an [`EventType`].
+/// The string is not an [`EventType`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected drop, ct or nat")]
 pub struct EventTypeError;
@@ -48,28 +48,38 @@ impl FromStr for EventType {
     }
 }
 
-/// Selects events. An event must match every field, and within a field any of its values. An empty field matches
-/// everything. In a query string, the values of a field are separated by commas.
+/// Selects events. An event must match every field; it matches a field if it matches any of its values, or if the field
+/// is empty. In a query string, the values of a field are separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct EventFilter {
-    /// Types.
+    /// Types: `drop`, `ct` or `nat`.
     #[serde(rename = "type", deserialize_with = "list")]
+    #[cfg_attr(feature = "openapi", schemars(with = "String", example = "drop,nat"))]
     pub types: Vec<EventType>,
-    /// Protocols.
+    /// Protocols: `tcp`, `udp`, `icmp`, `icmpv6`, `sctp` or numbers.
     #[serde(rename = "proto", deserialize_with = "list")]
+    #[cfg_attr(feature = "openapi", schemars(with = "String", example = &"tcp"))]
     pub protocols: Vec<IpProtocol>,
-    /// Source of the packet, or of the flow's first packet.
+    /// Sources of the packet, or of the flow's first packet: addresses or prefixes.
     #[serde(rename = "src", deserialize_with = "list")]
+    #[cfg_attr(
+        feature = "openapi",
+        schemars(with = "String", example = "10.244.0.0/16,fd00::7")
+    )]
     pub sources: Vec<Network>,
-    /// Destination.
+    /// Destinations.
     #[serde(rename = "dst", deserialize_with = "list")]
+    #[cfg_attr(feature = "openapi", schemars(with = "String"))]
     pub destinations: Vec<Network>,
     /// Ports or ICMP identifiers, on either side.
     #[serde(rename = "port", deserialize_with = "list")]
+    #[cfg_attr(feature = "openapi", schemars(with = "String", example = "53,443"))]
     pub ports: Vec<u16>,
     /// Ids of endpoints.
     #[serde(rename = "endpoint", deserialize_with = "list")]
+    #[cfg_attr(feature = "openapi", schemars(with = "String"))]
     pub endpoints: Vec<u16>,
 }
 
@@ -84,7 +94,7 @@ fn list<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(from: D) -> Result<
 }
 
 impl EventFilter {
-    /// Formats it as a query string, without the question mark.
+    /// Formats the filter as a query string, without the question mark.
     pub fn query(&self) -> String {
         fn field<T: Display>(name: &str, values: &[T]) -> Option<String> {
             let values: Vec<String> = values.iter().map(T::to_string).collect();
@@ -102,8 +112,9 @@ impl EventFilter {
     }
 }
 
-/// One line of the answer.
+/// One line of the answer, distinguished by `type`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum MonitorLine {
     /// A packet was dropped.
@@ -115,6 +126,7 @@ pub enum MonitorLine {
     /// Events were lost.
     Lost {
         /// How many.
+        #[cfg_attr(feature = "openapi", schemars(range(min = 1)))]
         events: u64,
         /// Where.
         cause: LossCause,
@@ -125,6 +137,7 @@ pub enum MonitorLine {
 
 /// Where events were lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum LossCause {
     /// The ring buffer was full because the agent did not read it in time. The lost events may not have matched this
@@ -136,6 +149,7 @@ pub enum LossCause {
 
 /// A dropped packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema), schemars(inline))]
 #[serde(rename_all = "kebab-case")]
 pub struct DropEvent {
     /// When.
@@ -157,6 +171,7 @@ pub struct DropEvent {
 
 /// Direction of a packet, seen from the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum PacketDirection {
     /// From the network or from an endpoint.
@@ -167,6 +182,7 @@ pub enum PacketDirection {
 
 /// A change to a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema), schemars(inline))]
 #[serde(rename_all = "kebab-case")]
 pub struct CtEvent {
     /// When.
@@ -186,6 +202,7 @@ pub struct CtEvent {
 
 /// What can happen to a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CtChange {
     /// Its conntrack entry was created.
@@ -198,6 +215,7 @@ pub enum CtChange {
 
 /// Which side opened a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum FlowDirection {
     /// This host.
@@ -208,6 +226,7 @@ pub enum FlowDirection {
 
 /// Where something happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct Place {
     /// Id of the endpoint involved; `null` for none.
@@ -220,9 +239,14 @@ pub struct Place {
 
 /// Protocol, addresses and ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(rename = "Tuple")
+)]
 #[serde(rename_all = "kebab-case")]
 pub struct TupleShown {
-    /// The protocol.
+    /// `TCP`, `UDP`, `ICMP`, `ICMPv6`, `SCTP` or a number.
     pub protocol: IpProtocol,
     /// Source address.
     pub source: IpAddr,

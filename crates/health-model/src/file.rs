@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Reads the text of a regular file of at most `longest` bytes. Does not block, as it otherwise would on a named pipe,
-/// and does not read without end, as it would from some devices.
+/// Reads the text of a regular file of at most `longest` bytes. Neither blocks on a named pipe nor reads endlessly from
+/// a device.
 pub fn read_regular(path: &Path, longest: u64) -> io::Result<String> {
     let file = File::options()
         .read(true)
@@ -24,8 +24,8 @@ pub fn read_regular(path: &Path, longest: u64) -> io::Result<String> {
     Ok(text)
 }
 
-/// Distinguishes successive contents of a path, following links. A file that is edited, replaced by a rename, or
-/// reached through another link differs in at least one field.
+/// Distinguishes successive contents of a path, following links. After an edit, a replacement by a rename or a change
+/// of the link, at least one field differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     device: u64,
@@ -38,7 +38,7 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// Whether this is the same file as another one, regardless of contents.
+    /// Whether both are the same file, regardless of contents.
     pub(crate) fn is_same_file(&self, other: &Self) -> bool {
         (self.device, self.inode, self.created) == (other.device, other.inode, other.created)
     }

@@ -12,6 +12,11 @@ use crate::address::parse_network_or_ip;
 
 /// An IP protocol number, shown by name (IANA protocol numbers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(with = "String", inline)
+)]
 pub struct IpProtocol(pub u8);
 
 impl IpProtocol {
@@ -31,7 +36,7 @@ impl IpProtocol {
     }
 }
 
-/// The text is not an [`IpProtocol`].
+/// The string is not an [`IpProtocol`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255")]
 pub struct IpProtocolError;
@@ -73,7 +78,7 @@ impl<'de> Deserialize<'de> for IpProtocol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network(pub IpNet);
 
-/// The text is not a [`Network`].
+/// The string is not a [`Network`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected an address, or a prefix such as 10.0.0.0/8")]
 pub struct NetworkError;

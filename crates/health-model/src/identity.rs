@@ -76,7 +76,7 @@ impl Identity {
         matches!(self.0, numbers::CLUSTER_FIRST..=numbers::CLUSTER_LAST)
     }
 
-    /// Whether an endpoint may have it.
+    /// Whether an endpoint may have this identity.
     pub const fn is_of_endpoints(self) -> bool {
         self.is_of_cluster()
             || matches!(
@@ -85,7 +85,7 @@ impl Identity {
             )
     }
 
-    /// Whether it is local to this node: one for a CIDR.
+    /// Whether it is local to this node, as identities of CIDRs are.
     pub const fn is_local(self) -> bool {
         self.0 & numbers::LOCAL != 0
     }

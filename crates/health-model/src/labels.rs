@@ -12,12 +12,12 @@ pub const CIDR: &str = "cidr";
 /// Source of labels without an explicit source.
 pub const UNSPEC: &str = "unspec";
 
-/// Maximum length of a label's text, bytes.
+/// Maximum length of a label as a string, bytes.
 pub const LABEL_MAX: usize = 1024;
 /// Maximum number of labels of one endpoint.
 pub const LABELS_MAX: usize = 256;
 
-/// Why a text is not a label, or labels do not form a set.
+/// Why a string is not a label, or labels do not form a set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
     /// No key.
@@ -54,7 +54,7 @@ pub enum LabelError {
     TooMany(usize),
 }
 
-/// One label, `SOURCE:KEY[=VALUE]` in text.
+/// One label, as a string `SOURCE:KEY[=VALUE]`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Label {
@@ -132,7 +132,8 @@ impl fmt::Display for Label {
 impl FromStr for Label {
     type Err = LabelError;
 
-    /// The first `=` starts the value; a `:` before it ends the source. Without a source it is [`UNSPEC`].
+    /// Parses a label. The first `=` starts the value; a `:` before it ends the source. Without a source it is
+    /// [`UNSPEC`].
     fn from_str(text: &str) -> Result<Self, LabelError> {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
         let (source, key) = name.split_once(':').unwrap_or((UNSPEC, name));

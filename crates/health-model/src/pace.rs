@@ -23,7 +23,7 @@ impl Budget {
         Self::with_advance(rate, ADVANCE)
     }
 
-    /// The same, but probes that fall due within `advance` may go out together.
+    /// Like [`Self::new`], but probes that fall due within `advance` may go out together.
     pub fn with_advance(rate: u32, advance: Duration) -> Self {
         let period = Duration::from_secs(1) / rate.max(1);
         Self {
@@ -64,7 +64,7 @@ pub fn phase(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// The first time not before `earliest` that has this phase within the interval.
+/// The first time at or after `earliest` that has this phase within the interval.
 pub fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration {
     let phase = fraction(interval, phase);
     let interval = interval.as_nanos().max(1);

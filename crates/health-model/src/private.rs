@@ -22,12 +22,12 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// Why a lock could not be acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process held it all the time.
+    /// Another process held the lock all the time.
     #[error("cannot lock {} within {patience:?}: {holder} holds it", path.display())]
     Held {
         /// The locked file.
         path: PathBuf,
-        /// How long the lock was tried.
+        /// How long this process tried to lock it.
         patience: Duration,
         /// The holder, in words.
         holder: String,
@@ -82,7 +82,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Locks a file for as long as the returned handle lives. Tries for `patience` and blocks the calling thread meanwhile.
+/// Locks a file until the returned handle is dropped. Blocks the calling thread for at most `patience`.
 pub fn lock(path: &Path, patience: Duration) -> Result<File, LockError> {
     let failed = |source| LockError::Io {
         path: path.to_owned(),
@@ -138,13 +138,13 @@ pub fn holder_in_words(file: &File) -> String {
     }
 }
 
-/// Whether this user ID is root or that of this process.
+/// Whether this user ID is root's or this process's.
 fn is_own(user: u32) -> bool {
     let own = fs::metadata("/proc/self").map(|metadata| metadata.uid());
     user == 0 || own.is_ok_and(|own| own == user)
 }
 
-/// Removes the permissions of group and others from a file or folder, if it belongs to this process's user or root.
+/// Removes the permissions of group and others from a file or folder that belongs to root or to this process's user.
 /// Does nothing if the path does not exist or is a symbolic link. Returns whether anything changed.
 pub fn tighten(path: &Path) -> io::Result<bool> {
     let metadata = match fs::symlink_metadata(path) {

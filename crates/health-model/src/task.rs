@@ -2,12 +2,12 @@
 
 use tokio::task::JoinHandle;
 
-/// A task. Dropping this aborts it.
+/// A task that is aborted when this is dropped.
 #[derive(Debug)]
 pub struct AbortOnDrop(JoinHandle<()>);
 
 impl AbortOnDrop {
-    /// Must be called in a tokio runtime.
+    /// Spawns the task. Must be called in a tokio runtime.
     pub fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Self {
         Self(tokio::spawn(future))
     }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// Whether an address is only meaningful on one link (RFC 3927, RFC 4291 section 2.5.6).
+/// Whether an address is valid on one link only (RFC 3927, RFC 4291 section 2.5.6).
 pub const fn is_link_local(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local(),

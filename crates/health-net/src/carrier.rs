@@ -3,7 +3,7 @@
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-/// The `devices` that are down, have no carrier or do not exist. Empty if this cannot be read.
+/// Returns the `devices` that are down, have no carrier or do not exist; empty if their state cannot be read.
 pub fn without(devices: &[String]) -> Vec<&str> {
     let Ok(interfaces) = getifaddrs() else {
         return Vec::new();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// namespace has another inode.
 const ROOT_INODE: u64 = 1;
 
-/// Where the root cgroup is mounted, in this process's mount namespace; `None` if it is not mounted.
+/// Returns the mount point of the root cgroup in this process's mount namespace; `None` if it is not mounted.
 pub fn root() -> io::Result<Option<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let is_root = |path: &&Path| fs::metadata(path).is_ok_and(|found| found.ino() == ROOT_INODE);

@@ -10,8 +10,8 @@ use tokio::io::unix::AsyncFd;
 
 use super::{KernelError, rawsock};
 
-/// Devices, and the addresses and routes of both families (`RTMGRP_*` of rtnetlink(7)). Neighbour entries are left out:
-/// they change all the time.
+/// Devices, and the addresses and routes of both families (`RTMGRP_*` of rtnetlink(7)). Neighbour entries are left out,
+/// because they change all the time.
 const GROUPS: libc::c_int = libc::RTMGRP_LINK
     | libc::RTMGRP_IPV4_IFADDR
     | libc::RTMGRP_IPV6_IFADDR
@@ -39,7 +39,7 @@ impl Changes {
             .map_err(|source| KernelError::new("subscribe to", "device changes", source))
     }
 
-    /// Waits until something has changed. Fails only if no more changes can be received.
+    /// Waits for a change. Fails only if no more changes can be received.
     pub async fn next(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.0.readable().await?;
@@ -51,9 +51,9 @@ impl Changes {
     }
 }
 
-/// Discards pending messages and returns their number. Messages lost for lack of buffer space count as a change too.
+/// Discards pending messages and returns their number. Messages lost for lack of buffer space also count as a change.
 fn drain(socket: &Socket) -> usize {
-    // The contents do not matter, and the kernel drops what does not fit.
+    // The contents do not matter, and the kernel truncates messages to the buffer.
     let mut room = [const { std::mem::MaybeUninit::uninit() }; 16];
     for taken in 0..BATCH {
         match socket.recv(&mut room) {

@@ -1,4 +1,4 @@
-//! The kernel's clocks: the one that programs and this agent use for timestamps, and how accurate the time of day is.
+//! The kernel's clocks: the clock that programs and this agent use for timestamps, and the accuracy of the time of day.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the programs' timestamps.
 pub fn now_ns() -> u64 {
-    // The kernel offers this clock to every process; a process to which seccomp denies it sees old times.
+    // The kernel offers this clock to every process. If seccomp denies it, the times are 0, which is long ago.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     now.as_nanos().try_into().unwrap_or(u64::MAX)
 }
@@ -20,22 +20,23 @@ pub fn boot_id() -> io::Result<String> {
     Ok(id.trim_end().to_owned())
 }
 
-/// When the machine was started, by the current time of day: time since 1970.
+/// Returns when the machine was started, as the time since 1970 according to the current time of day.
 pub fn boot_time() -> io::Result<Duration> {
     let [now, up] = [ClockId::CLOCK_REALTIME, ClockId::CLOCK_BOOTTIME].map(clock_gettime);
     Ok(Duration::from(now?).saturating_sub(up?.into()))
 }
 
-/// Seconds of `CLOCK_MONOTONIC`, as of the kernel's last tick: times that programs read afterwards are never earlier.
+/// Returns seconds of `CLOCK_MONOTONIC`, as of the kernel's last tick: times that programs read afterwards are never
+/// earlier.
 pub fn coarse_now_secs() -> u32 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Duration::ZERO, Duration::from);
     now.as_secs().try_into().unwrap_or(u32::MAX)
 }
 
-/// Duration of a kernel tick (`jiffies`), nanoseconds: the resolution of clocks that only advance with ticks
-/// (kernel/time/posix-timers.c, `posix_get_coarse_res`).
+/// Returns the duration of a kernel tick (`jiffies`), nanoseconds: the resolution of clocks that only advance with
+/// ticks (kernel/time/posix-timers.c, `posix_get_coarse_res`).
 pub fn tick_ns() -> u64 {
-    // The longest that exists; as with `now_ns`, the kernel offers it to every process.
+    // The longest tick (HZ = 100). As with `now_ns`, the kernel offers this clock to every process.
     const LONGEST: Duration = Duration::from_millis(10);
     let tick = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(LONGEST, Duration::from);
     tick.as_nanos().try_into().unwrap_or(u64::MAX)
@@ -45,13 +46,13 @@ pub fn tick_ns() -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ClockState {
-    /// Whether something keeps it synchronised (`STA_UNSYNC` is not set).
+    /// Whether the clock is kept synchronised (`STA_UNSYNC` is not set).
     pub synchronised: bool,
     /// Maximum error, microseconds.
     pub max_error_us: u64,
     /// Estimated error, microseconds.
     pub estimated_error_us: u64,
-    /// How many seconds `CLOCK_TAI` is ahead of UTC; 0 if the kernel was not given the leap seconds.
+    /// How many seconds `CLOCK_TAI` is ahead of UTC; 0 if the kernel does not know the leap seconds.
     pub tai_offset_s: i32,
 }
 
@@ -64,7 +65,7 @@ impl ClockState {
 
 /// Reads the clock's state from the kernel; changes nothing and needs no privilege.
 pub fn state() -> io::Result<ClockState> {
-    // SAFETY: all zero is a valid `timex`, and with no mode set the kernel only fills it in.
+    // SAFETY: all zero is a valid `timex`, and without a mode the kernel only fills it in.
     let timex = unsafe {
         let mut timex: libc::timex = std::mem::zeroed();
         if libc::adjtimex(&raw mut timex) < 0 {
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn the_kernel_reports_the_state_of_its_clock() {
         let state = state().unwrap();
-        // Leap seconds: either none, or all since 1972.
+        // Leap seconds: either none, or all of them since 1972.
         assert!(
             state.tai_offset_s == 0 || state.tai_offset_s >= 37,
             "{state:?}"

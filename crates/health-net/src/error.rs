@@ -4,7 +4,7 @@ use std::io;
 
 use super::netlink::os_error;
 
-/// The kernel refused: the attempt, its object, and the kernel's answer.
+/// The kernel rejected a request: the attempt, its object, and the kernel's error.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {attempt} {on}: {source}")]
 pub struct KernelError {

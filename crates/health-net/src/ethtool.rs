@@ -1,5 +1,4 @@
-//! Devices' drivers, and what devices do in place of the host's stack, read and set as by `ethtool` (linux/ethtool.h).
-//! Works in the network namespace of the calling thread.
+//! Devices' drivers, read like `ethtool` (linux/ethtool.h). Works in the network namespace of the calling thread.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,16 +8,6 @@ use std::os::fd::AsRawFd as _;
 /// `ETHTOOL_GDRVINFO`.
 const GET_DRIVER_INFO: u32 = 3;
 
-/// A task that either the device or the stack does, by the command that sets it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Offload {
-    /// Checksums of sent packets (`ETHTOOL_STXCSUM`). Without it, the device does not segment either.
-    TxChecksums = 0x17,
-    /// Merging of received segments (`ETHTOOL_SGRO`).
-    Gro = 0x2c,
-}
-
 /// The start of `struct ethtool_drvinfo`, and its length.
 #[repr(C)]
 struct DriverInfo {
@@ -27,47 +16,16 @@ struct DriverInfo {
     rest: [u8; 160],
 }
 
-/// `struct ethtool_value`.
-#[repr(C)]
-struct Value {
-    command: u32,
-    data: u32,
-}
+const _: () = assert!(size_of::<DriverInfo>() == 196);
 
-const _: () = assert!(size_of::<DriverInfo>() == 196 && size_of::<Value>() == 8);
-
-/// The name of a device's driver: `veth`, `ixgbe`.
+/// Returns the name of a device's driver: `veth`, `ixgbe`.
 pub fn driver(device: &str) -> io::Result<String> {
     let mut info = DriverInfo {
         command: GET_DRIVER_INFO,
         driver: [0; 32],
         rest: [0; 160],
     };
-    // SAFETY: the structure of this command.
-    unsafe { ask(device, &mut info) }?;
-    info.driver[31] = 0;
-    // SAFETY: it ends within its array.
-    let driver = unsafe { CStr::from_ptr(info.driver.as_ptr()) };
-    Ok(driver.to_string_lossy().into_owned())
-}
-
-/// Assigns a task to the device, or to the stack.
-pub fn set_offload(device: &str, offload: Offload, is_on: bool) -> io::Result<()> {
-    let mut value = Value {
-        command: offload as u32,
-        data: is_on.into(),
-    };
-    // SAFETY: the structure of this command.
-    unsafe { ask(device, &mut value) }
-}
-
-/// Sends a request; the kernel writes the answer into it.
-///
-/// # Safety
-///
-/// `request` must be the structure that belongs to the command at its start.
-unsafe fn ask<T>(device: &str, request: &mut T) -> io::Result<()> {
-    // SAFETY: integers and pointers, for which zero is a value.
+    // SAFETY: the structure has only integers and pointers, for which zero is a valid value.
     let mut message: libc::ifreq = unsafe { std::mem::zeroed() };
     let name = device.as_bytes();
     // The last byte stays 0.
@@ -77,14 +35,16 @@ unsafe fn ask<T>(device: &str, request: &mut T) -> io::Result<()> {
     for (to, from) in message.ifr_name.iter_mut().zip(name) {
         *to = *from as libc::c_char;
     }
-    message.ifr_ifru.ifru_data = (&raw mut *request).cast();
+    message.ifr_ifru.ifru_data = (&raw mut info).cast();
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    // SAFETY: an open socket, a name that ends, and a structure of which the caller says that the command is for it;
-    // all live until the call returns.
+    // SAFETY: an open socket, a terminated name, and the structure of this command; all live until the call returns.
     let result =
         unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut message) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(())
+    info.driver[31] = 0;
+    // SAFETY: the string ends within its array.
+    let driver = unsafe { CStr::from_ptr(info.driver.as_ptr()) };
+    Ok(driver.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! Moves the whole process between namespaces of the host, before it has any other thread.
+//! Moves the whole process between namespaces of the host, before it starts any other thread.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,7 +21,7 @@ pub enum HostNsError {
     Open {
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The kernel denies entry to the namespace.
@@ -34,20 +34,20 @@ pub enum HostNsError {
         kind: &'static str,
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 /// Moves the process into the network namespace of a file such as `/run/netns/NAME`. Must be called while the process
-/// has one thread, because other threads would stay behind.
+/// has only one thread, because other threads would stay behind.
 pub fn enter(path: &Path) -> Result<(), HostNsError> {
     move_to(path, "network", CloneFlags::CLONE_NEWNET)
 }
 
 /// Moves the process into another mount namespace if `bpf_root` is a bpffs there but not here: that of process 1, or of
-/// the nearest ancestor with such a bpffs. Returns whether it moved. Must be called while the process has one thread,
-/// and only absolute paths may be used from then on: the working folder becomes the root.
+/// the nearest ancestor with such a bpffs. Returns whether it moved. Must be called while the process has only one
+/// thread. From then on, only absolute paths may be used, because the working folder becomes the root.
 ///
 /// `ip netns exec` gives its command a separate mount namespace, with a fresh `/sys` that hides the host's bpffs;
 /// mounts made there disappear with the process.
@@ -69,7 +69,7 @@ pub fn leave_hidden_mounts(bpf_root: &Path) -> Result<bool, HostNsError> {
     Ok(false)
 }
 
-/// The process's parent, its parent, and so on.
+/// Returns the process's parent, that process's parent, and so on.
 fn ancestors() -> impl Iterator<Item = Pid> {
     iter::successors(Some(getppid()), |child| {
         let status = fs::read_to_string(format!("/proc/{child}/status")).ok()?;
@@ -96,8 +96,8 @@ pub fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Whether two paths refer to the same file. A file that cannot be read counts as the same, so that no namespace is
-/// entered that cannot be inspected.
+/// Whether two paths refer to the same file. A file that cannot be read counts as the same, so that only namespaces
+/// that can be inspected are entered.
 fn same_file(a: &Path, b: &Path) -> bool {
     match (fs::metadata(a), fs::metadata(b)) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
@@ -114,7 +114,8 @@ mod tests {
 
     use super::*;
 
-    /// A thread that has left its process's mount namespace may change it alone, like a process with only one thread.
+    /// Runs a test on a thread of its own. A thread that has left its process's mount namespace may change its
+    /// namespace, like a process with only one thread.
     fn on_a_thread_apart(test: impl FnOnce() + Send) {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");

@@ -1,6 +1,6 @@
 //! Network namespaces, devices, addresses, routes and sysctls, by netlink and system calls.
 //!
-//! Functions that take a [`netlink::Handle`] work in the namespace that the handle was opened in; all others work in
+//! Functions that take a [`netlink::Handle`] work in the namespace where the handle was opened; all others work in
 //! the calling thread's namespace.
 
 pub mod address;

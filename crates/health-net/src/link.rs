@@ -22,51 +22,51 @@ use super::netlink::Handle;
 /// A device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Its number in its namespace.
+    /// Its ifindex.
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// What kind of software device it is (`veth`, `bridge`); `None` for hardware and the loopback.
+    /// The kind of software device (`veth`, `bridge`); `None` for hardware and the loopback.
     pub kind: Option<String>,
-    /// The header that its packets begin with.
+    /// The header with which its packets begin.
     pub header: LinkHeader,
     /// Its hardware address, if that is an Ethernet address.
     pub mac: Option<MacAddr>,
-    /// Largest packet, bytes without the Ethernet header.
+    /// Largest packet, bytes, without the Ethernet header.
     pub mtu: u32,
     /// Whether it is administratively up.
     pub up: bool,
-    /// Whether packets pass: it is up, and so is what it connects to. For a veth, the kernel establishes the latter a
-    /// moment after both ends come up, and drops packets until then.
+    /// Whether packets pass: the device and its other side are up. For a veth, the kernel establishes this a moment
+    /// after both ends come up, and drops packets until then.
     pub running: bool,
     /// Whether it is a loopback.
     pub loopback: bool,
-    /// The free text that its creator marked it with.
+    /// Free text with which its creator marked it.
     pub alias: Option<String>,
     /// The other end, if it is a veth.
     pub peer: Option<Peer>,
 }
 
-/// The header that a device's packets begin with when traffic control programs see them.
+/// The header with which a device's packets begin when traffic control programs see them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkHeader {
     /// An Ethernet header.
     #[default]
     Ethernet,
-    /// The IP header: tun devices, WireGuard, tunnels of IP in IP, PPP.
+    /// The IP header: tun devices, WireGuard, IP-in-IP tunnels, PPP.
     Ip,
     /// Another header, or one that differs between the directions.
     Other,
 }
 
 impl LinkHeader {
-    /// The header of a device with this type and this kind.
+    /// Returns the header of a device with this type and kind.
     fn of(link_type: LinkLayerType, kind: Option<&str>) -> Self {
         match link_type {
             LinkLayerType::Ether | LinkLayerType::Loopback => Self::Ethernet,
-            // Packets that arrive through IPsec keep the header of the device that they arrived on first.
+            // Packets that arrive through IPsec keep the header of the device on which they arrived first.
             _ if matches!(kind, Some("xfrm" | "vti" | "vti6")) => Self::Other,
-            // Follows `dev_is_mac_header_xmit` (include/linux/if_arp.h), except for GRE, where it depends on the
+            // Follows `dev_is_mac_header_xmit` (include/linux/if_arp.h), except for GRE, whose header depends on the
             // tunnel's settings.
             LinkLayerType::None
             | LinkLayerType::Rawip
@@ -82,16 +82,16 @@ impl LinkHeader {
 /// The other end of a veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its number in its own namespace.
+    /// Its ifindex in its own namespace.
     pub index: u32,
-    /// This namespace's id for the namespace that it is in; `None` if that is this namespace, negative if that is being
-    /// removed.
+    /// The id of the peer's namespace in this namespace; `None` if both are the same, negative if the peer's namespace
+    /// is being removed.
     pub netnsid: Option<i32>,
 }
 
 impl Peer {
-    /// Whether its namespace exists: the kernel assigns no id to a namespace that is being removed, and soon removes
-    /// the pair (net/core/net_namespace.c, `peernet2id_alloc`).
+    /// Whether the peer's namespace still exists. The kernel assigns no id to a namespace that is being removed, and
+    /// soon removes the pair (net/core/net_namespace.c, `peernet2id_alloc`).
     pub fn is_alive(&self) -> bool {
         self.netnsid.is_none_or(|number| number >= 0)
     }
@@ -100,13 +100,13 @@ impl Peer {
 /// An address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkAddress {
-    /// The device's number.
+    /// The device's ifindex.
     pub index: u32,
     /// The address.
     pub address: IpAddr,
     /// Number of network bits.
     pub prefix_len: u8,
-    /// Whether it cannot be used (yet) because it has not passed duplicate address detection.
+    /// Whether it cannot be used (yet), because it has not passed duplicate address detection.
     pub tentative: bool,
 }
 
@@ -131,7 +131,7 @@ pub async fn by_name(handle: &Handle, name: &str) -> Result<Option<Link>, Kernel
     one(request, device(name)).await
 }
 
-/// Finds a device by its number.
+/// Finds a device by its ifindex.
 pub async fn by_index(handle: &Handle, index: u32) -> Result<Option<Link>, KernelError> {
     let request = handle.link().get().match_index(index);
     one(request, device(index)).await
@@ -215,7 +215,7 @@ pub async fn list_with_addresses(
         .collect())
 }
 
-/// Finds the devices that carry any of the `wanted` addresses, each with its addresses among them.
+/// Finds the devices that carry any of the `wanted` addresses, each with those addresses.
 pub async fn carrying(
     handle: &Handle,
     wanted: &[IpAddr],
@@ -271,7 +271,7 @@ pub async fn create_veth_into(
     create(handle, pair, |peer| peer.setns_by_fd(netns.as_raw_fd())).await
 }
 
-/// Creates a dummy device, which is down. It carries addresses and sends nothing.
+/// Creates a dummy device, which is down at first. It carries addresses and sends nothing.
 pub async fn create_dummy(handle: &Handle, name: &str) -> Result<(), KernelError> {
     let message = LinkDummy::new(name).build();
     let request = handle.link().add(message).execute();
@@ -307,7 +307,7 @@ pub async fn set_down(handle: &Handle, link: &Link) -> Result<(), KernelError> {
     change(handle, link, "take down", LinkMessageBuilder::down).await
 }
 
-/// Moves a device to another namespace, where it keeps its name and is down. Its number may change.
+/// Moves a device to another namespace, where it keeps its name and is down. Its ifindex may change.
 pub async fn move_to_netns(
     handle: &Handle,
     link: &Link,
@@ -344,7 +344,7 @@ pub async fn delete(handle: &Handle, link: &Link) -> Result<bool, KernelError> {
     }
 }
 
-/// Adds a single address (`/32` or `/128`) to a device, usable at once. An existing one is left as is.
+/// Adds a single address (`/32` or `/128`) to a device, usable at once. An existing address stays unchanged.
 pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Result<(), KernelError> {
     add(handle, link, address, |_| ()).await
 }
@@ -383,7 +383,7 @@ async fn add(
         .replace();
     let message = request.message_mut();
     if address.is_ipv6() {
-        // No other node is on the link that could have it.
+        // No other node on this link can have the address.
         message.header.flags |= AddressHeaderFlags::Nodad;
     }
     edit(message);
@@ -413,7 +413,7 @@ pub async fn delete_address(
     }
 }
 
-/// A device by name or number, for errors.
+/// Names a device by name or ifindex, for errors.
 fn device(which: impl fmt::Display) -> String {
     format!("device {which}")
 }

@@ -5,10 +5,11 @@ use std::net::{SocketAddr, TcpListener};
 
 use socket2::{Domain, Socket, Type};
 
-/// Listens on an address without blocking, for its IP version only. At most `backlog` connections wait to be accepted.
+/// Listens on an address without blocking, and only for its IP version. At most `backlog` connections wait to be
+/// accepted.
 pub fn tcp(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // A predecessor's lingering connections do not block the port.
+    // Lingering connections of a predecessor must not block the port.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;

@@ -11,18 +11,18 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddr(pub [u8; 6]);
 
-/// Text that is not an Ethernet address.
+/// A string that is not an Ethernet address.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a MAC address; expected aa:bb:cc:dd:ee:ff")]
 pub struct BadMacAddr(String);
 
 /// The group bit of the first byte: set for multicast.
 const GROUP: u8 = 0x01;
-/// The bit of the first byte that distinguishes locally administered addresses from manufacturers'.
+/// The bit of the first byte that distinguishes locally administered addresses from manufacturers' addresses.
 const LOCAL: u8 = 0x02;
 
 impl MacAddr {
-    /// A random unicast address, marked as locally administered.
+    /// Returns a random unicast address, marked as locally administered.
     pub fn random(rng: &mut (impl Rng + ?Sized)) -> Self {
         let mut bytes: [u8; 6] = rng.random();
         bytes[0] = bytes[0] & !GROUP | LOCAL;

@@ -1,4 +1,4 @@
-//! How large packets to an address may be, as far as this host determines it.
+//! The largest packets that can be sent to an address, as far as this host determines it.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,8 +19,8 @@ pub struct WayOut {
     pub device: String,
     /// The device's MTU: the largest IP packet that it accepts, bytes.
     pub device_mtu: u32,
-    /// The largest packet that this host sends, bytes. It is less than the device's MTU if the route sets a lower
-    /// limit, or, for IPv6, the device's settings or a router advertisement (RFC 4861 section 4.6.4).
+    /// The largest packet that this host sends, bytes. Less than the device's MTU if a lower limit comes from the route
+    /// or, for IPv6, from the device's settings or a router advertisement (RFC 4861 section 4.6.4).
     pub mtu: u32,
 }
 
@@ -51,11 +51,11 @@ pub async fn way_out(handle: &Handle, address: IpAddr) -> Result<Option<WayOut>,
 pub struct DeviceMtu {
     /// Name of the device.
     pub device: String,
-    /// The largest IP packet that it accepts, bytes.
+    /// The largest IP packet that the device accepts, bytes.
     pub mtu: u32,
 }
 
-/// Opens a connection for [`way_out`] in the calling thread's network namespace, and subscribes to device events: each
+/// Opens a connection for [`way_out`] in the calling thread's network namespace, and subscribes to device events. Each
 /// event yields the device's current MTU. Must be called inside a tokio runtime.
 pub fn open() -> io::Result<(Handle, impl Stream<Item = DeviceMtu> + Unpin)> {
     let (mut connection, requests, messages) =

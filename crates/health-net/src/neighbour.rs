@@ -1,4 +1,4 @@
-//! Neighbour entries: the hardware address of an IP address on a device.
+//! Neighbour entries: hardware addresses of IP addresses on a device.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use super::link::Link;
 use super::mac::MacAddr;
 use super::netlink::{Handle, os_error};
 
-/// Creates an entry that never expires and needs no resolution on the link.
+/// Creates an entry that never expires, so that no resolution on the link is necessary.
 pub async fn set_permanent(
     handle: &Handle,
     link: &Link,
@@ -30,14 +30,14 @@ pub async fn set_permanent(
         .map_err(KernelError::netlink("write", entry(address, link)))
 }
 
-/// The hardware address of a permanent entry, if one exists.
+/// Returns the hardware address of a permanent entry, if one exists.
 pub async fn permanent(
     handle: &Handle,
     link: &Link,
     address: IpAddr,
 ) -> Result<Option<MacAddr>, KernelError> {
     let failed = |source| KernelError::new("read", entry(address, link), source);
-    // The library only offers to dump all entries.
+    // The library can only dump all entries.
     let mut wanted = handle.neighbours().add(link.index, address);
     wanted.message_mut().header.state = NeighbourState::None;
     let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetNeighbour(

@@ -1,5 +1,5 @@
-//! Connections to the kernel's routing netlink. A connection is bound for life to the network namespace of the thread
-//! that opened it.
+//! Connections to the kernel's routing netlink. A connection always stays in the network namespace of the thread that
+//! opened it.
 
 #[cfg(test)]
 mod interrupted;
@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 
 use super::KernelError;
 
-/// How often a listing is requested when changes interrupt it.
+/// Maximum number of requests for a dump that changes interrupt.
 const LIST_ATTEMPTS: u32 = 20;
 
 /// A connection. Clones share it.
@@ -30,12 +30,12 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Wraps a connection, which the caller must drive, and which must have no other user.
+    /// Wraps a connection. The caller must drive it, and nobody else may use it.
     pub(super) fn of<S: AsyncSocket>(
         connection: &mut Connection<RouteNetlinkMessage, S>,
         requests: rtnetlink::Handle,
     ) -> Self {
-        // The final message of a listing says whether the listing is complete.
+        // The final message of a dump says whether the dump is complete.
         connection.set_forward_done(true);
         Self {
             requests,
@@ -43,14 +43,14 @@ impl Handle {
         }
     }
 
-    /// Lists what a request asks for; `take` converts each answer. The kernel sends a listing in parts and marks it if
-    /// something changed between two parts. Entries may then be missing, so it is requested again.
+    /// Dumps the objects that a request selects; `take` converts each message. The kernel sends a dump in parts and
+    /// marks it if something changed between two parts. Entries may then be missing, so the dump is requested again.
     pub(super) async fn list<T>(
         &self,
         request: RouteNetlinkMessage,
         take: impl Fn(RouteNetlinkMessage) -> Option<T>,
     ) -> io::Result<Vec<T>> {
-        // A socket handles one listing at a time; the kernel answers a second request with `EBUSY`
+        // A socket handles one dump at a time; the kernel rejects a second request with `EBUSY`
         // (net/netlink/af_netlink.c, `__netlink_dump_start`).
         let _turn = self.listing.lock().await;
         for _ in 0..LIST_ATTEMPTS {
@@ -63,7 +63,7 @@ impl Handle {
         )))
     }
 
-    /// Returns `None` if changes interrupted the listing.
+    /// Requests a dump once. Returns `None` if changes interrupted it.
     async fn list_once<T>(
         &self,
         request: RouteNetlinkMessage,
@@ -73,7 +73,7 @@ impl Handle {
         message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
         let mut answers = self.requests.clone().request(message).map_err(os_error)?;
         let (mut listed, mut is_whole) = (Vec::new(), true);
-        // Reads to the end in any case, so that the next listing can start.
+        // Reads to the end in any case, so that the next dump can start.
         while let Some(answer) = answers.next().await {
             is_whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
             match answer.payload {
@@ -104,8 +104,8 @@ impl DerefMut for Handle {
     }
 }
 
-/// Opens a connection in the calling thread's network namespace. Must be called inside a tokio runtime, which drives it
-/// until the last clone of the handle is dropped.
+/// Opens a connection in the calling thread's network namespace. Must be called inside a tokio runtime, which drives
+/// the connection until the last clone of the handle is dropped.
 pub fn open() -> Result<Handle, KernelError> {
     connect().map_err(|source| KernelError::new("open", "a netlink socket", source))
 }
@@ -118,7 +118,7 @@ pub(super) fn connect() -> io::Result<Handle> {
     Ok(handle)
 }
 
-/// The kernel's error inside an error of the library.
+/// Returns the kernel's error inside an error of the library.
 pub(super) fn os_error(error: rtnetlink::Error) -> io::Error {
     match error {
         rtnetlink::Error::NetlinkError(message) => message.to_io(),
@@ -195,7 +195,7 @@ mod tests {
             let staying = listed.iter().filter(|link| !link.loopback).filter(stays);
             staying.count() == 2 * usize::from(STAYING)
         };
-        // If the changes do not stop, a listing may fail, but is never returned partially.
+        // If the changes do not stop, a dump may fail, but is never returned partially.
         for _ in 0..100 {
             if let Ok(listed) = link::list(&handle).await {
                 assert!(is_whole(&listed), "{listed:?}");
@@ -209,7 +209,7 @@ mod tests {
 
     async fn list_again_and_again() {
         let handle = open().unwrap();
-        // More devices than the kernel puts into one answer, so that a listing takes several.
+        // More devices than fit into one message, so that a dump takes several.
         for n in 0..16 {
             make_pair(&handle, n).await;
         }

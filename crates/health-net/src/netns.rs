@@ -1,4 +1,4 @@
-//! Named network namespaces, kept alive by a bind mount under `/run/netns` like those of `ip netns`.
+//! Named network namespaces, kept alive by a bind mount under `/run/netns` as by `ip netns`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,20 +22,20 @@ use super::netlink;
 /// The folder of named network namespaces, shared with `ip netns`.
 pub const NETNS_DIR: &str = "/run/netns";
 
-/// `NS_GET_NSTYPE` of linux/nsfs.h: the kind of namespace that a file represents.
+/// `NS_GET_NSTYPE` of linux/nsfs.h, which returns the kind of a namespace file.
 const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
-/// How long to wait for another process to release the lock of [`NETNS_DIR`], and the pause between attempts.
+/// Maximum wait for another process to release the lock on [`NETNS_DIR`], and the pause between attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// The calling thread's own namespace. `/proc/self` would refer to that of the process's first thread.
+/// The calling thread's own namespace. `/proc/self` would refer to the namespace of the process's first thread.
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
 /// `SO_NETNS_COOKIE` (asm-generic/socket.h), from Linux 5.14 on.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// The kernel's cookie for the calling thread's network namespace; it is never reused.
+/// Returns the kernel's cookie for the calling thread's network namespace, which is never reused.
 pub fn cookie() -> io::Result<u64> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let mut cookie = 0_u64;
@@ -66,17 +66,17 @@ pub enum NetNsError {
     /// A system call failed.
     #[error("cannot {attempt} {}: {source}", path.display())]
     System {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl NetNsError {
-    /// Whether the error means that the namespace does not exist, not that it cannot be inspected.
+    /// Whether the error means that the namespace does not exist, rather than that it cannot be inspected.
     pub fn is_gone(&self) -> bool {
         match self {
             Self::NotANamespace(_) => true,
@@ -97,7 +97,7 @@ impl NetNsError {
     }
 }
 
-/// Identifies a namespace, whatever its name. Numbers are reused after a namespace is gone.
+/// Identifies a namespace, whatever its name. An id may be reused after its namespace is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetNsId {
     /// The device of its file.
@@ -106,7 +106,7 @@ pub struct NetNsId {
     pub ino: u64,
 }
 
-/// An open network namespace. It lives at least as long as this value.
+/// An open network namespace, which exists at least as long as this value.
 #[derive(Debug)]
 pub struct NetNs {
     path: PathBuf,
@@ -114,7 +114,7 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Creates a named namespace. Fails if the name is in use; a failure of any kind leaves nothing behind.
+    /// Creates a named namespace. Fails if the name is in use. Any failure leaves nothing behind.
     pub fn create(name: &str) -> Result<Self, NetNsError> {
         let path = path_of(name)?;
         let dir = Path::new(NETNS_DIR);
@@ -157,7 +157,7 @@ impl NetNs {
         Ok(Self { path, file })
     }
 
-    /// Opens the namespace that a file represents, whether it is a named namespace or a process's.
+    /// Opens the namespace behind a file, either a named namespace or a process's.
     pub fn at(path: &Path) -> Result<Self, NetNsError> {
         let file = OpenOptions::new()
             .read(true)
@@ -182,12 +182,12 @@ impl NetNs {
         id_of(&self.file).map_err(|e| NetNsError::new("inspect", &self.path, e))
     }
 
-    /// The file that names the namespace.
+    /// Returns the file that names the namespace.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The open namespace, for requests that take it as a descriptor.
+    /// Returns the open namespace, for requests that take a descriptor.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -198,7 +198,7 @@ impl NetNs {
         identity(&self.file).is_some_and(|own| Some(own) == identity(&other.file))
     }
 
-    /// Whether the name still refers to this very namespace.
+    /// Whether the name still refers to the same namespace.
     pub fn is_named(&self) -> bool {
         let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
         match (self.file.metadata(), fs::metadata(&self.path)) {
@@ -208,7 +208,7 @@ impl NetNs {
     }
 
     /// Runs `work` on a separate thread in the namespace. The thread ends with `work`. Sockets opened there stay in the
-    /// namespace wherever they are used.
+    /// namespace, wherever they are used later.
     pub fn run_in<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
         on_own_thread(|| {
             setns(&self.file, CloneFlags::CLONE_NEWNET)
@@ -218,11 +218,11 @@ impl NetNs {
     }
 }
 
-/// The path of a namespace's file without symbolic links, as far as it has one. Another mount namespace may lack the
-/// links, such as the one from `/var/run` to `/run`.
+/// Resolves the symbolic links in the path of a namespace's file, as far as possible. Another mount namespace may lack
+/// these links, such as the one from `/var/run` to `/run`.
 pub fn resolved(path: &Path) -> PathBuf {
     let folder = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
-    // The target of a process's link has no path, and a file that is gone still has a folder.
+    // The target of a process's namespace link has no path; the folder of a removed file still exists.
     path.canonicalize()
         .ok()
         .or_else(folder)
@@ -272,7 +272,7 @@ pub fn is_alive(name: &str) -> bool {
     path_of(name).is_ok_and(|path| statfs(&path).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC))
 }
 
-/// Removes a namespace's name, and with it the namespace unless something else holds it. Returns whether the name
+/// Removes a namespace's name, and thereby the namespace unless something else holds it. Returns whether the name
 /// existed.
 pub fn remove(name: &str) -> Result<bool, NetNsError> {
     let path = path_of(name)?;
@@ -288,7 +288,7 @@ pub fn remove(name: &str) -> Result<bool, NetNsError> {
     }
 }
 
-/// Makes the folder a shared mount point, so that names appear and disappear in all mount namespaces alike.
+/// Makes the folder a shared mount point, so that names appear and disappear in all mount namespaces.
 fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
     let failed = |e: Errno| NetNsError::new("share the mounts of", dir, e);
     let share = || {
@@ -300,7 +300,7 @@ fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
         Err(Errno::EINVAL) => {}
         other => return other.map_err(failed),
     }
-    // Two processes at once would mount the folder twice; `ip netns` takes the same lock.
+    // Two concurrent processes would mount the folder twice; `ip netns` takes the same lock.
     let _lock = lock_folder(dir)?;
     match share() {
         Err(Errno::EINVAL) => {
@@ -312,8 +312,8 @@ fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
     }
 }
 
-/// Locks a folder, but waits at most [`LOCK_PATIENCE`]: any process may open and lock this folder, and that must not
-/// keep an agent from starting.
+/// Locks a folder, but waits at most [`LOCK_PATIENCE`]: any process may open and lock this folder, which must not keep
+/// an agent from starting.
 fn lock_folder(dir: &Path) -> Result<Option<Flock<File>>, NetNsError> {
     let mut folder = File::open(dir).map_err(|e| NetNsError::new("open folder", dir, e))?;
     let deadline = Instant::now() + LOCK_PATIENCE;
@@ -334,7 +334,7 @@ fn lock_folder(dir: &Path) -> Result<Option<Flock<File>>, NetNsError> {
     }
 }
 
-/// Runs `work` on a separate thread, so that the namespaces it enters are left when the thread ends.
+/// Runs `work` on a separate thread, so that the thread's end leaves any namespaces that `work` enters.
 fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join())
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -410,7 +410,7 @@ mod tests {
             text.lines().count()
         };
         on_own_thread(|| {
-            // A separate mount namespace and `/run` protect the machine's own.
+            // A separate mount namespace and `/run` protect those of the machine.
             unshare(CloneFlags::CLONE_NEWNS).unwrap();
             let none = None::<&str>;
             let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -445,7 +445,7 @@ mod tests {
             assert!(!is_alive("leftover"));
             assert!(remove("leftover").unwrap());
 
-            // One mount for the folder, whichever came first, and one for each name.
+            // One mount for the folder, whichever call came first, and one for each name.
             assert_eq!(mounts(), before + 3);
             assert!(remove("first").unwrap() && remove("second").unwrap());
             assert_eq!(mounts(), before + 1);

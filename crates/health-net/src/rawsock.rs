@@ -10,14 +10,14 @@ use tokio::io::unix::AsyncFd;
 
 /// Lets the runtime watch a nonblocking socket for incoming data. Must be called in a tokio runtime.
 pub fn watch_readable(socket: Socket) -> io::Result<AsyncFd<Socket>> {
-    // SAFETY: a `Socket` owns its descriptor, names the same one each time and keeps it open until
-    // it is dropped, which `AsyncFd` does after it has deregistered it.
+    // SAFETY: a `Socket` owns its descriptor, always returns the same one, and keeps it open until it is dropped, which
+    // `AsyncFd` does after deregistering it.
     unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.map_err(io::Error::from)
 }
 
-/// Makes packets leave whole or not at all: IPv4 with the don't-fragment bit, IPv6 not fragmented by this host. Only
-/// the device's MTU limits them (`EMSGSIZE`), not the path MTU that the kernel knows: `IP_PMTUDISC_PROBE` of ip(7), and
-/// its counterpart in ipv6(7).
+/// Makes packets leave whole or not at all: IPv4 with the don't-fragment bit, IPv6 without fragmentation by this host.
+/// Only the device's MTU limits them (`EMSGSIZE`), not the path MTU that the kernel knows: `IP_PMTUDISC_PROBE` of
+/// ip(7), and its counterpart in ipv6(7).
 pub fn probe_mtu(socket: &Socket, is_ipv6: bool) -> io::Result<()> {
     let (level, option, value) = match is_ipv6 {
         false => (

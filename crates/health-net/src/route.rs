@@ -17,35 +17,35 @@ use super::KernelError;
 use super::link;
 use super::netlink::{Handle, os_error};
 
-/// The protocol number that marks a route as created by this program. It is in none of `/etc/iproute2/rt_protos`, so
-/// `ip route` shows it as `proto 72`.
+/// The protocol number that marks a route as created by this program. None of the `/etc/iproute2/rt_protos` files has
+/// it, so `ip route` shows it as `proto 72`.
 pub(crate) const ROUTE_PROTOCOL: u8 = 72;
 
 /// The metric of [`RouteKind::Unreachable`]: every other route to the same destination takes precedence.
 const LAST_METRIC: u32 = u32::MAX;
 
-/// What happens to packets.
+/// How a route handles packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RouteKind {
-    /// They are forwarded.
+    /// Packets are forwarded.
     #[default]
     Unicast,
-    /// Their senders get an ICMP error.
+    /// Packets are dropped, and their senders get an ICMP error.
     Unreachable,
 }
 
-/// A route. A unicast route without a gateway has its destination on the link.
+/// A route. The destination of a unicast route without a gateway is on the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// What it does.
+    /// How it handles packets.
     pub kind: RouteKind,
     /// Its destination.
     pub destination: IpNet,
     /// Next hop.
     pub gateway: Option<IpAddr>,
-    /// Number of the device; if unset, the kernel uses the gateway's.
+    /// Ifindex of the device; if unset, the kernel uses the gateway's device.
     pub device: Option<u32>,
-    /// Source address for packets that have none yet.
+    /// Source address for packets that do not have one yet.
     pub prefsrc: Option<IpAddr>,
     /// Largest packet, bytes, if it differs from the device's MTU.
     pub mtu: Option<u32>,
@@ -54,7 +54,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// A route of ours, with only its destination set.
+    /// Returns a route of ours, with only its destination set.
     pub fn to(destination: IpNet) -> Self {
         Self {
             kind: RouteKind::Unicast,
@@ -67,7 +67,7 @@ impl Route {
         }
     }
 
-    /// A route of ours that makes the destination unreachable, unless another route leads to it.
+    /// Returns a route of ours that makes the destination unreachable, unless another route leads there.
     pub fn to_nobody(destination: IpNet) -> Self {
         Self {
             kind: RouteKind::Unreachable,
@@ -107,7 +107,7 @@ impl Route {
     }
 }
 
-/// Formatted as by `ip route`, but with the device's number instead of its name.
+/// Formatted as by `ip route`, but with the ifindex instead of the device's name.
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.kind == RouteKind::Unreachable {
@@ -166,13 +166,14 @@ pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, KernelError> {
     Ok(routes)
 }
 
-/// Lists the routes of the main table, both families, whatever created them.
+/// Lists the routes of the main table, both families and all protocols.
 pub async fn list_all(handle: &Handle) -> Result<Vec<Route>, KernelError> {
     list_main(handle, RouteProtocol::Unspec).await
 }
 
-/// The prefixes that reach this host: its addresses, the broadcast and anycast addresses of their networks, and other
-/// entries of the local table, except for service addresses, which lead elsewhere; each with the number of its device.
+/// Lists the prefixes that reach this host: its addresses, the broadcast and anycast addresses of their networks, and
+/// other entries of the local table, except for service addresses, which lead elsewhere. Each prefix comes with its
+/// device's ifindex.
 pub async fn to_this_host(handle: &Handle) -> Result<Vec<(IpNet, u32)>, KernelError> {
     let messages = list(handle, libc::RT_TABLE_LOCAL, RouteProtocol::Unspec).await?;
     let is_to_host = |message: &&RouteMessage| {
@@ -200,7 +201,7 @@ async fn list_main(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route
     Ok(messages.iter().filter_map(parse).collect())
 }
 
-/// [`RouteProtocol::Unspec`] matches any protocol.
+/// Dumps the routes of a table. [`RouteProtocol::Unspec`] matches any protocol.
 async fn list(
     handle: &Handle,
     table: u8,
@@ -227,20 +228,20 @@ async fn list(
     Ok(routes)
 }
 
-/// The route that packets to an address take, whatever its creator or table, including routes to the host's own
-/// addresses; `None` if no route delivers them.
+/// Finds the route that packets to an address take, whatever its creator or table, including routes to the host's own
+/// addresses; `None` if no route delivers the packets.
 pub async fn matching(handle: &Handle, address: IpAddr) -> Result<Option<Route>, KernelError> {
     look_up(handle, address, RouteFlags::FibMatch).await
 }
 
-/// Whether a device of the host has the address, or a route leads only to it.
+/// Whether a device of the host has the address, or a route leads to this address alone.
 pub async fn is_in_use(handle: &Handle, address: IpAddr) -> Result<bool, KernelError> {
     let route = matching(handle, address).await?;
     Ok(route.is_some_and(|route| route.destination == IpNet::from(address)))
 }
 
-/// The number of the device through which packets to an address leave; if the route has several next hops, the one
-/// chosen for this address.
+/// Returns the ifindex of the device through which packets to an address leave. If the route has several next hops,
+/// this is the one chosen for this address.
 pub(crate) async fn device_towards(
     handle: &Handle,
     address: IpAddr,
@@ -272,7 +273,7 @@ async fn look_up(
     }
 }
 
-/// A route for errors, formatted as by `ip route`.
+/// Names a route in errors, formatted as by `ip route`.
 fn named(route: &Route) -> String {
     format!("route {route}")
 }
@@ -284,7 +285,7 @@ fn is_absent_table(error: &io::Error) -> bool {
     )
 }
 
-/// Whether a lookup's error is itself the answer: no route, or an unreachable, prohibit or blackhole route.
+/// Whether a lookup's error is a valid result: no route, or an unreachable, prohibit or blackhole route.
 fn is_undeliverable(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

@@ -1,11 +1,10 @@
-//! Netlink requests to the kernel that block on the answer, which is immediate.
+//! Netlink requests that block until the kernel's reply, which is immediate.
 
 use std::io;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkSerializable as _,
+    NLM_F_ACK, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkSerializable,
 };
-use netlink_packet_route::RouteNetlinkMessage;
 
 /// Bytes of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
@@ -22,10 +21,10 @@ impl KernelSocket {
         Ok(Self(socket))
     }
 
-    /// Sends a routing request, and calls `each` with the flags and the payload of every object in the answer.
-    pub(crate) fn request_route(
+    /// Sends a request, and calls `each` with the flags and the payload of every object in the reply.
+    pub(crate) fn request_message(
         &mut self,
-        request: &RouteNetlinkMessage,
+        request: &impl NetlinkSerializable,
         flags: u16,
         each: &mut dyn FnMut(u16, &[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
@@ -34,7 +33,7 @@ impl KernelSocket {
         self.request(request.message_type(), flags, &payload, each)
     }
 
-    /// Like [`request_route`](Self::request_route), for a message of any type.
+    /// Like [`request_message`](Self::request_message), with a payload of any type.
     pub(crate) fn request(
         &mut self,
         kind: u16,
@@ -46,7 +45,7 @@ impl KernelSocket {
         let mut bytes = len.to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());
         bytes.extend((NLM_F_REQUEST | NLM_F_ACK | flags).to_ne_bytes());
-        // Sequence number and port: only one request is pending at a time, and the kernel knows the sender.
+        // Sequence number and port are 0: only one request is pending at a time, and the kernel knows the sender.
         bytes.extend([0; 8]);
         bytes.extend(payload);
         self.0
@@ -68,7 +67,7 @@ impl KernelSocket {
     }
 }
 
-/// The error number at the end of an answer.
+/// Returns the error number at the end of a reply.
 fn answer(payload: &[u8]) -> io::Result<()> {
     let code = payload
         .first_chunk()

@@ -1,40 +1,32 @@
 //! Lists and closes sockets of the calling thread's network namespace through netlink (sock_diag(7)).
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, Parseable as _};
+use netlink_packet_sock_diag::inet::{
+    ExtensionFlags, InetRequest, InetResponseHeader, SocketId, StateFlags,
+};
+use netlink_packet_sock_diag::{SockDiagDestroy, SockDiagMessage};
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
 use super::socket::KernelSocket;
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const SOCK_DESTROY: u16 = 21;
-/// `struct inet_diag_sockid`, bytes, and its offset in `struct inet_diag_msg`.
-const ID: usize = 48;
-const ID_AT: usize = 4;
-/// The cookie's offset in it.
-const COOKIE_AT: usize = 40;
-/// `TCP_ESTABLISHED`, which means connected for UDP; as a bit.
-const CONNECTED: u32 = 1 << 1;
-/// The bits of all states.
-const ANY_STATE: u32 = u32::MAX;
-/// How often a listing is requested when changes interrupt it.
+/// Maximum number of requests for a dump that changes interrupt.
 const LIST_ATTEMPTS: u32 = 20;
 
 /// A connected UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectedSocket {
-    /// The kernel's id for it (`SO_COOKIE`).
+    /// The socket's id in the kernel (`SO_COOKIE`).
     pub cookie: u64,
-    /// The address that it is connected to.
+    /// The address to which it is connected.
     pub peer: SocketAddr,
     family: u8,
-    /// `struct inet_diag_sockid`.
-    id: [u8; ID],
+    id: SocketId,
 }
 
-/// A connection to the kernel. It is bound to the network namespace in which it was opened.
+/// A connection to the kernel, bound to the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct SocketDiag(KernelSocket);
 
@@ -44,47 +36,55 @@ impl SocketDiag {
         KernelSocket::open(NETLINK_SOCK_DIAG).map(Self)
     }
 
-    /// All connected UDP sockets.
+    /// Lists all connected UDP sockets.
     pub fn connected_udp(&mut self) -> io::Result<Vec<ConnectedSocket>> {
-        self.list(libc::IPPROTO_UDP as u8, CONNECTED, 0)
+        // For UDP, this state means connected.
+        self.list(libc::IPPROTO_UDP as u8, StateFlags::ESTABLISHED, 0)
     }
 
-    /// The cookies (`SO_COOKIE`) of sockets with this IP protocol (TCP or UDP) and local port, in any state.
+    /// Returns the cookies (`SO_COOKIE`) of sockets with this IP protocol (TCP or UDP) and local port, in any state.
     pub fn cookies_at(&mut self, protocol: u8, port: u16) -> io::Result<Vec<u64>> {
-        let sockets = self.list(protocol, ANY_STATE, port)?;
+        let any = StateFlags::from_bits_retain(u32::MAX);
+        let sockets = self.list(protocol, any, port)?;
         Ok(sockets.iter().map(|socket| socket.cookie).collect())
     }
 
     /// Sockets in these states; if the port is not 0, only those with this local port.
-    fn list(&mut self, protocol: u8, states: u32, port: u16) -> io::Result<Vec<ConnectedSocket>> {
-        let mut id = [0; ID];
-        id[..2].copy_from_slice(&port.to_be_bytes());
+    fn list(
+        &mut self,
+        protocol: u8,
+        states: StateFlags,
+        port: u16,
+    ) -> io::Result<Vec<ConnectedSocket>> {
         let mut sockets = Vec::new();
-        for family in [libc::AF_INET, libc::AF_INET6] {
-            let about = About {
+        for (family, id) in [
+            (libc::AF_INET, SocketId::new_v4()),
+            (libc::AF_INET6, SocketId::new_v6()),
+        ] {
+            sockets.extend(self.list_family(InetRequest {
                 family: family as u8,
                 protocol,
-                states,
-                id: &id,
-            };
-            sockets.extend(self.list_about(&about)?);
+                extensions: ExtensionFlags::empty(),
+                states: states.clone(),
+                socket_id: SocketId {
+                    source_port: port,
+                    ..id
+                },
+            })?);
         }
         Ok(sockets)
     }
 
-    fn list_about(&mut self, about: &About) -> io::Result<Vec<ConnectedSocket>> {
+    fn list_family(&mut self, request: InetRequest) -> io::Result<Vec<ConnectedSocket>> {
+        let request = SockDiagMessage::InetRequest(request);
         for _ in 0..LIST_ATTEMPTS {
             let (mut sockets, mut is_whole) = (Vec::new(), true);
-            self.ask(
-                SOCK_DIAG_BY_FAMILY,
-                NLM_F_DUMP,
-                about,
-                &mut |flags, body| {
-                    is_whole &= flags & NLM_F_DUMP_INTR == 0;
-                    sockets.extend(connected(body));
-                    Ok(())
-                },
-            )?;
+            let mut each = |flags, body: &[u8]| {
+                is_whole &= flags & NLM_F_DUMP_INTR == 0;
+                sockets.extend(connected(body));
+                Ok(())
+            };
+            self.0.request_message(&request, NLM_F_DUMP, &mut each)?;
             if is_whole {
                 return Ok(sockets);
             }
@@ -98,67 +98,34 @@ impl SocketDiag {
     /// [`NotFound`](io::ErrorKind::NotFound) if the socket is gone or connected elsewhere by now, and
     /// [`Unsupported`](io::ErrorKind::Unsupported) if the kernel cannot do this (`CONFIG_INET_DIAG_DESTROY`).
     pub fn destroy(&mut self, socket: &ConnectedSocket) -> io::Result<()> {
-        let about = About {
+        let request = SockDiagDestroy::new(SockDiagMessage::InetRequest(InetRequest {
             family: socket.family,
             protocol: libc::IPPROTO_UDP as u8,
-            states: CONNECTED,
-            id: &socket.id,
-        };
-        self.ask(SOCK_DESTROY, 0, &about, &mut |_, _| Ok(()))
+            extensions: ExtensionFlags::empty(),
+            states: StateFlags::ESTABLISHED,
+            socket_id: socket.id.clone(),
+        }));
+        self.0.request_message(&request, 0, &mut |_, _| Ok(()))
     }
-
-    /// Sends a request about sockets, and calls `each` with the flags and the body of each answer.
-    fn ask(
-        &mut self,
-        kind: u16,
-        flags: u16,
-        about: &About,
-        each: &mut dyn FnMut(u16, &[u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
-        // `struct inet_diag_req_v2`.
-        let mut request = vec![about.family, about.protocol, 0, 0];
-        request.extend_from_slice(&about.states.to_ne_bytes());
-        request.extend_from_slice(about.id);
-        self.0.request(kind, flags, &request, each)
-    }
-}
-
-/// The sockets that a request is about.
-struct About<'a> {
-    family: u8,
-    /// IP protocol number.
-    protocol: u8,
-    /// One bit per state.
-    states: u32,
-    /// `struct inet_diag_sockid`; fields that are 0 match anything.
-    id: &'a [u8; ID],
 }
 
 /// Parses a socket from its `struct inet_diag_msg`.
 fn connected(body: &[u8]) -> Option<ConnectedSocket> {
-    let family = *body.first()?;
-    let id: [u8; ID] = *body.get(ID_AT..)?.first_chunk()?;
-    let port = u16::from_be_bytes(*id[2..].first_chunk()?);
-    let to = &id[20..];
-    let ip: IpAddr = match i32::from(family) {
-        libc::AF_INET => Ipv4Addr::from(*to.first_chunk::<4>()?).into(),
-        libc::AF_INET6 => Ipv6Addr::from(*to.first_chunk::<16>()?).to_canonical(),
-        _ => return None,
-    };
-    let words = &id[COOKIE_AT..];
-    let low = u32::from_ne_bytes(*words.first_chunk()?);
-    let high = u32::from_ne_bytes(*words[4..].first_chunk()?);
+    let header = InetResponseHeader::parse(body).ok()?;
+    let id = header.socket_id;
     Some(ConnectedSocket {
-        cookie: u64::from(high) << 32 | u64::from(low),
-        peer: SocketAddr::new(ip, port),
-        family,
+        // Two words, the lower one first (net/ipv4/inet_diag.c, `inet_diag_msg_common_fill`). On little-endian
+        // machines, the only ones we run on, the bytes form one number.
+        cookie: u64::from_le_bytes(id.cookie),
+        peer: SocketAddr::new(id.destination_address.to_canonical(), id.destination_port),
+        family: header.family,
         id,
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use std::net::{IpAddr, UdpSocket};
 
     use socket2::SockRef;
 
@@ -207,13 +174,5 @@ mod tests {
             let found = diag.cookies_at(protocol as u8, port).unwrap();
             assert!(found.contains(&cookie.unwrap()), "{protocol}: {found:?}");
         }
-    }
-
-    #[test]
-    fn what_is_cut_short_is_no_socket() {
-        let mut body = vec![libc::AF_INET as u8, 1, 0, 0];
-        body.extend_from_slice(&[1; ID]);
-        assert!(connected(&body).is_some());
-        assert_eq!(connected(&body[..body.len() - 1]), None);
     }
 }

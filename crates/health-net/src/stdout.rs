@@ -1,7 +1,7 @@
 //! Standard output as the program received it.
 //!
-//! If standard output is closed when the program starts, the standard library opens `/dev/null` in its place; if it is
-//! not open for writing, the library treats writes to it as done. Either way, callers that print would see success.
+//! If standard output is closed when the program starts, the standard library opens `/dev/null` in its place. If it is
+//! not open for writing, the library treats writes as successful. In both cases, callers that print would see success.
 
 use std::io::{self, Stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use nix::libc;
 
 static IS_UNWRITABLE: AtomicBool = AtomicBool::new(false);
 
-/// Checks before the standard library does: the loader runs functions in this section before `main`.
+/// Runs before the standard library's own check: the loader calls the functions in this section before `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
@@ -22,7 +22,7 @@ extern "C" fn look() {
     IS_UNWRITABLE.store(!is_writable, Ordering::Relaxed);
 }
 
-/// Standard output. Fails with `EBADF` if it was closed, or not open for writing, when the program started.
+/// Returns standard output. Fails with `EBADF` if it was closed, or not open for writing, when the program started.
 pub fn stdout() -> io::Result<Stdout> {
     match IS_UNWRITABLE.load(Ordering::Relaxed) {
         true => Err(io::Error::from_raw_os_error(libc::EBADF)),

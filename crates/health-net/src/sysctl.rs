@@ -1,4 +1,4 @@
-//! Settings under `/proc/sys/net`, which belong to the network namespace of the thread that reads them.
+//! Settings under `/proc/sys/net`, which belong to the network namespace of the thread that reads or writes them.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// `key` must become `value`.
+    /// Creates a setting: `key` must become `value`.
     pub fn new(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self {
             key: key.into(),
@@ -26,7 +26,7 @@ impl Setting {
         }
     }
 
-    /// Gives the setting its value.
+    /// Writes the value to the setting.
     pub fn apply(&self) -> Result<(), KernelError> {
         write(&self.key, &self.value)
     }
@@ -59,7 +59,7 @@ pub fn write(key: &str, value: &str) -> Result<(), KernelError> {
     })
 }
 
-/// The values of settings before they were changed, in the order of the changes.
+/// The original values of changed settings, in the order of the changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Originals(Vec<Original>);
@@ -72,7 +72,7 @@ struct Original {
 }
 
 impl Originals {
-    /// Remembers a setting's current value, if it is about to change and no older value is known.
+    /// Remembers a setting's current value, if the value is about to change and no older value is known.
     pub fn remember(&mut self, change: &Setting) -> Result<(), KernelError> {
         if self.0.iter().any(|original| original.key == change.key) {
             return Ok(());
@@ -87,7 +87,7 @@ impl Originals {
         Ok(())
     }
 
-    /// The settings remembered here and not in `older`.
+    /// Returns the settings that are remembered here but not in `older`.
     pub fn since(&self, older: &Self) -> Self {
         let known = |key: &str| older.0.iter().any(|original| original.key == key);
         Self(
@@ -99,7 +99,7 @@ impl Originals {
         )
     }
 
-    /// Restores the old values, the last change first. Leaves a setting alone if another process has changed it in the
+    /// Restores the old values, in reverse order. Leaves a setting alone if another process has changed it in the
     /// meantime, or if its device is gone. Returns the restored settings, and the errors for those that could not be
     /// restored.
     pub fn restore(&self) -> (Vec<Setting>, Vec<KernelError>) {

@@ -1,5 +1,5 @@
-//! clsact qdiscs and the eBPF filters on them. Works in the network namespace of the calling thread, and blocks on the
-//! kernel's answers, which are immediate.
+//! clsact qdiscs and the eBPF filters on them. Works in the network namespace of the calling thread, and blocks until
+//! the kernel's replies, which are immediate.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -24,7 +24,7 @@ const TCA_BPF_ID: u16 = 11;
 const HEADER_LEN: usize = 20;
 /// The kind of a clsact qdisc.
 const CLSACT: &str = "clsact";
-/// Filters see packets of all protocols.
+/// Makes filters see packets of all protocols.
 const PROTOCOL: u16 = (libc::ETH_P_ALL as u16).to_be();
 
 /// The hooks of a clsact qdisc.
@@ -67,11 +67,11 @@ pub struct Filter {
     pub place: Place,
     /// Its classifier: `bpf`, `flower`.
     pub kind: String,
-    /// Whether it sees packets of all protocols.
+    /// Whether the filter sees packets of all protocols.
     pub is_for_all: bool,
-    /// The name that its creator gave an eBPF filter.
+    /// The name of an eBPF filter, given by its creator.
     pub name: Option<String>,
-    /// Id of its program.
+    /// Id of the filter's program.
     pub program: Option<u32>,
 }
 
@@ -97,7 +97,7 @@ impl Socket {
         KernelSocket::open(NETLINK_ROUTE).map(Self)
     }
 
-    /// The devices that have a clsact qdisc.
+    /// Lists the ifindexes of devices that have a clsact qdisc.
     pub fn devices_with_clsact(&mut self) -> io::Result<Vec<u32>> {
         let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
         let mut devices = Vec::new();
@@ -109,8 +109,8 @@ impl Socket {
         Ok(devices)
     }
 
-    /// Adds a clsact qdisc to a device. Returns `false` if it already has one. An ingress qdisc occupies the same slot;
-    /// filters for sent packets would then run on packets received there.
+    /// Adds a clsact qdisc to a device. Returns `false` if the device already has one. An ingress qdisc occupies the
+    /// same slot; with it, filters for sent packets would run on received packets.
     pub fn add_clsact(&mut self, device: u32) -> io::Result<bool> {
         let request = RouteNetlinkMessage::NewQueueDiscipline(clsact(device));
         match self.request(request, NLM_F_CREATE | NLM_F_EXCL, &mut |_, _| ()) {
@@ -129,7 +129,7 @@ impl Socket {
         self.request(request, 0, &mut |_, _| ())
     }
 
-    /// All filters of a side, in order. Empty without a clsact qdisc.
+    /// Lists all filters of a side, in order; empty if there is no clsact qdisc.
     pub fn filters(&mut self, device: u32, side: Side) -> io::Result<Vec<Filter>> {
         let mut message = TcMessage::with_index(device.cast_signed());
         message.header.parent = side.parent();
@@ -154,8 +154,7 @@ impl Socket {
         Ok(filters)
     }
 
-    /// Attaches a program that itself decides what happens to a packet (`direct-action`), in a position without a
-    /// filter.
+    /// Attaches a program that returns its own verdict on packets (`direct-action`), at a position without a filter.
     pub fn add_filter(
         &mut self,
         device: u32,
@@ -169,7 +168,7 @@ impl Socket {
         self.request(request, NLM_F_CREATE | NLM_F_EXCL, &mut |_, _| ())
     }
 
-    /// Replaces a filter's program: each packet meets either the old or the new one (`list_replace_rcu` in
+    /// Replaces a filter's program. Each packet meets either the old or the new one (`list_replace_rcu` in
     /// net/sched/cls_bpf.c, `cls_bpf_change`).
     pub fn replace_filter(
         &mut self,
@@ -191,15 +190,15 @@ impl Socket {
         self.request(request, 0, &mut |_, _| ())
     }
 
-    /// Sends a request, and calls `each` with every object in the answer. Foreign objects may contain attributes that
-    /// our libraries cannot parse, so only the needed ones are parsed.
+    /// Sends a request, and calls `each` with every object in the reply. Foreign objects may contain attributes that
+    /// our libraries cannot parse, so only the needed attributes are parsed.
     fn request(
         &mut self,
         request: RouteNetlinkMessage,
         flags: u16,
         each: &mut dyn FnMut(&TcHeader, Attributes),
     ) -> io::Result<()> {
-        self.0.request_route(&request, flags, &mut |_, payload| {
+        self.0.request_message(&request, flags, &mut |_, payload| {
             let header = TcHeader::parse(payload).map_err(io::Error::other)?;
             let attributes = payload.get(HEADER_LEN..).unwrap_or_default();
             each(&header, Attributes::read(attributes));

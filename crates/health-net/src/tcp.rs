@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use socket2::SockRef;
 
 /// Makes the kernel forget a closed connection as soon as the other side has acknowledged the FIN, without waiting for
-/// that side's own FIN: no FIN_WAIT2 and no TIME_WAIT (tcp(7), `TCP_LINGER2`). Must be called before the connection is
+/// the other side's FIN: no FIN_WAIT2 and no TIME_WAIT (tcp(7), `TCP_LINGER2`). Must be called before the connection is
 /// closed.
 pub fn forget_after_fin(socket: &impl AsFd) -> io::Result<()> {
     let never: libc::c_int = -1;
@@ -24,9 +24,9 @@ pub fn forget_after_fin(socket: &impl AsFd) -> io::Result<()> {
     Errno::result(result).map(drop).map_err(io::Error::from)
 }
 
-/// Delays the acknowledgement that ends the handshake until the first write, and sends both together: this saves one
-/// packet, and a server learns of the connection when there is something to read (tcp(7), `TCP_QUICKACK`). The kernel
-/// sends the acknowledgement alone if nothing is written for 40 ms. Must be called before the connection is opened.
+/// Delays the acknowledgement that ends the handshake until the first write, and sends both together. This saves a
+/// packet, and a server learns of the connection when there is something to read (tcp(7), `TCP_QUICKACK`). If nothing
+/// is written for 40 ms, the kernel sends the acknowledgement alone. Must be called before the connection is opened.
 pub fn acknowledge_by_first_write(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_tcp_quickack(false)
 }

@@ -1,4 +1,4 @@
-//! Helpers for tests of this crate and of others.
+//! Test helpers for this crate and other crates.
 
 use std::panic;
 use std::thread;

@@ -29,7 +29,7 @@ const NETDEV: &[u8] = b"netdev\0";
 const GET_DEVICE: u8 = 1;
 const DEVICE_INDEX: u16 = 1;
 const DEVICE_XDP_FEATURES: u16 = 3;
-/// The feature of sending packets that are redirected to the device.
+/// The feature bit for sending packets that are redirected to the device.
 const NDO_XMIT: u64 = 4;
 
 /// What runs an XDP program.
@@ -43,7 +43,7 @@ pub enum Mode {
     Hardware,
 }
 
-/// A device from XDP's point of view.
+/// The XDP properties of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
     /// Its hardware address, if that is an Ethernet address.
@@ -52,13 +52,13 @@ pub struct Device {
     pub programs: Vec<(Mode, u32)>,
 }
 
-/// Looks a device up by its number.
+/// Looks a device up by its ifindex.
 pub fn device(index: u32) -> io::Result<Device> {
     let mut message = LinkMessage::default();
     message.header.index = index;
     let mut device = Device::default();
     let request = RouteNetlinkMessage::GetLink(message);
-    KernelSocket::open(NETLINK_ROUTE)?.request_route(&request, 0, &mut |_, payload| {
+    KernelSocket::open(NETLINK_ROUTE)?.request_message(&request, 0, &mut |_, payload| {
         device = Device::read(payload.get(LINK_HEADER_LEN..).unwrap_or_default());
         Ok(())
     })?;
@@ -93,8 +93,8 @@ fn each(attributes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
 }
 
 /// Whether a device currently sends packets that programs in other devices' drivers redirect to it; `None` if the
-/// kernel does not say. A veth does if its other end has a program or GRO; otherwise it also loses what its own program
-/// sends back.
+/// kernel does not say. A veth sends them if its other end has a program or GRO; otherwise it also loses packets that
+/// its own program sends back.
 pub fn sends(index: u32) -> io::Result<Option<bool>> {
     let mut socket = KernelSocket::open(NETLINK_GENERIC)?;
     let mut family = None;
@@ -124,7 +124,7 @@ pub fn sends(index: u32) -> io::Result<Option<bool>> {
     Ok(features.map(|features| u64::from_ne_bytes(features) & NDO_XMIT != 0))
 }
 
-/// A generic netlink message with one attribute.
+/// Builds a generic netlink message with one attribute.
 fn generic(command: u8, attribute: u16, value: &[u8]) -> Vec<u8> {
     const VERSION: u8 = 1;
     let mut message = vec![command, VERSION, 0, 0];
@@ -135,7 +135,7 @@ fn generic(command: u8, attribute: u16, value: &[u8]) -> Vec<u8> {
     message
 }
 
-/// The first bytes of an attribute in a generic netlink message.
+/// Returns the first bytes of an attribute in a generic netlink message.
 fn found<const N: usize>(payload: &[u8], kind: u16) -> Option<[u8; N]> {
     let mut attributes = each(payload.get(GENERIC_HEADER_LEN..)?);
     let attribute = attributes.find(|attribute| attribute.kind() == kind)?;

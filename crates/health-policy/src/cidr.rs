@@ -7,10 +7,10 @@ use ipnet::IpNet;
 use super::error::{PolicyError, Problem};
 use super::field::Field;
 
-/// The API server's message about a text that is not a CIDR.
+/// The API server's message about a string that is not a CIDR.
 const NO_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
 
-/// Reads a CIDR, or an address as the CIDR of only that address, as in Cilium's rules.
+/// Reads a CIDR as in Cilium's rules; an address counts as the CIDR of only that address.
 pub(super) fn read_cidr(field: &Field<'_>) -> Result<IpNet, PolicyError> {
     let text = field.text()?;
     let read = parse_network_or_ip(text).or_else(|error| match text.parse() {
@@ -27,7 +27,7 @@ pub(super) fn read_cidr(field: &Field<'_>) -> Result<IpNet, PolicyError> {
     Ok(cidr.trunc())
 }
 
-/// Reads a CIDR and its exceptions, as in Cilium's CIDR sets.
+/// Reads a CIDR and its exceptions as in Cilium's CIDR sets.
 pub(super) fn read_cidr_set(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), PolicyError> {
     let fields = field.fields(&["cidr", "except"])?;
     let cidr = read_cidr(&fields.required("cidr")?)?;
@@ -35,7 +35,7 @@ pub(super) fn read_cidr_set(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), Po
     for field in fields.items("except")? {
         let except = read_cidr(&field)?;
         if !cidr.contains(&except) {
-            // Earlier versions treated an IPv4 network in IPv6 form as an IPv6 network.
+            // Earlier versions treated an IPv4-mapped IPv6 network as an IPv6 network.
             if field.is_stored() {
                 continue;
             }
@@ -47,7 +47,7 @@ pub(super) fn read_cidr_set(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), Po
     Ok((cidr, excepts))
 }
 
-/// Reads a CIDR and its exceptions, as in Kubernetes' IP blocks.
+/// Reads a CIDR and its exceptions as in Kubernetes' IP blocks.
 pub(super) fn read_ip_block(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), PolicyError> {
     if field.is_stored() {
         return read_cidr_set(field);

@@ -1,4 +1,4 @@
-//! Rules in Cilium's format: the `spec` of its objects, and the bare lists of rules.
+//! Rules in Cilium's format: the `spec` of its objects, and bare lists of rules.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use super::rule::{Action, Entry, PolicyName, Rule, RuleRef, Section};
 use super::selector::{K8S, NAMESPACE, Selector};
 use crate::ports::{PortRange, Traffic};
 
-/// Maximum ports, and maximum ICMP types, in one list (Cilium's limit).
+/// Maximum number of ports, or of ICMP types, in one list (Cilium's limit).
 pub(super) const PORTS_MAX: usize = 40;
 
-/// Where a rule's selectors search for endpoints.
+/// The scope in which a rule's selectors match endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope<'a> {
     /// Everywhere.
@@ -46,7 +46,7 @@ impl Scope<'_> {
         Ok(())
     }
 
-    /// Limits a selector of peers, unless it names a scope itself.
+    /// Limits a selector of peers to the scope, unless the selector itself names one.
     fn limit_peers(self, selector: &mut Selector, subject_is_init: bool) {
         if selector.names_reserved() || selector.names_namespace() {
             return;
@@ -61,7 +61,7 @@ impl Scope<'_> {
     }
 }
 
-/// Reads a rule of the policy of this name. The rule gets the `derived` labels.
+/// Reads a rule of the policy with this name. The rule gets the `derived` labels.
 pub(super) fn read_rule(
     field: &Field<'_>,
     scope: Scope<'_>,
@@ -118,7 +118,7 @@ pub(super) fn place(policy: &Arc<PolicyName>, field: &Field<'_>) -> RuleRef {
     }
 }
 
-/// Reads the `labels` of a rule. Each is a text, or an object of `key`, `value` and `source`.
+/// Reads the `labels` of a rule. Each is a string, or an object with `key`, `value` and `source`.
 pub(super) fn read_labels(rule: &Fields<'_>) -> Result<Vec<Label>, PolicyError> {
     let read = |field: Field<'_>| {
         let label = if field.value().is_string() {
@@ -142,7 +142,7 @@ pub(super) fn read_labels(rule: &Fields<'_>) -> Result<Vec<Label>, PolicyError> 
     rule.items("labels")?.into_iter().map(read).collect()
 }
 
-/// Reads the two lists of a direction.
+/// Reads both lists, of allow and deny entries, of one direction.
 struct SectionReader<'a> {
     fields: &'a Fields<'a>,
     scope: Scope<'a>,
@@ -218,7 +218,7 @@ impl SectionReader<'_> {
             }
         };
         let traffic = read_traffic(field, &fields)?;
-        // As in Cilium, an empty rule matches nothing: it only turns on the default deny.
+        // As in Cilium, an empty rule matches nothing; it only turns on the default deny.
         let peers = match (selected, &traffic) {
             (Some(selectors), _) => Peers::Selected(selectors),
             (None, Some(_)) => Peers::All,
@@ -256,7 +256,7 @@ fn read_entities(list: &[Field<'_>]) -> Result<Vec<PeerSelector>, PolicyError> {
         .collect()
 }
 
-/// Reads CIDRs, given as texts or as objects with exceptions.
+/// Reads CIDRs, given as strings or as objects with exceptions.
 fn read_cidrs(list: &[Field<'_>]) -> Result<CidrSet, PolicyError> {
     let mut set = CidrSet::default();
     for field in list {
@@ -270,7 +270,7 @@ fn read_cidrs(list: &[Field<'_>]) -> Result<CidrSet, PolicyError> {
     Ok(set)
 }
 
-/// Reads the ports or ICMP types of an entry; `None` if it has no such field.
+/// Reads the ports or ICMP types of an entry; `None` if the entry has neither field.
 fn read_traffic(field: &Field<'_>, fields: &Fields<'_>) -> Result<Option<Traffic>, PolicyError> {
     let ports = fields.items("toPorts")?;
     let icmps = fields.items("icmps")?;
@@ -318,7 +318,7 @@ fn read_port(field: &Field<'_>, ranges: &mut Vec<PortRange>) -> Result<(), Polic
     Ok(())
 }
 
-/// Reads a protocol with ports.
+/// Reads the protocol of an entry with ports.
 pub(super) fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> {
     let text = field.text()?;
     let known = Protocol::WITH_PORTS
@@ -331,7 +331,7 @@ pub(super) fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> 
     })
 }
 
-/// Reads the first and last port. Port 0 means every port, as in Cilium.
+/// Reads the first and the last port. Port 0 means every port, as in Cilium.
 pub(super) fn read_port_range(
     port: &Field<'_>,
     end: Option<Field<'_>>,

@@ -1,7 +1,7 @@
-//! Compiles a resolved policy to entries of `HEALTH_POLICY`, as few as possible and always the same ones.
+//! Compiles a resolved policy to the fewest possible entries of `HEALTH_POLICY`. The result is deterministic.
 //!
-//! First finds the verdicts of all protocols and ports of each identity. Where these equal the verdicts of any
-//! identity, the identity needs no entry; the rest is covered with as few prefixes as possible.
+//! First finds each identity's verdicts for all protocols and ports. Where these equal the verdicts for any identity,
+//! no entry is needed; the rest is covered with as few prefixes as possible.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use super::resolve::{ResolvedDirection, ResolvedPolicy, Verdict};
 use super::rule::{Action, Entry};
 use crate::ports::{PortRange, Traffic};
 
-/// What an entry applies to.
+/// The packets to which an entry applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryKey {
-    /// The peer; [`Identity::UNKNOWN`] means any peer without a matching entry of its own.
+    /// The peer; [`Identity::UNKNOWN`] means any peer that has no matching entry of its own.
     pub identity: Identity,
-    /// Length of the prefix, in bits of a [`PolicyKey`]: [`PREFIX_ALL`], or [`PREFIX_PROTOCOL`] to [`PREFIX_PORT`].
+    /// Length of the prefix in bits of a [`PolicyKey`]: [`PREFIX_ALL`], or [`PREFIX_PROTOCOL`] to [`PREFIX_PORT`].
     pub prefix_len: u32,
     /// The protocol; 0 for an entry for all protocols.
     pub protocol: u8,
@@ -34,7 +34,7 @@ pub struct EntryKey {
 }
 
 impl EntryKey {
-    /// The key of the entry of this prefix length that matches the packet.
+    /// Returns the key of this prefix length that matches the packet.
     fn matching(identity: Identity, l4: L4, prefix_len: u32) -> Self {
         let all_protocols = prefix_len < PREFIX_PROTOCOL;
         let free_bits = PREFIX_PORT - prefix_len.max(PREFIX_PROTOCOL);
@@ -47,7 +47,7 @@ impl EntryKey {
         }
     }
 
-    /// The key in `HEALTH_POLICY`, without the length of its prefix.
+    /// Returns the key in `HEALTH_POLICY`, without its prefix length.
     pub fn in_table(self, table: u32, direction: Direction) -> PolicyKey {
         PolicyKey {
             table,
@@ -63,7 +63,7 @@ impl EntryKey {
     }
 }
 
-/// Entries that decide like a [`ResolvedPolicy`]. Equal policies have equal entries.
+/// Entries that give the same verdicts as a [`ResolvedPolicy`]. Equal policies have equal entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompiledPolicy {
     ingress: CompiledDirection,
@@ -83,13 +83,13 @@ impl CompiledDirection {
         self.enforced
     }
 
-    /// The entries in order.
+    /// Returns the entries in order.
     pub const fn entries(&self) -> &BTreeMap<EntryKey, Verdict> {
         &self.entries
     }
 
-    /// Decides a packet as the kernel does: by the longest matching prefix of the peer's identity, and only if there is
-    /// none, by that of any identity.
+    /// Decides a packet as the kernel does: by the longest matching prefix of the peer's identity or, if there is none,
+    /// of any identity.
     pub fn lookup(&self, identity: Identity, l4: L4) -> Verdict {
         if !self.enforced {
             return Verdict::Allow;
@@ -112,7 +112,7 @@ pub struct PolicyDiff {
     pub set: BTreeMap<(Direction, EntryKey), Verdict>,
     /// Removed entries.
     pub removed: BTreeSet<(Direction, EntryKey)>,
-    /// Directions whose enforcement changed, and whether they are enforced now.
+    /// Directions whose enforcement changed, with whether they are enforced now.
     pub enforced: BTreeMap<Direction, bool>,
 }
 
@@ -124,7 +124,7 @@ impl PolicyDiff {
 }
 
 impl CompiledPolicy {
-    /// One direction.
+    /// Returns the policy of one direction.
     pub const fn direction(&self, direction: Direction) -> &CompiledDirection {
         match direction {
             Direction::Ingress => &self.ingress,
@@ -132,7 +132,7 @@ impl CompiledPolicy {
         }
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.ingress.entries.len() + self.egress.entries.len()
     }
@@ -142,7 +142,7 @@ impl CompiledPolicy {
         self.len() == 0
     }
 
-    /// The changes since `old`.
+    /// Returns the changes since `old`.
     pub fn diff(&self, old: &Self) -> PolicyDiff {
         let mut diff = PolicyDiff::default();
         for direction in Direction::ALL {
@@ -165,8 +165,8 @@ impl CompiledPolicy {
 }
 
 impl ResolvedPolicy {
-    /// Compiles the policy for these identities. Until it is compiled again, a peer with any other identity gets what
-    /// applies to every peer.
+    /// Compiles the policy for these identities. Until the next compilation, peers with any other identity get the
+    /// verdicts that apply to every peer.
     pub fn compile(&self, identities: &BTreeMap<Identity, Arc<LabelSet>>) -> CompiledPolicy {
         let peers: Vec<_> = identities
             .iter()
@@ -201,7 +201,7 @@ fn compile_direction(resolved: &ResolvedDirection, peers: &[Peer<'_>]) -> Compil
     };
     set(Identity(ANY_IDENTITY), &any.cover(&Verdicts::default()));
 
-    // The same rules select many identities.
+    // The same entries match many identities.
     let mut known: HashMap<MatchingEntries, Vec<CompiledEntry>> = HashMap::new();
     for peer in peers {
         let found = known
@@ -220,7 +220,8 @@ struct Compiler<'a> {
     entries: Vec<&'a Entry>,
 }
 
-/// What applies to a peer: these of the rules' entries, by position, and whether the peer is the local host.
+/// The inputs to a peer's verdicts: the matching entries of the rules, by index, and whether the peer is the local
+/// host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MatchingEntries {
     entries: Vec<usize>,
@@ -274,17 +275,17 @@ impl Compiler<'_> {
     }
 }
 
-/// The verdicts of a peer, for all traffic from and to it.
+/// The verdicts on all traffic with a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Verdicts {
-    /// Verdict of the protocols that are not listed.
+    /// Verdict on the protocols that are not listed.
     rest: Verdict,
-    /// Verdicts of each listed protocol: the first ports of ranges, from port 0 on, and their verdicts.
+    /// Verdicts on each listed protocol: the first ports of ranges, starting at port 0, and the verdict on each range.
     protocols: BTreeMap<Protocol, Vec<(u16, Verdict)>>,
 }
 
 impl Default for Verdicts {
-    /// The verdicts of a peer without entries.
+    /// Returns the verdicts on a peer without entries.
     fn default() -> Self {
         Self {
             rest: Verdict::None,
@@ -293,10 +294,10 @@ impl Default for Verdicts {
     }
 }
 
-/// Flattens the ranges of a protocol, in order from port 0: denied wherever a range denies, allowed where one allows,
-/// else `rest`.
+/// Flattens the ranges of a protocol, in order from port 0: denied where any range denies, else allowed where any range
+/// allows, else `rest`.
 fn steps(ranges: &[(PortRange, Action)], rest: Verdict) -> Vec<(u16, Verdict)> {
-    // The change in the number of active ranges per action at a port.
+    // By how much the number of active ranges changes at each port, per action.
     let mut changes: BTreeMap<u32, [i32; 2]> = BTreeMap::from([(0, [0, 0])]);
     for (range, action) in ranges {
         let of_action = usize::from(*action == Action::Deny);
@@ -322,7 +323,7 @@ fn steps(ranges: &[(PortRange, Action)], rest: Verdict) -> Vec<(u16, Verdict)> {
 }
 
 impl Verdicts {
-    /// The entries that give these verdicts, if what has no entry gets the `default` verdicts.
+    /// Returns entries that give these verdicts, assuming that traffic without an entry gets the `default` verdicts.
     fn cover(&self, default: &Self) -> Vec<CompiledEntry> {
         let named: BTreeSet<Protocol> = self
             .protocols
@@ -368,7 +369,8 @@ impl Verdicts {
         }
     }
 
-    /// What the ports of a protocol must get, if what has no entry gets the `default` verdicts.
+    /// Returns the verdicts required on the ports of a protocol, assuming that ports without an entry get the `default`
+    /// verdicts.
     fn wanted(&self, protocol: Protocol, default: &Self) -> Vec<WantedRange> {
         let (own, default) = (self.of_protocol(protocol), default.of_protocol(protocol));
         let at = |steps: &BTreeMap<u16, Verdict>, port: u16| {
@@ -395,7 +397,7 @@ impl Verdicts {
     }
 }
 
-/// An entry, for any identity.
+/// An entry, without its identity.
 #[derive(Clone, Copy, Debug)]
 struct CompiledEntry {
     protocol: u8,

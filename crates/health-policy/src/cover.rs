@@ -1,32 +1,32 @@
-//! The smallest set of prefixes that gives every port its verdict, with the longest prefix deciding.
+//! Finds the smallest set of prefixes that gives every port its verdict when the longest matching prefix decides.
 //!
-//! The classic algorithm for the smallest routing table. From the leaves up, it computes the cost of each part of the
-//! port space for each verdict that the part may inherit from above. Then it picks the cheapest choice, from the root
-//! down.
+//! This is the classic algorithm for minimizing a routing table. From the leaves up, it computes the cost of each part
+//! of the port space for each verdict that the part may inherit from above. Then it picks the cheapest choice from the
+//! root down.
 
 use super::resolve::Verdict;
 
-/// The verdict that a range of ports must get. Ranges of one protocol follow each other without a gap, from port 0.
+/// The verdict that a range of ports must get. The ranges of one protocol start at port 0 and leave no gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WantedRange {
     /// First port; the range ends where the next one starts.
     pub(super) first: u16,
     pub(super) verdict: Verdict,
-    /// Whether having no entry at all is also right.
+    /// Whether having no entry at all is also correct.
     pub(super) is_default: bool,
 }
 
 /// Ports that share their first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PortPrefix {
-    /// The lowest port.
+    /// The lowest of the ports.
     pub(super) port: u16,
-    /// How many bits the ports share, 0 to 16.
+    /// How many leading bits the ports share, 0 to 16.
     pub(super) bits: u32,
     pub(super) verdict: Verdict,
 }
 
-/// What ports may inherit from a shorter prefix: nothing, or a verdict.
+/// All that ports can inherit from a shorter prefix: nothing, or a verdict.
 const INHERITED: [Option<Verdict>; 4] = [
     None,
     Some(Verdict::Allow),
@@ -43,7 +43,7 @@ const fn slot(inherited: Option<Verdict>) -> usize {
     }
 }
 
-/// Number of entries; among equals, the number of entries without a verdict. Fewer is better.
+/// Number of entries and, as a tie-breaker, number of entries without a verdict. Fewer is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Cost {
     entries: u32,
@@ -51,7 +51,7 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// Cost of an impossible choice. It adds up without overflow.
+    /// Cost of an impossible choice. It can be added up without overflow.
     const IMPOSSIBLE: Self = Self {
         entries: 1 << 24,
         of_no_verdict: 0,
@@ -72,7 +72,7 @@ impl Cost {
     }
 }
 
-/// The cheapest way to cover a part of the space, for each verdict that it may inherit.
+/// The cheapest way to cover a part of the port space, for each verdict that the part may inherit.
 #[derive(Clone, Debug)]
 pub(super) struct Choices {
     cost: [Cost; 4],
@@ -81,7 +81,7 @@ pub(super) struct Choices {
 }
 
 impl Choices {
-    /// Computes the choices from the cost of the parts below, for each verdict that they inherit.
+    /// Computes the choices from the costs of the parts below, for each verdict that those parts inherit.
     fn over(below: [Cost; 4]) -> Self {
         let mut choices = Self {
             cost: below,
@@ -99,7 +99,8 @@ impl Choices {
         choices
     }
 
-    /// Costs of a part whose ports all need this, and of the protocols that no rule names.
+    /// Returns the costs of a part with the same `wanted` verdict everywhere. Also applies to the protocols that no
+    /// rule names.
     fn below_of(wanted: WantedRange) -> [Cost; 4] {
         INHERITED.map(|inherited| {
             let does = match inherited {
@@ -115,7 +116,7 @@ impl Choices {
     }
 }
 
-/// How to cover the ports of one protocol.
+/// A cover of the ports of one protocol.
 #[derive(Clone, Debug)]
 pub(super) struct Cover {
     choices: Choices,
@@ -128,8 +129,8 @@ impl Cover {
         Self::of_part(wanted, 0, 16)
     }
 
-    /// Covers the ports from `first` on that differ only in their last `bits`. The first of the `wanted` ranges may
-    /// start before these ports, but none may start after them.
+    /// Covers the ports that start at `first` and differ only in their last `bits` bits. The first of the `wanted`
+    /// ranges may start before these ports, but must not start after `first`.
     fn of_part(wanted: &[WantedRange], first: u16, bits: u32) -> Self {
         if let [only] = wanted {
             return Self {
@@ -153,7 +154,7 @@ impl Cover {
         }
     }
 
-    /// The prefixes to set if `inherited` is inherited, shortest first in each part.
+    /// Returns the prefixes to set if the ports inherit `inherited`, shortest first in each part.
     pub(super) fn prefixes(&self, inherited: Option<Verdict>) -> Vec<PortPrefix> {
         let mut prefixes = Vec::new();
         self.collect(inherited, 0, 0, &mut prefixes);
@@ -184,8 +185,8 @@ impl Cover {
     }
 }
 
-/// The entry for all protocols, if it is worthwhile. `covers` are the covers of the protocols that rules name, and
-/// `others` is what all other protocols must get.
+/// Returns the entry for all protocols, if having one saves entries. `covers` are the covers of the protocols that
+/// rules name, and `others` is the verdict required on all other protocols.
 pub(super) fn entry_for_all<'a>(
     others: WantedRange,
     covers: impl IntoIterator<Item = &'a Cover>,

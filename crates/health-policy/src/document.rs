@@ -18,20 +18,20 @@ use super::kubernetes;
 use super::rule::{Kind, PolicyName, Rule};
 use super::selector::K8S;
 
-/// Maximum allow and deny rules of one import, both directions together.
+/// Maximum number of allow and deny rules in one import, both directions together.
 const RULES_MAX: usize = 10_000;
 
-/// Namespace of Kubernetes objects that name none.
+/// Namespace of Kubernetes objects that do not name one.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Source and key of the label that a bare rule without labels gets; its value depends on the contents of the rule.
+/// Source and key of the label given to a bare rule without labels; the value depends on the rule's contents.
 const UNLABELLED: (&str, &str) = ("health-agent", "rule");
 
-/// Maximum number of other objects to list, and maximum characters of each.
+/// Maximum number of skipped objects to list, and maximum characters of each.
 const SKIPPED_MAX: usize = 1000;
 const NAME_SHOWN: usize = 400;
 
-/// Fields of an object's `metadata`. Only name and namespace matter here.
+/// Fields of an object's `metadata`. Only those for the name and namespace matter here.
 const METADATA: [&str; 15] = [
     "name",
     "namespace",
@@ -59,17 +59,17 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The policy's name.
+    /// Returns the policy's name.
     pub fn name(&self) -> &PolicyName {
         &self.name
     }
 
-    /// The document that the policy was imported from: an object, or the list of its bare rules.
+    /// Returns the document from which the policy was imported: an object, or the list of its bare rules.
     pub const fn document(&self) -> &Value {
         &self.document
     }
 
-    /// The labels of the policy's rules, including those that name its object.
+    /// Returns the labels of the policy's rules, including those derived from its object.
     pub fn labels(&self) -> impl Iterator<Item = &LabelSet> {
         self.rules.iter().map(|rule| &rule.labels)
     }
@@ -79,17 +79,17 @@ impl Policy {
     }
 }
 
-/// The contents of a text.
+/// The contents of a YAML or JSON document.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Documents {
     /// The policies, with unique names.
     pub policies: Vec<Policy>,
-    /// The objects of other kinds, by kind, namespace and name.
+    /// The skipped objects of other kinds, each as kind, namespace and name.
     pub skipped: Vec<String>,
 }
 
-/// Reads the policies of a text in JSON, or in YAML, which may hold several documents. Either all are valid or the text
-/// is refused. Skips objects of kinds that are not policies.
+/// Parses policies from JSON, or from YAML, which may contain several documents. If any policy is invalid, refuses all.
+/// Skips objects of kinds that are not policies.
 pub fn parse(text: &str) -> Result<Documents, PolicyError> {
     let mut policies = BTreeMap::new();
     let mut skipped = Vec::new();
@@ -125,8 +125,8 @@ pub fn parse(text: &str) -> Result<Documents, PolicyError> {
     })
 }
 
-/// Reads a policy from its own document, as [`Policy::document`] keeps it, whatever earlier versions accepted. Also
-/// returns why it could no longer be imported, if so.
+/// Reads a policy from the document that [`Policy::document`] keeps, accepting all that earlier versions accepted. Also
+/// returns why the policy could no longer be imported, if so.
 pub(super) fn read_stored(document: &Value) -> Result<(Policy, Option<PolicyError>), PolicyError> {
     let refused = read_document(&Field::root(document)).err();
     let mut policies = read_document(&Field::stored(document))?.policies;
@@ -158,7 +158,7 @@ fn read_document(field: &Field<'_>) -> Result<Documents, PolicyError> {
     for item in fields.items("items")? {
         match (implied, item.value()) {
             (Some(kind), Value::Object(given)) => {
-                // The API omits both in a list of one kind.
+                // The API omits both fields from the items of a list of one kind.
                 let mut object = given.clone();
                 let version = || api_version(kind).into();
                 object.entry("apiVersion").or_insert_with(version);
@@ -181,8 +181,8 @@ impl Documents {
     }
 }
 
-/// The name to show for an object that is not a policy. `None` for an object that looks like a policy: skipping it
-/// might leave open what it should close.
+/// Returns the name under which to report an object that is not a policy. Returns `None` if the object looks like a
+/// policy: skipping it might allow traffic that it should deny.
 fn other_object(field: &Field<'_>) -> Result<Option<String>, PolicyError> {
     let fields = field.any_fields()?;
     let kind = fields.required("kind")?;
@@ -287,7 +287,7 @@ fn read_name(fields: &Fields<'_>, kind: Kind) -> Result<PolicyName, PolicyError>
     })
 }
 
-/// Reads a name that is safe in tables and paths.
+/// Reads a name, which must be safe in tables and paths.
 fn read_metadata_name(field: &Field<'_>) -> Result<String, PolicyError> {
     let text = field.text()?;
     if text.is_empty() {
@@ -328,7 +328,7 @@ fn read_specs(
         .collect()
 }
 
-/// The labels that the rules of an object get, as in Cilium.
+/// Returns the labels that the rules of an object get, as in Cilium.
 fn derived_labels(policy: &PolicyName) -> Vec<Label> {
     let PolicyName::Object {
         kind,
@@ -343,12 +343,12 @@ fn derived_labels(policy: &PolicyName) -> Vec<Label> {
         ("name", Some(name)),
         ("namespace", namespace.as_deref()),
     ];
-    // No value is too long or holds characters that labels must not have: they were read as names.
+    // All values were read as names, so none is too long or contains characters that labels must not have.
     let label = |(key, value)| Label::new(K8S, &format!("io.cilium.k8s.policy.{key}"), value?).ok();
     parts.into_iter().filter_map(label).collect()
 }
 
-/// A digest of a text, the same in every version.
+/// Returns a digest of a string that is the same in every version.
 fn digest(text: &str) -> u64 {
     text.as_bytes().chunks(8).fold(0, |before, chunk| {
         let mut word = [0; 8];
@@ -359,8 +359,8 @@ fn digest(text: &str) -> u64 {
     })
 }
 
-/// Reads a bare list of rules. Rules with the same labels form one policy; a rule without labels is named after its
-/// contents.
+/// Reads a bare list of rules. Rules with the same labels form one policy; a rule without labels gets a name derived
+/// from its contents.
 fn read_bare(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
     let mut policies: BTreeMap<Arc<PolicyName>, Policy> = BTreeMap::new();
     for rule in field.list()? {
@@ -380,7 +380,7 @@ fn read_bare(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
             document: Value::Array(Vec::new()),
             rules: Vec::new(),
         });
-        // The rule's path is relative to the document of its policy, but errors show the path in the imported text.
+        // The rule's path is relative to the document of its policy, but errors show its path in the imported document.
         let own = rule.at_path(format!("[{}]", policy.rules.len()));
         let rule_read = cilium::read_rule(&own, Scope::Unlimited, &name, derived.as_slice())
             .map_err(|error| error.moved(own.path(), rule.path()))?;

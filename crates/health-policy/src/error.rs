@@ -1,4 +1,4 @@
-//! Why a policy document is refused, and at which place.
+//! Why a policy document is refused, and where in the document.
 
 use std::fmt;
 
@@ -6,24 +6,24 @@ use health_model::document::DocumentError;
 use health_model::labels::LabelError;
 use health_model::manifest;
 
-/// A document is refused, and with it the whole import.
+/// Why a document, and with it the whole import, is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}{problem}")]
 pub struct PolicyError {
-    /// Where.
+    /// Where the problem is.
     pub place: Place,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
 }
 
 impl PolicyError {
-    /// The same error, for a field of this policy.
+    /// Returns the same error for a field of this policy.
     pub(super) fn of_policy(mut self, policy: &impl fmt::Display) -> Self {
         self.place.policy = Some(policy.to_string());
         self
     }
 
-    /// The same error, for a field whose path differs from where it was read.
+    /// Returns the same error with its field's path moved from `from` to `to`.
     pub(super) fn moved(mut self, from: &str, to: &str) -> Self {
         if let Some(rest) = self.place.path.strip_prefix(from) {
             self.place.path = format!("{to}{rest}");
@@ -42,12 +42,12 @@ impl From<Problem> for PolicyError {
     }
 }
 
-/// A place in a document.
+/// A position in a document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// The policy, if it is known already.
+    /// The policy, if already known.
     pub policy: Option<String>,
-    /// The full path of the field, such as `spec.egress[0].toFQDNs`; empty for the document.
+    /// The full path of the field, such as `spec.egress[0].toFQDNs`; empty for the document as a whole.
     pub path: String,
 }
 
@@ -63,19 +63,19 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong.
+/// The problem with a document.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The text cannot be parsed.
+    /// The document cannot be parsed.
     #[error(transparent)]
     Text(#[from] DocumentError),
-    /// The text contains no policy.
+    /// The document contains no policy.
     #[error("it contains no policy{}", but(.skipped))]
     Empty {
-        /// Objects of other kinds that it contains.
+        /// Objects of other kinds in the document.
         skipped: Vec<String>,
     },
-    /// The field has a meaning, but is not supported here.
+    /// The field has a meaning in Cilium or Kubernetes, but is not supported here.
     #[error("{0} is not supported")]
     Unsupported(&'static str),
     /// No policy has such a field.
@@ -95,7 +95,7 @@ pub enum Problem {
     /// The list is too long.
     #[error("too many entries: {count}; at most {max} are allowed")]
     TooMany {
-        /// Its length.
+        /// The length of the list.
         count: usize,
         /// The limit.
         max: usize,
@@ -103,7 +103,7 @@ pub enum Problem {
     /// The labels are invalid.
     #[error(transparent)]
     Label(#[from] LabelError),
-    /// Kubernetes' API server refuses this; the message is its own.
+    /// Kubernetes' API server refuses this; the message is the server's own.
     #[error(transparent)]
     Api(#[from] manifest::Problem),
     /// The value is invalid.
@@ -111,16 +111,16 @@ pub enum Problem {
     Value {
         /// The value, shortened.
         value: String,
-        /// What is wrong with it, and what to write.
+        /// The problem with the value, and what to write instead.
         problem: String,
     },
-    /// Fields conflict with each other, or a choice has no effect.
+    /// Fields conflict with each other, or one has no effect.
     #[error("{0}")]
     Conflict(String),
 }
 
 impl Problem {
-    /// The value is invalid: `value` is `problem`.
+    /// Builds the error for an invalid value: `value` is `problem`.
     pub(super) fn value(value: impl fmt::Display, problem: impl Into<String>) -> Self {
         const SHOWN: usize = 64;
         let value = value.to_string();
@@ -135,7 +135,7 @@ impl Problem {
     }
 }
 
-/// What the text contains instead.
+/// Describes the objects that the document contains instead.
 fn but(skipped: &[String]) -> String {
     match skipped {
         [] => String::new(),

@@ -1,13 +1,13 @@
-//! Reads a document's tree field by field, and tracks the path of each field for errors.
+//! Reads a document's tree field by field, tracking the path of each field for errors.
 
 use serde_json::{Map, Value};
 
 use super::error::{Place, PolicyError, Problem};
 
-/// Maximum items of a list without a limit of its own.
+/// Maximum number of items in a list without a limit of its own.
 const ITEMS_MAX: usize = 10_000;
 
-/// Cilium's fields that change the meaning of a policy, and what they would do.
+/// Cilium's fields that would change the meaning of a policy, with their effect.
 const UNSUPPORTED: [(&str, &str); 21] = [
     ("nodeSelector", "host policy"),
     ("fromNodes", "matching by node labels"),
@@ -41,7 +41,7 @@ pub(super) struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
-    /// A document that is being imported.
+    /// Creates the root field of a document that is being imported.
     pub(super) fn root(value: &'a Value) -> Self {
         Self {
             value,
@@ -50,7 +50,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A document that was imported before, possibly by a version that refused less.
+    /// Creates the root field of a document that was imported before, possibly by a less strict version.
     pub(super) fn stored(value: &'a Value) -> Self {
         Self {
             is_stored: true,
@@ -58,12 +58,12 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Whether the document is stored: it keeps the meaning that it had for earlier versions.
+    /// Whether the document is a stored one, which keeps the meaning that it had in earlier versions.
     pub(super) fn is_stored(&self) -> bool {
         self.is_stored
     }
 
-    /// Result of an import check for this field. Stored documents always pass.
+    /// Returns the result of an import check on this field. Stored documents always pass.
     pub(super) fn check(&self, checked: Result<(), impl Into<Problem>>) -> Result<(), PolicyError> {
         match checked {
             Err(problem) if !self.is_stored => Err(self.error(problem)),
@@ -75,12 +75,12 @@ impl<'a> Field<'a> {
         self.value
     }
 
-    /// The path, such as `spec.ingress[0]`.
+    /// Returns the path, such as `spec.ingress[0]`.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
 
-    /// The same value at another path.
+    /// Returns the same value at another path.
     pub(super) fn at_path(&self, path: String) -> Self {
         Self {
             value: self.value,
@@ -89,7 +89,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Another value at the same path.
+    /// Returns another value at the same path.
     pub(super) fn with_value<'b>(&self, value: &'b Value) -> Field<'b> {
         Field {
             value,
@@ -126,7 +126,7 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.wrong_type("a map"))
     }
 
-    /// The fields. Fails if there are any besides the `known` ones.
+    /// Returns the fields of a map. Fails if there are any besides the `known` ones.
     pub(super) fn fields(&self, known: &[&str]) -> Result<Fields<'a>, PolicyError> {
         let fields = self.any_fields()?;
         match fields.map.keys().find(|key| !known.contains(&key.as_str())) {
@@ -142,7 +142,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The fields, whatever they are.
+    /// Returns the fields of a map, whichever they are.
     pub(super) fn any_fields(&self) -> Result<Fields<'a>, PolicyError> {
         Ok(Fields {
             map: self.map()?,
@@ -190,7 +190,7 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.wrong_type("a whole number"))
     }
 
-    /// A number, which may also be written as text.
+    /// Returns a number, which may also be written as a string.
     pub(super) fn text_or_number(&self) -> Result<String, PolicyError> {
         match self.value {
             Value::String(text) => Ok(text.clone()),
@@ -218,7 +218,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The field of this name; null counts as absent.
+    /// Returns the field of this name; null counts as absent.
     pub(super) fn get(&self, name: &str) -> Option<Field<'a>> {
         let value = self.map.get(name).filter(|value| !value.is_null())?;
         Some(self.at(name, value))
@@ -229,12 +229,12 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.error_at(name, Problem::Missing))
     }
 
-    /// An error about the field of this name, which may be absent.
+    /// Returns an error about the field of this name, which may be absent.
     pub(super) fn error_at(&self, name: &str, problem: impl Into<Problem>) -> PolicyError {
         self.at(name, &Value::Null).error(problem)
     }
 
-    /// All fields that are not null.
+    /// Returns all fields that are not null.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'a str, Field<'a>)> {
         let set = self.map.iter().filter(|(_, value)| !value.is_null());
         set.map(|(name, value)| (name.as_str(), self.at(name, value)))
@@ -244,7 +244,7 @@ impl<'a> Fields<'a> {
         self.map.len()
     }
 
-    /// The items of the list of this name; empty if the list is absent.
+    /// Returns the items of the list of this name; empty if the list is absent.
     pub(super) fn items(&self, name: &str) -> Result<Vec<Field<'a>>, PolicyError> {
         self.get(name).map_or(Ok(Vec::new()), |field| field.list())
     }

@@ -49,7 +49,7 @@ const V6: [(&str, u8); 27] = [
     ("ExtendedEchoReply", 161),
 ];
 
-/// The number of a type, by name.
+/// Returns the number of an ICMP type, by name.
 pub(super) fn type_by_name(protocol: Protocol, name: &str) -> Option<u8> {
     let names: &[_] = match protocol {
         Protocol::ICMP => &V4,

@@ -17,10 +17,10 @@ use crate::ports::{PortRange, Traffic};
 
 const POLICY_TYPES: [&str; 2] = ["Ingress", "Egress"];
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
-/// Maximum characters of a list in an error.
+/// Maximum characters of a list shown in an error.
 const SHOWN: usize = 64;
 
-/// Reads the rule of the policy of this name and namespace. The rule gets the `derived` labels.
+/// Reads the rule of the policy with this name and namespace. The rule gets the `derived` labels.
 pub(super) fn read_rule(
     field: &Field<'_>,
     namespace: &str,
@@ -65,7 +65,8 @@ struct PolicyTypes {
 }
 
 impl PolicyTypes {
-    /// The listed directions. Without a list: ingress always, and egress if there are rules for it.
+    /// Returns the listed directions. Without a list, ingress is always covered, and egress is if there are rules for
+    /// it.
     fn read(fields: &Fields<'_>) -> Result<Self, PolicyError> {
         let listed = fields.items("policyTypes")?;
         if listed.is_empty() {
@@ -206,7 +207,8 @@ fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> {
     cilium::read_protocol(field)
 }
 
-/// Reads the first and last port. The API server treats a number in quotes as a name, which is then invalid.
+/// Reads the first and the last port. As the API server does, treats a number in quotes as a name, which is then
+/// invalid.
 fn read_port_range(port: &Field<'_>, end: Option<Field<'_>>) -> Result<(u16, u16), PolicyError> {
     if port.value().is_string() {
         let name = port.text()?;
@@ -279,7 +281,7 @@ mod tests {
         )
     }
 
-    /// The problem of a policy, without its name and the path to the field.
+    /// Returns the problem of a policy, without its name and the path to the field.
     fn error(document: &Value) -> String {
         match parse(&document.to_string()) {
             Ok(_) => "accepted".to_owned(),

@@ -1,9 +1,9 @@
-//! Policy: documents become rules, rules become the policy of an endpoint, and that becomes entries of `HEALTH_POLICY`.
-//! This crate does not touch the kernel.
+//! Policy: documents become rules, rules become the policy of an endpoint, and this policy becomes entries of
+//! `HEALTH_POLICY`. This crate does not touch the kernel.
 //!
 //! [`parse`] reads the documents to import into a [`Repository`]. [`Repository::resolve`] finds the rules that select
-//! an endpoint. The resulting [`ResolvedPolicy`] decides packets one by one, rule by rule, and compiles to a
-//! [`CompiledPolicy`], whose entries decide the same in the kernel.
+//! an endpoint. The resulting [`ResolvedPolicy`] decides packets one by one, rule by rule. It compiles to a
+//! [`CompiledPolicy`], whose entries make the same decisions in the kernel.
 
 #![forbid(unsafe_code)]
 

@@ -10,9 +10,9 @@ use ipnet::IpNet;
 
 use super::selector::Selector;
 
-/// Source of the labels of identities that stand for a prefix; the key is the prefix.
+/// Source of the labels of identities that stand for a prefix; the label's key is the prefix.
 const CIDR: &str = "cidr";
-/// Name of the reserved identity of everything outside the cluster.
+/// Name of the reserved identity for everything outside the cluster.
 const WORLD: &str = "world";
 
 /// An identity as the other side of a packet.
@@ -33,12 +33,12 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// The peer's identity.
+    /// Returns the peer's identity.
     pub const fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// The peer's labels.
+    /// Returns the peer's labels.
     pub const fn labels(&self) -> &'a LabelSet {
         self.labels
     }
@@ -57,7 +57,7 @@ impl<'a> Peer<'a> {
     }
 }
 
-/// The prefix that an identity with these labels stands for; the longest if there are several.
+/// Returns the prefix that an identity with these labels stands for; the longest if there are several.
 pub fn prefix(labels: &LabelSet) -> Option<IpNet> {
     labels
         .iter()
@@ -105,8 +105,8 @@ impl Entity {
     }
 }
 
-/// CIDRs, each with its exceptions. The same CIDR may occur again with other exceptions; each occurrence selects by
-/// itself.
+/// CIDRs, each with its exceptions. The same CIDR may occur several times with different exceptions; each occurrence
+/// selects independently.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CidrSet(BTreeMap<IpNet, Vec<Vec<IpNet>>>);
 
@@ -115,7 +115,7 @@ impl CidrSet {
         self.0.entry(cidr.trunc()).or_default().push(except);
     }
 
-    /// All CIDRs, including the exceptions.
+    /// Returns all CIDRs, including the exceptions.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
         self.0.iter().flat_map(|(cidr, excepts)| {
             let excepts = excepts.iter().flatten().map(IpNet::trunc);
@@ -123,8 +123,8 @@ impl CidrSet {
         })
     }
 
-    /// A CIDR selects a prefix's identity if it contains the prefix and no exception does. The world's identity, which
-    /// has no prefix, belongs to both `0.0.0.0/0` and `::/0`.
+    /// Whether a CIDR selects the peer. A CIDR selects the identity of a prefix if it contains the prefix and none of
+    /// its exceptions does. The world's identity, which has no prefix, belongs to both `0.0.0.0/0` and `::/0`.
     fn selects(&self, peer: &Peer<'_>) -> bool {
         match peer.prefix {
             Some(prefix) => std::iter::successors(Some(prefix.trunc()), IpNet::supernet)
@@ -162,12 +162,12 @@ impl PeerSelector {
     }
 }
 
-/// The peers that a rule applies to.
+/// The peers to which a rule applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Peers {
     /// Every peer.
     All,
-    /// Peers that at least one of these selects; none if the list is empty.
+    /// Peers that at least one of these selectors selects; none if the list is empty.
     Selected(Vec<PeerSelector>),
 }
 
@@ -181,7 +181,7 @@ impl Peers {
         }
     }
 
-    /// All CIDRs that the selectors name.
+    /// Returns all CIDRs that the selectors name.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
         let selectors = match self {
             Self::All => &[][..],

@@ -1,13 +1,13 @@
-//! Ports of protocols: the part of rules that is not about the two sides of a packet.
+//! Ports and protocols: the part of a rule that does not concern the two sides of a packet.
 
 use health_model::policy::{L4, Protocol};
 
-/// Ports of one protocol, or types of ICMP.
+/// A range of ports of one protocol, or of ICMP types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PortRange {
     pub(super) protocol: Protocol,
     pub(super) first: u16,
-    /// Inclusive.
+    /// The last port, inclusive.
     pub(super) last: u16,
 }
 
@@ -25,7 +25,7 @@ impl PortRange {
     }
 }
 
-/// The ports that a rule applies to.
+/// The ports to which a rule applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Traffic {
     /// Every protocol and port.

@@ -1,4 +1,4 @@
-//! Random rules and identities: the compiled policy decides like the plain evaluator.
+//! With random rules and identities, checks that the compiled policy decides like the plain evaluator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn selector() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A field's name without `from` or `to`, and its value.
+/// A field's name without `from` or `to`, and the field's value.
 fn peers() -> impl Strategy<Value = Option<(&'static str, Value)>> {
     let entities = [
         "all",
@@ -175,7 +175,7 @@ fn identities() -> impl Strategy<Value = BTreeMap<Identity, Arc<LabelSet>>> {
     subsequence(all, 0..=count.min(8)).prop_map(|some| some.into_iter().collect())
 }
 
-/// Every packet for which the answer could change.
+/// Returns every packet for which the decision could change.
 fn packets(rules: &[Value]) -> BTreeSet<L4> {
     let mut ports: BTreeSet<u16> = PORTS.into();
     let mut add = |value: &Value| {

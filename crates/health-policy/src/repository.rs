@@ -14,7 +14,7 @@ use super::error::PolicyError;
 use super::resolve::{PolicySettings, ResolvedPolicy};
 use super::rule::PolicyName;
 
-/// The policies of an agent. Serialised as the documents that they were imported from.
+/// The policies of an agent. Serialized as the documents from which they were imported.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "StoredRepository", into = "StoredRepository")]
 pub struct Repository {
@@ -24,7 +24,7 @@ pub struct Repository {
     outdated: Vec<PolicyError>,
 }
 
-/// Result of an import, by policy name.
+/// The result of an import, by policy name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ImportOutcome {
@@ -32,15 +32,15 @@ pub struct ImportOutcome {
     pub added: Vec<PolicyName>,
     /// Policies that replaced one of the same name.
     pub replaced: Vec<PolicyName>,
-    /// Policies that existed already in identical form.
+    /// Policies that already existed in identical form.
     pub unchanged: Vec<PolicyName>,
     /// Objects of other kinds, which are not policies.
     pub skipped: Vec<String>,
 }
 
 impl Repository {
-    /// Imports the policies of a text in YAML or JSON: all of them, or none on an error. A policy replaces an existing
-    /// one of the same name.
+    /// Imports all policies in a YAML or JSON document, or none if there is an error. A policy replaces an existing one
+    /// of the same name.
     pub fn import(&mut self, text: &str) -> Result<ImportOutcome, PolicyError> {
         let Documents { policies, skipped } = document::parse(text)?;
         Ok(ImportOutcome {
@@ -49,7 +49,7 @@ impl Repository {
         })
     }
 
-    /// Inserts policies that were [parsed](super::parse) before. A policy replaces an existing one of the same name.
+    /// Inserts policies that were already [parsed](super::parse). A policy replaces an existing one of the same name.
     pub fn insert(&mut self, policies: impl IntoIterator<Item = Policy>) -> ImportOutcome {
         let mut imported = ImportOutcome::default();
         for policy in policies {
@@ -71,28 +71,28 @@ impl Repository {
         imported
     }
 
-    /// How often the policies have changed.
+    /// Returns a number that increases with every change of the policies.
     pub const fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Problems of policies that an earlier version imported and this one would refuse. The policies keep their
-    /// meaning.
+    /// Returns the problems of policies that an earlier version imported and this one would refuse. The policies keep
+    /// their meaning.
     pub fn outdated(&self) -> &[PolicyError] {
         &self.outdated
     }
 
-    /// All policies, by name.
+    /// Returns all policies, by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Policy> {
         self.policies.values().map(|policy| &**policy)
     }
 
-    /// The policy of this name.
+    /// Returns the policy of this name.
     pub fn get(&self, name: &PolicyName) -> Option<&Policy> {
         self.policies.get(name).map(|policy| &**policy)
     }
 
-    /// The policies that have a rule with all of these labels.
+    /// Returns the policies that have a rule with all of these labels.
     pub fn labelled<'a>(&'a self, labels: &'a [Label]) -> impl Iterator<Item = &'a Policy> {
         let has_all = |set: &LabelSet| {
             let mut wanted = labels.iter();
@@ -109,7 +109,7 @@ impl Repository {
         was_there
     }
 
-    /// Deletes the policies that have a rule with all of these labels; without labels, all policies.
+    /// Deletes the policies that have a rule with all of these labels; without labels, deletes all policies.
     pub fn delete_labelled(&mut self, labels: &[Label]) -> Vec<PolicyName> {
         let names: Vec<_> = self
             .labelled(labels)
@@ -122,9 +122,9 @@ impl Repository {
         names
     }
 
-    /// The prefixes that need their own identities so that the rules can distinguish their addresses: all CIDRs that
-    /// are selected or excepted. A rule for all addresses of one family also adds all addresses of the other, because
-    /// the world's identity stands for both.
+    /// Returns the prefixes that need identities of their own so that the rules can distinguish their addresses: all
+    /// selected and excepted CIDRs. A rule for all addresses of one family also adds all addresses of the other family,
+    /// because the world's identity stands for both.
     pub fn prefixes(&self) -> BTreeSet<IpNet> {
         let rules = self.policies.values().flat_map(|policy| policy.rules());
         let mut prefixes: BTreeSet<IpNet> = rules
@@ -150,7 +150,7 @@ impl Repository {
     }
 }
 
-/// A repository in serialised form.
+/// The serialized form of a repository.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoredRepository {

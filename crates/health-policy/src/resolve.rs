@@ -1,4 +1,4 @@
-//! The policy of one endpoint, and the plain way to decide a packet by it.
+//! The policy of one endpoint, and a plain way to decide packets by it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::peer::Peer;
 use super::rule::{Action, Entry, Rule, RuleRef};
 
-/// Settings of policy, besides the rules.
+/// Policy settings besides the rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicySettings {
     /// When policy is enforced.
@@ -20,7 +20,7 @@ pub struct PolicySettings {
     pub allow_localhost: bool,
 }
 
-/// The verdict of policy on a packet.
+/// The verdict on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -33,7 +33,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The number in [`health_common::policy::PolicyEntry::verdict`].
+    /// Returns the number in [`health_common::policy::PolicyEntry::verdict`].
     pub const fn number(self) -> u8 {
         match self {
             Self::None => VERDICT_NONE,
@@ -68,11 +68,11 @@ pub enum Enforcement {
     NeverMode,
     /// Off: no rule selects the endpoint.
     Unselected,
-    /// On: a rule selects the endpoint, and what no rule allows is dropped.
+    /// On: a rule selects the endpoint, and packets that no rule allows are dropped.
     DefaultDeny,
-    /// On: rules select the endpoint, but none turns on the default deny. What no rule denies passes.
+    /// On: rules select the endpoint, but none turns on the default deny. Packets that no rule denies pass.
     DefaultAllow,
-    /// On because of the mode; what no rule allows is dropped.
+    /// On because of the mode; packets that no rule allows are dropped.
     AlwaysMode,
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for Enforcement {
     }
 }
 
-/// Reason of a verdict.
+/// The reason for a verdict.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
@@ -107,7 +107,7 @@ pub enum Reason {
     NotEnforced,
     /// This rule decides.
     Rule(RuleRef),
-    /// The local host may reach its endpoints.
+    /// The packet is from the local host, which may reach its endpoints.
     LocalHost,
     /// No rule denies the packet, and none that selects the endpoint turns on the default deny.
     DefaultAllow,
@@ -131,9 +131,9 @@ impl fmt::Display for Reason {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Decision {
-    /// What happens to the packet.
+    /// The verdict on the packet.
     pub verdict: Verdict,
-    /// Why.
+    /// The reason for the verdict.
     pub reason: Reason,
 }
 
@@ -163,7 +163,7 @@ impl ResolvedPolicy {
         }
     }
 
-    /// The policy of one direction.
+    /// Returns the policy of one direction.
     pub const fn direction(&self, direction: Direction) -> &ResolvedDirection {
         match direction {
             Direction::Ingress => &self.ingress,
@@ -207,17 +207,17 @@ pub struct ResolvedDirection {
 }
 
 impl ResolvedDirection {
-    /// Whether policy is enforced, and why.
+    /// Returns whether policy is enforced, and why.
     pub const fn enforcement(&self) -> Enforcement {
         self.enforcement
     }
 
-    /// The rules that select the endpoint, enforced or not.
+    /// Returns the rules that select the endpoint, whether or not they are enforced.
     pub fn rules(&self) -> impl Iterator<Item = &RuleRef> {
         self.rules.iter().map(|rule| &rule.place)
     }
 
-    /// Decides a packet from or to this peer, plainly: rule by rule.
+    /// Decides a packet from or to this peer in the plain way, rule by rule.
     pub fn decide(&self, peer: &Peer<'_>, l4: L4) -> Decision {
         if !self.enforcement.is_on() {
             return Decision {

@@ -1,4 +1,4 @@
-//! Rules as enforced, independent of the document format.
+//! Rules in the form in which they are enforced, independent of the document format.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Kind {
         Self::NetworkPolicy,
     ];
 
-    /// The name in a document's `kind`.
+    /// Returns the name in a document's `kind`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::CiliumNetworkPolicy => "CiliumNetworkPolicy",
@@ -62,17 +62,17 @@ impl fmt::Display for Kind {
 pub enum PolicyName {
     /// A Kubernetes object.
     Object {
-        /// Its kind.
+        /// The object's kind.
         kind: Kind,
-        /// Its namespace.
+        /// The object's namespace.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         namespace: Option<String>,
-        /// Its name.
+        /// The object's name.
         name: String,
     },
-    /// The rules of a bare list that have these labels.
+    /// The rules in bare lists that have these labels.
     Rules {
-        /// Their labels.
+        /// The labels of the rules.
         labels: LabelSet,
     },
 }
@@ -100,7 +100,7 @@ impl fmt::Display for PolicyName {
 /// A reference to a rule or one of its entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleRef {
-    /// Its policy.
+    /// The policy to which the rule belongs.
     #[serde(serialize_with = "shared")]
     pub policy: Arc<PolicyName>,
     /// The field in the policy's document, such as `spec.ingress[0]`.
@@ -121,7 +121,7 @@ impl fmt::Display for RuleRef {
     }
 }
 
-/// A rule: which endpoints it selects, and what applies to them in each direction.
+/// A rule: the endpoints that it selects, and the entries that apply to them in each direction.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rule {
     pub(super) place: RuleRef,
@@ -145,7 +145,7 @@ impl Rule {
 pub(super) struct Section {
     /// Whether the rule has this part.
     pub(super) is_there: bool,
-    /// Whether the rule turns on the default deny: what no rule allows is dropped.
+    /// Whether the rule turns on the default deny, which drops packets that no rule allows.
     pub(super) default_deny: bool,
     pub(super) entries: Vec<Entry>,
 }

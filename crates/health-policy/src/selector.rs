@@ -9,11 +9,11 @@ use super::field::Field;
 
 /// Source of labels that come from Kubernetes.
 pub(super) const K8S: &str = "k8s";
-/// Key of the label, of source [`K8S`], with the namespace of a pod.
+/// Key of the label, of source [`K8S`], whose value is a pod's namespace.
 pub(super) const NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// Prefix of the keys of the labels, of source [`K8S`], that a pod's namespace has.
+/// Prefix of the keys of labels, of source [`K8S`], that come from the labels of a pod's namespace.
 pub(super) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
-/// Label of every namespace, with its name.
+/// Label of every namespace; its value is the namespace's name.
 const METADATA_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Source in a key that stands for every source.
@@ -21,7 +21,7 @@ const ANY_SOURCE: &str = "any";
 /// Source of the labels of CIDRs' identities.
 const CIDR: &str = "cidr";
 
-/// What label sets must have and must not have. Without requirements, it selects every set.
+/// Requirements on label sets. Without any, the selector selects every set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Selector(Vec<Requirement>);
 
@@ -33,10 +33,10 @@ struct Requirement {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Key {
-    /// `None` means any source.
+    /// The key's source; `None` means any source.
     source: Option<String>,
     name: String,
-    /// Whether it is the namespace's name, given among the labels of the namespace.
+    /// Whether the key is for the namespace's name, given among the namespace's labels.
     is_metadata_name: bool,
 }
 
@@ -51,7 +51,7 @@ enum Test {
 }
 
 impl Selector {
-    /// Whether it selects every set.
+    /// Whether the selector selects every set.
     pub(super) fn is_wildcard(&self) -> bool {
         self.0.is_empty()
     }
@@ -60,12 +60,12 @@ impl Selector {
         self.0.iter().all(|requirement| requirement.holds(labels))
     }
 
-    /// Also requires this value of a label.
+    /// Adds the requirement that a label has this value.
     pub(super) fn require(&mut self, source: &str, name: &str, value: &str) {
         self.push(source, name, Test::In(vec![value.to_owned()]));
     }
 
-    /// Also requires that this label exists.
+    /// Adds the requirement that a label exists.
     pub(super) fn require_key(&mut self, source: &str, name: &str) {
         self.push(source, name, Test::Exists);
     }
@@ -80,7 +80,7 @@ impl Selector {
         self.0.extend(other.0);
     }
 
-    /// Whether a requirement is about a key of this source, or of any source, that `is` accepts.
+    /// Whether a requirement concerns a key that `is` accepts, of this source or of any source.
     fn names(&self, source: &str, is: impl Fn(&str) -> bool) -> bool {
         self.0.iter().any(|requirement| {
             let key = &requirement.key;
@@ -88,24 +88,24 @@ impl Selector {
         })
     }
 
-    /// Whether a requirement is about the namespace's name.
+    /// Whether a requirement concerns the namespace's name.
     pub(super) fn names_namespace(&self) -> bool {
         self.names(K8S, |name| name == NAMESPACE)
     }
 
-    /// Whether a requirement is about the namespace's labels.
+    /// Whether a requirement concerns the namespace's labels.
     pub(super) fn names_namespace_labels(&self) -> bool {
         self.names(K8S, |name| name.starts_with(NAMESPACE_LABELS))
     }
 
-    /// Whether a requirement is about reserved identities.
+    /// Whether a requirement concerns reserved identities.
     pub(super) fn names_reserved(&self) -> bool {
         self.0
             .iter()
             .any(|requirement| requirement.key.source.as_deref() == Some(RESERVED))
     }
 
-    /// Whether a requirement is about endpoints whose labels are not known yet.
+    /// Whether a requirement concerns endpoints whose labels are not known yet.
     pub(super) fn names_init(&self) -> bool {
         let init = Identity::INIT.reserved_name();
         self.0.iter().any(|requirement| {
@@ -114,7 +114,7 @@ impl Selector {
         })
     }
 
-    /// The values that the selector lists for the namespace's name.
+    /// Returns the values that the selector lists for the namespace's name.
     pub(super) fn namespaces(&self) -> impl Iterator<Item = &str> {
         let of_namespace = self.0.iter().filter(|requirement| {
             requirement.key.name == NAMESPACE || requirement.key.is_metadata_name
@@ -152,7 +152,7 @@ impl Selector {
         })
     }
 
-    /// Reads a Kubernetes selector. Its keys are those of Kubernetes' labels, and get the prefix `prefix` here.
+    /// Reads a Kubernetes selector. Its keys are Kubernetes label keys, which get `prefix` here.
     pub(super) fn read_k8s(field: &Field<'_>, prefix: &str) -> Result<Self, PolicyError> {
         Self::read_with(field, &|text| {
             Ok(Key::new(Some(K8S), format!("{prefix}{text}")))
@@ -270,7 +270,7 @@ impl Key {
     }
 
     fn any_of(&self, labels: &LabelSet, is: impl Fn(&Label) -> bool) -> bool {
-        // Only Kubernetes itself sets this label of a namespace, and its value is the name.
+        // Only Kubernetes itself sets this label of a namespace, and the value is the namespace's name.
         if self.is_metadata_name
             && let Some(namespace) = labels.get(K8S, NAMESPACE)
         {
@@ -381,7 +381,7 @@ mod tests {
                 };
                 assert_eq!(matches(&[BANK]), bank, "{selector:?}");
                 assert_eq!(matches(&[SHOP]), shop, "{selector:?}");
-                // The name counts, whatever a label says; the label counts only if the name is unknown.
+                // The name decides if it is known, whatever the label says; otherwise the label decides.
                 assert_eq!(matches(&[SHOP, OLD]), shop, "{selector:?}");
                 assert_eq!(matches(&[OLD]), labelled, "{selector:?}");
                 assert!(selector.names_namespace_labels());

@@ -1,4 +1,4 @@
-//! Explains rule by rule why a packet would pass or not, at both ends of its path.
+//! Explains, rule by rule, why a packet would pass or be dropped at each end of its path.
 
 use std::fmt;
 
@@ -19,13 +19,13 @@ pub struct TraceRequest<'a> {
     pub source: Peer<'a>,
     /// The receiver.
     pub destination: Peer<'a>,
-    /// Its protocol and destination port.
+    /// The packet's protocol and destination port.
     pub l4: L4,
     /// The only side to check: egress of the source, or ingress of the destination. `None` means both.
     pub only: Option<Direction>,
 }
 
-/// The decision of policy about a packet, and why.
+/// The policy decision on a packet, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Trace {
@@ -33,11 +33,11 @@ pub struct Trace {
     pub source: TraceEnd,
     /// The receiver.
     pub destination: TraceEnd,
-    /// Its protocol and destination port.
+    /// The packet's protocol and destination port.
     pub l4: L4,
     /// The requested sides, in the packet's order: egress of the source, ingress of the destination.
     pub sides: Vec<TraceSide>,
-    /// Whether the packet passes all of them.
+    /// Whether the packet passes all of these sides.
     pub passes: bool,
 }
 
@@ -45,9 +45,9 @@ pub struct Trace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TraceEnd {
-    /// Its identity.
+    /// The identity of this end.
     pub identity: Identity,
-    /// Its labels.
+    /// The labels of this end.
     pub labels: LabelSet,
 }
 
@@ -68,11 +68,11 @@ pub struct TraceSide {
     pub direction: Direction,
     /// Whether policy is enforced, and why.
     pub enforcement: Enforcement,
-    /// The rules that select this end and have a part for the direction.
+    /// The rules that select this end and have a part for this direction.
     pub selecting: Vec<RuleRef>,
     /// The entries of these rules that match the packet.
     pub matching: Vec<TraceMatch>,
-    /// What happens to the packet here.
+    /// The decision on the packet at this end.
     #[serde(flatten)]
     pub decision: Decision,
 }
@@ -83,7 +83,7 @@ pub struct TraceSide {
 pub struct TraceMatch {
     /// The entry.
     pub rule: RuleRef,
-    /// What it does.
+    /// What the entry does.
     pub action: Action,
 }
 

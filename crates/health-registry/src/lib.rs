@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
 mod backoff;
 #[cfg(feature = "etcd")]
 pub mod etcd;

@@ -2,12 +2,13 @@
 
 use std::fmt::Display;
 use std::io;
+use std::marker::PhantomData;
 
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::Stream;
+use futures_util::{Stream, TryStreamExt as _};
 use health_model::api::ErrorBody;
 use serde::Serialize;
 
@@ -18,7 +19,7 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let Self(code, error) = self;
         let body = serde_json::to_vec(&ErrorBody { error }).unwrap_or_default();
-        json(code, body)
+        (code, Answer::<ErrorBody>::of_json(body)).into_response()
     }
 }
 
@@ -28,15 +29,63 @@ impl From<QueryRejection> for Refusal {
     }
 }
 
-pub(super) fn json(code: StatusCode, body: Vec<u8>) -> Response {
-    (code, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+/// The JSON of a `T`.
+pub(super) struct Answer<T>(Body, PhantomData<fn() -> T>);
+
+impl<T> Answer<T> {
+    pub(super) fn of_json(json: impl Into<Body>) -> Self {
+        Self(json.into(), PhantomData)
+    }
+}
+
+impl<T> IntoResponse for Answer<T> {
+    fn into_response(self) -> Response {
+        with_type("application/json", self.0)
+    }
+}
+
+/// JSON lines, each of which is an `E`, sent as they are produced.
+pub(super) struct Lines<E>(Body, PhantomData<fn() -> E>);
+
+impl<E> Lines<E> {
+    pub(super) fn of_stream(
+        batches: impl Stream<Item = io::Result<Batch<E>>> + Send + 'static,
+    ) -> Self {
+        let body = Body::from_stream(batches.map_ok(|batch| batch.0));
+        Self(body, PhantomData)
+    }
+}
+
+impl<E> IntoResponse for Lines<E> {
+    fn into_response(self) -> Response {
+        with_type("application/jsonl", self.0)
+    }
+}
+
+/// What operations answer that can also be watched.
+pub(super) enum AnswerOrLines<T, E> {
+    Answer(Answer<T>),
+    Lines(Lines<E>),
+}
+
+impl<T, E> IntoResponse for AnswerOrLines<T, E> {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Answer(answer) => answer.into_response(),
+            Self::Lines(lines) => lines.into_response(),
+        }
+    }
+}
+
+fn with_type(media_type: &'static str, body: Body) -> Response {
+    ([(header::CONTENT_TYPE, media_type)], body).into_response()
 }
 
 /// Produces an answer and its JSON outside the serving threads: with ten thousand nodes, that takes tens of
 /// milliseconds.
 pub(super) async fn answer<T: Serialize>(
     make: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<T>, Refusal> {
     let make = move || serde_json::to_vec(&make()?).map_err(cannot_write);
     let body = tokio::task::spawn_blocking(make).await.map_err(|error| {
         Refusal(
@@ -44,7 +93,11 @@ pub(super) async fn answer<T: Serialize>(
             format!("cannot make the answer: {error}"),
         )
     })??;
-    Ok(json(StatusCode::OK, body))
+    Ok(Answer::of_json(body))
+}
+
+pub(super) fn bad(reason: String) -> Refusal {
+    Refusal(StatusCode::BAD_REQUEST, reason)
 }
 
 pub(super) fn cannot_write(error: impl Display) -> Refusal {
@@ -54,17 +107,16 @@ pub(super) fn cannot_write(error: impl Display) -> Refusal {
     )
 }
 
-/// An answer of JSON lines, sent as they are produced.
-pub(super) fn as_lines(lines: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
-    let content_type = [(header::CONTENT_TYPE, "application/jsonl")];
-    (content_type, Body::from_stream(lines)).into_response()
-}
+/// Some lines.
+pub(super) struct Batch<E>(Bytes, PhantomData<fn() -> E>);
 
-pub(super) fn write_lines<T: Serialize>(events: &[T]) -> io::Result<Bytes> {
-    let mut lines = Vec::new();
-    for event in events {
-        serde_json::to_writer(&mut lines, event)?;
-        lines.push(b'\n');
+impl<E: Serialize> Batch<E> {
+    pub(super) fn write(events: &[E]) -> io::Result<Self> {
+        let mut lines = Vec::new();
+        for event in events {
+            serde_json::to_writer(&mut lines, event)?;
+            lines.push(b'\n');
+        }
+        Ok(Self(lines.into(), PhantomData))
     }
-    Ok(lines.into())
 }

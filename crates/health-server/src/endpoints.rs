@@ -6,33 +6,30 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{self, Extension, Query, Request, State};
+use axum::extract::{Extension, Query, Request, State};
 use axum::http::{Method, StatusCode};
-use axum::response::Response;
 use futures_util::stream;
 use health_endpoint::error::{EndpointError, ErrorKind};
 use health_endpoint::health::ENDPOINT_IDS;
+use health_endpoint::log::LogEntry;
 use health_endpoint::manager::{Manager, NewEndpoint, Selector};
 use health_model::address::parse_ip;
-use health_model::api::{Deleted, Endpoint, EndpointEvent, EndpointRequest, LabelChange};
-use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
-use serde::de::DeserializeOwned;
+use health_model::api::{
+    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, LabelChange, TakenAddress,
+};
+use health_model::labels::{LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::sync::watch;
 
-use super::answer::{Refusal, answer, as_lines, write_lines};
+use super::answer::{Answer, AnswerOrLines, Batch, Lines, Refusal, answer, bad};
+use super::body::JsonBody;
+use super::path_id::PathId;
 use super::serve::Client;
 use super::server::Shared;
 use super::source::Source;
 
-/// Largest body, bytes: the maximum number of labels at maximum length, plus the rest.
-const MAX_BODY: usize = LABEL_MAX * LABELS_MAX * 5 / 4;
-/// Time limit for receiving a body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest name and container id, bytes.
 const MAX_NAME: usize = 253;
 /// Longest interface name, bytes (`IFNAMSIZ` minus the terminating zero).
@@ -51,27 +48,45 @@ pub(super) fn takes_body(request: &Request) -> bool {
 }
 
 #[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
+    /// Whether to answer with lines: an [`EndpointEvent`] for each endpoint, then one for each change, until the client
+    /// disconnects or the agent stops.
     #[serde(default)]
     watch: bool,
+}
+
+/// The id of an endpoint.
+pub(super) struct EndpointId(u16);
+
+impl FromStr for EndpointId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.parse().ok().filter(|id| ENDPOINT_IDS.contains(id));
+        number.map(Self).ok_or_else(|| {
+            format!("invalid endpoint id '{text}'; expected a number from 1 to 4095")
+        })
+    }
 }
 
 pub(super) async fn list<S: Source>(
     State(api): Shared<S>,
     Extension(client): Extension<Client>,
     query: Result<Query<ListQuery>, QueryRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<AnswerOrLines<Listing, EndpointEvent>, Refusal> {
     let Query(ListQuery { watch }) = query?;
     if !watch {
-        return answer(move || Ok(Listing(api.source.endpoints()))).await;
+        let listing = answer(move || Ok(Listing(api.source.endpoints()))).await?;
+        return Ok(AnswerOrLines::Answer(listing));
     }
     let changes = manager(&*api.source)?.changes();
     let place = api.watches.take()?;
     client.stay();
     let view = ClientView::default();
     let state = (api, changes, view, true, place);
-    Ok(as_lines(stream::try_unfold(
+    let lines = Lines::of_stream(stream::try_unfold(
         state,
         async |(api, mut changes, mut view, is_first, place)| {
             let events = match is_first {
@@ -82,13 +97,15 @@ pub(super) async fn list<S: Source>(
                 return Ok::<_, io::Error>(None);
             }
             let state = (api, changes, view, false, place);
-            Ok(Some((write_lines(&events)?, state)))
+            Ok(Some((Batch::write(&events)?, state)))
         },
-    )))
+    ));
+    Ok(AnswerOrLines::Lines(lines))
 }
 
-/// All endpoints, as JSON.
-struct Listing(Vec<Arc<Endpoint>>);
+/// All endpoints.
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
+pub(super) struct Listing(Vec<Arc<Endpoint>>);
 
 impl Serialize for Listing {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -143,25 +160,28 @@ impl ClientView {
 
 pub(super) async fn create<S: Source>(
     State(api): Shared<S>,
-    request: Request,
-) -> Result<Response, Refusal> {
-    let request: EndpointRequest = body(request).await?;
+    JsonBody(request): JsonBody<EndpointRequest>,
+) -> Result<Answer<Endpoint>, Refusal> {
     let new = new_endpoint(request)?;
     let made = manager(&*api.source)?.create(new).await?;
     answer(move || Ok(Arc::unwrap_or_clone(made))).await
 }
 
 #[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct EndpointSelection {
+    /// The container. Either this or `netns`.
+    #[cfg_attr(test, schemars(example = "3f2a"))]
     container_id: Option<String>,
+    /// Path of the network namespace file, as given when the endpoint was created.
     netns: Option<PathBuf>,
 }
 
 pub(super) async fn delete_meant<S: Source>(
     State(api): Shared<S>,
     query: Result<Query<EndpointSelection>, QueryRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<Deleted>, Refusal> {
     let Query(meant) = query?;
     let selector = match (meant.container_id, meant.netns) {
         (Some(id), None) => Selector::Container(id),
@@ -177,66 +197,61 @@ pub(super) async fn delete_meant<S: Source>(
 
 pub(super) async fn delete_one<S: Source>(
     State(api): Shared<S>,
-    extract::Path(id): extract::Path<String>,
-) -> Result<Response, Refusal> {
-    delete(&*api.source, &Selector::Id(number(&id)?)).await
+    PathId(EndpointId(id)): PathId<EndpointId>,
+) -> Result<Answer<Deleted>, Refusal> {
+    delete(&*api.source, &Selector::Id(id)).await
 }
 
-async fn delete<S: Source>(source: &S, selector: &Selector) -> Result<Response, Refusal> {
+async fn delete<S: Source>(source: &S, selector: &Selector) -> Result<Answer<Deleted>, Refusal> {
     let deleted = manager(source)?.delete(selector).await?;
     answer(move || Ok(Deleted { deleted })).await
 }
 
 pub(super) async fn get<S: Source>(
     State(api): Shared<S>,
-    extract::Path(id): extract::Path<String>,
-) -> Result<Response, Refusal> {
-    let id = number(&id)?;
+    PathId(EndpointId(id)): PathId<EndpointId>,
+) -> Result<Answer<Endpoint>, Refusal> {
     answer(move || found(&*api.source, id).map(Arc::unwrap_or_clone)).await
 }
 
 pub(super) async fn log<S: Source>(
     State(api): Shared<S>,
-    extract::Path(id): extract::Path<String>,
-) -> Result<Response, Refusal> {
-    let id = number(&id)?;
-    let manager = manager(&*api.source)?.clone();
-    answer(move || {
-        manager
-            .log(id)
-            .ok_or_else(|| EndpointError::NotFound(id).into())
-    })
-    .await
+    PathId(id): PathId<EndpointId>,
+) -> Result<Answer<Vec<LogEntry>>, Refusal> {
+    of_endpoint(&*api.source, id, Manager::log).await
 }
 
 pub(super) async fn health<S: Source>(
     State(api): Shared<S>,
-    extract::Path(id): extract::Path<String>,
-) -> Result<Response, Refusal> {
-    let id = number(&id)?;
-    let manager = manager(&*api.source)?.clone();
-    answer(move || {
-        manager
-            .health(id)
-            .ok_or_else(|| EndpointError::NotFound(id).into())
-    })
-    .await
+    PathId(id): PathId<EndpointId>,
+) -> Result<Answer<EndpointHealth>, Refusal> {
+    of_endpoint(&*api.source, id, Manager::health).await
+}
+
+/// What the manager knows about an endpoint.
+async fn of_endpoint<S: Source, T: Serialize + 'static>(
+    source: &S,
+    EndpointId(id): EndpointId,
+    read: fn(&Manager, u16) -> Option<T>,
+) -> Result<Answer<T>, Refusal> {
+    let manager = manager(source)?.clone();
+    answer(move || read(&manager, id).ok_or_else(|| EndpointError::NotFound(id).into())).await
 }
 
 pub(super) async fn change_labels<S: Source>(
     State(api): Shared<S>,
-    extract::Path(id): extract::Path<String>,
-    request: Request,
-) -> Result<Response, Refusal> {
-    let id = number(&id)?;
-    let LabelChange { add, remove } = body(request).await?;
+    PathId(EndpointId(id)): PathId<EndpointId>,
+    JsonBody(LabelChange { add, remove }): JsonBody<LabelChange>,
+) -> Result<Answer<Endpoint>, Refusal> {
     let (add, remove) = (labels("add", &add)?, labels("remove", &remove)?);
     let manager = manager(&*api.source)?;
     let changed = manager.change_labels(id, add, remove).await?;
     answer(move || Ok(Arc::unwrap_or_clone(changed))).await
 }
 
-pub(super) async fn ipam<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+pub(super) async fn ipam<S: Source>(
+    State(api): Shared<S>,
+) -> Result<Answer<Vec<TakenAddress>>, Refusal> {
     let manager = manager(&*api.source)?.clone();
     answer(move || Ok(manager.taken_addresses()?)).await
 }
@@ -266,59 +281,6 @@ impl From<EndpointError> for Refusal {
         };
         Self(code, error.to_string())
     }
-}
-
-fn bad(reason: String) -> Refusal {
-    Refusal(StatusCode::BAD_REQUEST, reason)
-}
-
-fn number(id: &str) -> Result<u16, Refusal> {
-    let number = id.parse().ok().filter(|id| ENDPOINT_IDS.contains(id));
-    number.ok_or_else(|| {
-        bad(format!(
-            "invalid endpoint id '{id}'; expected a number from 1 to 4095"
-        ))
-    })
-}
-
-/// Reads the JSON of a body.
-pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refusal> {
-    let bytes = body_bytes(request, MAX_BODY, BODY_TIMEOUT).await?;
-    let mut text = serde_json::Deserializer::from_slice(&bytes);
-    let parsed = serde_path_to_error::deserialize(&mut text).map_err(|error| {
-        let path = error.path().to_string();
-        let what = error.into_inner();
-        match path.as_str() {
-            "." => bad(format!("the body: {what}")),
-            _ => bad(format!("{path}: {what}")),
-        }
-    })?;
-    text.end()
-        .map_err(|error| bad(format!("the body: {error}")))?;
-    Ok(parsed)
-}
-
-/// Reads a body of at most `longest` bytes, within `limit`.
-pub(super) async fn body_bytes(
-    request: Request,
-    longest: usize,
-    limit: Duration,
-) -> Result<Bytes, Refusal> {
-    let read = axum::body::to_bytes(request.into_body(), longest);
-    tokio::time::timeout(limit, read)
-        .await
-        .map_err(|_| {
-            Refusal(
-                StatusCode::REQUEST_TIMEOUT,
-                "the body took too long to arrive".to_owned(),
-            )
-        })?
-        .map_err(|_| {
-            Refusal(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the body cannot be read, or is longer than {longest} bytes"),
-            )
-        })
 }
 
 fn new_endpoint(request: EndpointRequest) -> Result<NewEndpoint, Refusal> {

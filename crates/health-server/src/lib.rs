@@ -4,13 +4,18 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod body;
 mod endpoints;
 pub mod liveness;
 mod node_feed;
+#[cfg(test)]
+mod openapi;
 pub mod page_server;
+mod path_id;
 mod places;
 mod policies;
 mod probes;
+mod routes;
 mod rtt;
 mod serve;
 pub mod server;

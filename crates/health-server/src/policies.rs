@@ -1,14 +1,13 @@
 //! The paths under `/v1/policies`.
 
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, Request, State};
+use axum::extract::{FromRequest, Query, Request, State};
 use axum::http::{Method, StatusCode};
-use axum::response::Response;
 use health_endpoint::enforcement::{EnforceError, Enforcer};
 use health_endpoint::lifecycle::State as EndpointState;
 use health_model::api::{
@@ -20,22 +19,25 @@ use health_policy::{Peer, PolicyName, Repository, Trace, TraceRequest};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::answer::{Refusal, answer};
-use super::endpoints::{body, body_bytes};
+use super::answer::{Answer, Refusal, answer, bad};
+use super::body::{JsonBody, receive};
 use super::server::Shared;
 use super::source::Source;
 
 /// Answer to `POST /v1/policies/trace`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct TraceAnswer {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct TraceAnswer {
     /// For people.
     text: String,
-    /// For programs.
+    /// For programs: both ends, what each side's policy says with the rules that select and match, and whether the
+    /// packet passes.
+    #[cfg_attr(test, schemars(with = "serde_json::Map<String, serde_json::Value>"))]
     trace: Trace,
 }
 
 /// Largest document, bytes.
-const MAX_DOCUMENT: usize = 10 * 1024 * 1024;
+pub(super) const MAX_DOCUMENT: usize = 10 * 1024 * 1024;
 /// Time limit for receiving a document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer waits for endpoints to apply a change.
@@ -49,20 +51,21 @@ pub(super) fn takes_body(request: &Request) -> bool {
 
 /// Selects policies.
 #[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct PolicySelection {
-    /// By name: the whole name, or the part after the kind.
+    /// The policy with this name: the whole name, or the part after the kind.
     name: Option<String>,
-    /// By labels, separated by commas.
+    /// Policies with a rule that has all of these labels, separated by commas.
     labels: Option<String>,
-    /// All policies.
+    /// All policies, which a listing has by default.
     all: bool,
 }
 
 pub(super) async fn list<S: Source>(
     State(api): Shared<S>,
     query: Result<Query<PolicySelection>, QueryRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<PolicyList>, Refusal> {
     let Query(meant) = query?;
     let enforcer = enforcer(&*api.source)?.clone();
     answer(move || {
@@ -99,12 +102,23 @@ fn document(repository: &Repository, name: &PolicyName) -> PolicyDocument {
     }
 }
 
+/// A request whose body is policies, in YAML or JSON.
+pub(super) struct PolicyText(Request);
+
+impl<S: Sync> FromRequest<S> for PolicyText {
+    type Rejection = Infallible;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(request))
+    }
+}
+
 pub(super) async fn import<S: Source>(
     State(api): Shared<S>,
-    request: Request,
-) -> Result<Response, Refusal> {
+    PolicyText(request): PolicyText,
+) -> Result<Answer<PolicyChange>, Refusal> {
     let enforcer = enforcer(&*api.source)?.clone();
-    let bytes: Bytes = body_bytes(request, MAX_DOCUMENT, DOCUMENT_TIMEOUT).await?;
+    let bytes = receive(request, MAX_DOCUMENT, DOCUMENT_TIMEOUT).await?;
     let begun = Instant::now();
     let importing = enforcer.clone();
     let imported = tokio::task::spawn_blocking(move || {
@@ -127,7 +141,7 @@ pub(super) async fn import<S: Source>(
 pub(super) async fn delete<S: Source>(
     State(api): Shared<S>,
     query: Result<Query<PolicySelection>, QueryRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<PolicyChange>, Refusal> {
     let Query(meant) = query?;
     let enforcer = enforcer(&*api.source)?.clone();
     let begun = Instant::now();
@@ -158,7 +172,7 @@ async fn answer_when_in_force(
     change: PolicyChange,
     revision: u64,
     begun: Instant,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<PolicyChange>, Refusal> {
     let is_in_force = enforcer.in_force(revision, PATIENCE).await;
     let took = begun.elapsed().as_nanos();
     answer(move || {
@@ -174,9 +188,8 @@ async fn answer_when_in_force(
 
 pub(super) async fn trace<S: Source>(
     State(api): Shared<S>,
-    request: Request,
-) -> Result<Response, Refusal> {
-    let query: TraceQuery = body(request).await?;
+    JsonBody(query): JsonBody<TraceQuery>,
+) -> Result<Answer<TraceAnswer>, Refusal> {
     let enforcer = enforcer(&*api.source)?.clone();
     answer(move || {
         let source = end(&*api.source, &enforcer, "source", &query.source)?;
@@ -320,10 +333,6 @@ impl From<EnforceError> for Refusal {
         };
         Self(code, error.to_string())
     }
-}
-
-fn bad(problem: String) -> Refusal {
-    Refusal(StatusCode::BAD_REQUEST, problem)
 }
 
 fn failed(error: &dyn std::error::Error) -> Refusal {

@@ -8,10 +8,10 @@ use std::time::Duration;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
 use axum::http::StatusCode;
-use axum::response::Response;
 use futures_util::stream;
 use health_model::api::{
-    ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeKey, is_pod_named,
+    ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeKey, ContainerProbeSummary,
+    PodProblem, ProbedPod, is_pod_named,
 };
 use health_probe::spec::ProbeType;
 use health_probe::supervisor::Supervisor;
@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-use super::answer::{Refusal, answer, as_lines, write_lines};
+use super::answer::{Answer, AnswerOrLines, Batch, Lines, Refusal, answer};
 use super::serve::Client;
 use super::server::Shared;
 use super::source::Source;
@@ -29,12 +29,20 @@ use super::source::Source;
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
 #[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
+    /// Whether to answer with lines: a [`ContainerProbeEvent`] for each probe, then one for each change, at most every
+    /// 100 ms, until the client disconnects or the agent stops.
     #[serde(default)]
     watch: bool,
+    /// Only probes of this pod, `NAMESPACE/NAME` or `NAME`.
+    #[cfg_attr(test, schemars(example = "shop/web"))]
     pod: Option<String>,
+    /// Only probes of containers with this name.
     container: Option<String>,
+    /// Only probes of this type. Events of containers have none, and come with each type.
+    #[cfg_attr(test, schemars(extend("enum" = ["startup", "readiness", "liveness"])))]
     #[serde(rename = "type")]
     kind: Option<String>,
 }
@@ -83,12 +91,13 @@ pub(super) async fn list<S: Source>(
     State(api): Shared<S>,
     Extension(client): Extension<Client>,
     query: Result<Query<ListQuery>, QueryRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<AnswerOrLines<Vec<ContainerProbe>, ContainerProbeEvent>, Refusal> {
     let Query(query) = query?;
     let is_watched = query.watch;
     let selection = Selection::of(query)?;
     if !is_watched {
-        return answer(move || Ok(of(&*api.source, |all| selection.probes(all)))).await;
+        let probes = answer(move || Ok(of(&*api.source, |all| selection.probes(all)))).await?;
+        return Ok(AnswerOrLines::Answer(probes));
     }
     let supervisor = api.source.containers().cloned().ok_or_else(|| {
         Refusal(
@@ -98,23 +107,23 @@ pub(super) async fn list<S: Source>(
     })?;
     let place = api.container_watches.take()?;
     client.stay();
-    Ok(lines(Watch {
+    Ok(AnswerOrLines::Lines(lines(Watch {
         changes: supervisor.changes(),
         supervisor,
         view: ClientView::new(selection),
         next_look: None,
         _place: place,
-    }))
+    })))
 }
 
 /// The events for a watching client, one per line.
-fn lines(watch: Watch) -> Response {
-    as_lines(stream::try_unfold(watch, async |mut watch| {
+fn lines(watch: Watch) -> Lines<ContainerProbeEvent> {
+    Lines::of_stream(stream::try_unfold(watch, async |mut watch| {
         let events = watch.next().await?;
         if events.is_empty() {
             return Ok::<_, io::Error>(None);
         }
-        Ok(Some((write_lines(&events)?, watch)))
+        Ok(Some((Batch::write(&events)?, watch)))
     }))
 }
 
@@ -242,19 +251,27 @@ fn of<S: Source, T: Default>(source: &S, read: impl FnOnce(&Supervisor) -> T) ->
     source.containers().map(read).unwrap_or_default()
 }
 
-pub(super) async fn summary<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+pub(super) async fn summary<S: Source>(
+    State(api): Shared<S>,
+) -> Result<Answer<ContainerProbeSummary>, Refusal> {
     answer(move || Ok(of(&*api.source, Supervisor::summary))).await
 }
 
-pub(super) async fn pods<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+pub(super) async fn pods<S: Source>(
+    State(api): Shared<S>,
+) -> Result<Answer<Vec<ProbedPod>>, Refusal> {
     answer(move || Ok(of(&*api.source, Supervisor::pods))).await
 }
 
-pub(super) async fn events<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+pub(super) async fn events<S: Source>(
+    State(api): Shared<S>,
+) -> Result<Answer<Vec<ContainerEvent>>, Refusal> {
     answer(move || Ok(of(&*api.source, |all| all.events_since(0)))).await
 }
 
-pub(super) async fn problems<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+pub(super) async fn problems<S: Source>(
+    State(api): Shared<S>,
+) -> Result<Answer<Vec<PodProblem>>, Refusal> {
     answer(move || Ok(of(&*api.source, Supervisor::problems))).await
 }
 

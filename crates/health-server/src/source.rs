@@ -20,6 +20,9 @@ use tokio::sync::mpsc;
 
 use super::services::ServiceCatalog;
 
+#[cfg(test)]
+pub(crate) mod testing;
+
 /// What the server reads; the agent implements it. Every call returns at once with what is known.
 pub trait Source: Send + Sync + 'static {
     /// The latest results.

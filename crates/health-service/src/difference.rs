@@ -3,10 +3,10 @@
 use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 
-/// A key, with its value in each of two maps.
+/// A key, and its value in each of the two maps.
 pub(crate) type Difference<'a, K, V> = (&'a K, Option<&'a V>, Option<&'a V>);
 
-/// The differences between two maps, in key order. Shared parts are skipped.
+/// Returns the differences between two maps, in key order. Skips shared parts.
 pub(crate) fn differences<'a, K: Ord, V: PartialEq>(
     before: &'a OrdMap<K, V>,
     now: &'a OrdMap<K, V>,

@@ -1,4 +1,4 @@
-//! How packets from clients outside reach backends on other nodes.
+//! How packets from external clients reach backends on other nodes.
 
 use health_model::settings::ServiceForwarding;
 
@@ -7,12 +7,12 @@ use health_model::settings::ServiceForwarding;
 pub struct Forwarding {
     /// The default for services that do not set it.
     pub default: ServiceForwarding,
-    /// Why only [`ServiceForwarding::Snat`] is possible, if so.
+    /// Why only [`ServiceForwarding::Snat`] is possible, if that is so.
     pub hindrance: Option<&'static str>,
 }
 
 impl Forwarding {
-    /// The forwarding of a service, given what its annotation asks for.
+    /// Returns the forwarding of a service, given the request in its annotation.
     pub fn of(&self, asked: Option<ServiceForwarding>) -> ServiceForwarding {
         match self.hindrance {
             Some(_) => ServiceForwarding::Snat,
@@ -20,7 +20,7 @@ impl Forwarding {
         }
     }
 
-    /// Why a service does not get what its annotation asks for; `None` if it does.
+    /// Explains why a service does not get the forwarding that its annotation requests; `None` if it does.
     pub fn problem(&self, asked: Option<ServiceForwarding>) -> Option<String> {
         let asked = asked.filter(|asked| self.of(Some(*asked)) != *asked)?;
         let why = self.hindrance?;

@@ -1,11 +1,11 @@
-//! Services of the node: what kube-proxy knows and decides, and how that gets into the kernel.
+//! Services of the node: everything that kube-proxy knows and decides, and how it gets into the kernel.
 //!
-//! Sources ([`source`]) deliver Kubernetes objects, which become our own types ([`spec`]). Change trackers collect what
-//! has changed ([`tracker`]), and a runner decides when to sync ([`runner`]). A sync turns the changes into the desired
-//! state ([`state`]): frontends, and the backends that topology and policy choose for them ([`choice`]). A provider
-//! writes that state into the kernel ([`provider`]). [`services`] is the task that connects all of this. [`maglev`]
-//! computes tables for consistent choice; [`forwarding`] says how packets from clients outside reach backends on other
-//! nodes; [`health_check`] computes the answers for load balancers and supervisors.
+//! Sources ([`source`]) deliver Kubernetes objects, which are converted to our own types ([`spec`]). Change trackers
+//! collect the changes ([`tracker`]), and a runner decides when to sync ([`runner`]). A sync applies the changes to the
+//! desired state ([`state`]): frontends, and the backends that topology and policy choose for them ([`choice`]). A
+//! provider writes that state into the kernel ([`provider`]). [`services`] is the task that connects all of this.
+//! [`maglev`] computes tables for consistent choice; [`forwarding`] determines how packets from external clients reach
+//! backends on other nodes; [`health_check`] computes the responses for load balancers and supervisors.
 //!
 //! Only the tasks read a clock, and only [`provider`] needs a kernel.
 

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use super::form::{Common, Live};
 use super::listen::ListenAddress;
 
 /// The API and the monitoring pages.
@@ -12,10 +13,10 @@ pub struct ApiSettings {
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
     /// Address of GET /metrics: ADDRESS:PORT, localhost:PORT (both IP versions) or off
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9962")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9962", add = Common)]
     pub metrics_address: ListenAddress,
     /// Export series for every target, not only for failing ones
-    #[arg(long)]
+    #[arg(long, add = Live)]
     pub metrics_per_target: bool,
     /// Address of GET /healthz: ADDRESS:PORT, localhost:PORT (both IP versions) or off
     #[arg(long, value_name = "ADDRESS", default_value = "localhost:9879")]

@@ -8,6 +8,8 @@ use clap::Args;
 use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES, Timeouts};
 use health_model::duration::{duration_text, parse_duration};
 
+use super::form::Live;
+use super::range::{Range, Ranged, within};
 use super::seconds::Seconds;
 
 /// Time between two collections, or `adaptive`.
@@ -47,37 +49,63 @@ impl FromStr for GcInterval {
     }
 }
 
-/// How long an entry is kept after its last packet: up to ten days.
-pub type Lifetime = Seconds<1, { 240 * 3600 }>;
+impl Ranged for GcInterval {
+    type Bound = Duration;
+    const OR: Option<&'static str> = Some("adaptive");
+
+    fn amounts(&self) -> impl Iterator<Item = Duration> {
+        match self {
+            Self::Adaptive => None,
+            Self::Fixed(interval) => Some(*interval),
+        }
+        .into_iter()
+    }
+}
+
+const LONGEST_GC_INTERVAL: Duration = Duration::from_hours(12);
+
+/// How many flows a map holds: the same bounds as Cilium's.
+fn flows() -> Range {
+    within::<u32>(1 << 10, 1 << 24).of("entries")
+}
+
+/// How long an entry is kept after its last packet.
+fn lifetime() -> Range {
+    within::<Seconds>(Duration::from_secs(1), Duration::from_hours(240))
+}
 
 /// Connection tracking and translation.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Conntrack")]
 pub struct ConntrackSettings {
-    /// Time between two garbage collections of conntrack entries, 1s to 12h, or adaptive to choose it by the number
-    /// of entries that expire
-    #[arg(long, value_name = "DURATION", default_value = "adaptive")]
+    /// Time between two garbage collections of conntrack entries, or adaptive to choose it by the number of entries
+    /// that expire
+    #[arg(
+        long, value_name = "DURATION", default_value = "adaptive",
+        add = within::<GcInterval>(Duration::from_secs(1), LONGEST_GC_INTERVAL)
+    )]
     pub conntrack_gc_interval: GcInterval,
-    /// Longest time between two garbage collections of conntrack entries if --conntrack-gc-interval is adaptive, 10s
-    /// to 12h
-    #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = parse_duration)]
+    /// Longest time between two garbage collections of conntrack entries if --conntrack-gc-interval is adaptive
+    #[arg(
+        long, value_name = "DURATION", default_value = "12h", value_parser = parse_duration,
+        add = within::<Duration>(Duration::from_secs(10), LONGEST_GC_INTERVAL)
+    )]
     pub conntrack_gc_max_interval: Duration,
     /// How long conntrack entries live.
     #[command(flatten)]
     pub timeouts: ConntrackTimeouts,
-    /// Maximum number of conntrack entries for TCP, per IP version, 1024 to 16777216 [default: 65536; with services,
-    /// the value of --service-flow-max-entries]
-    #[arg(long, value_name = "NUMBER")]
+    /// Maximum number of conntrack entries for TCP, per IP version [default: 65536; with services, the value of
+    /// --service-flow-max-entries]
+    #[arg(long, value_name = "NUMBER", add = flows())]
     pub conntrack_max_entries: Option<u32>,
-    /// Maximum number of conntrack entries for protocols other than TCP, per IP version, 1024 to 16777216
-    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
+    /// Maximum number of conntrack entries for protocols other than TCP, per IP version
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES, add = flows())]
     pub conntrack_any_max_entries: u32,
-    /// Maximum number of NAT entries for TCP, per IP version, 1024 to 16777216; each translation takes two
-    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
+    /// Maximum number of NAT entries for TCP, per IP version; each translation takes two
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES, add = flows())]
     pub nat_max_entries: u32,
-    /// Maximum number of NAT entries for protocols other than TCP, per IP version, 1024 to 16777216; each translation
-    /// takes two
-    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
+    /// Maximum number of NAT entries for protocols other than TCP, per IP version; each translation takes two
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES, add = flows())]
     pub nat_any_max_entries: u32,
 }
 
@@ -85,63 +113,70 @@ pub struct ConntrackSettings {
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Conntrack")]
 pub struct ConntrackTimeouts {
-    /// Lifetime of conntrack entries of TCP connections whose handshake is not complete after their last packet, 1s to
-    /// 240h
+    /// Lifetime of conntrack entries of TCP connections whose handshake is not complete after their last packet
     #[arg(
         long = "conntrack-timeout-tcp-syn",
         value_name = "DURATION",
-        default_value_t = Self::default().tcp_syn
+        default_value_t = Self::default().tcp_syn,
+        add = lifetime(), add = Live
     )]
-    pub tcp_syn: Lifetime,
-    /// Lifetime of conntrack entries of established TCP connections after their last packet, 1s to 240h
+    pub tcp_syn: Seconds,
+    /// Lifetime of conntrack entries of established TCP connections after their last packet
     #[arg(
         long = "conntrack-timeout-tcp-established",
         value_name = "DURATION",
-        default_value_t = Self::default().tcp_established
+        default_value_t = Self::default().tcp_established,
+        add = lifetime(), add = Live
     )]
-    pub tcp_established: Lifetime,
-    /// Lifetime of conntrack entries of closed or reset TCP connections after their last packet, 1s to 240h
+    pub tcp_established: Seconds,
+    /// Lifetime of conntrack entries of closed or reset TCP connections after their last packet
     #[arg(
         long = "conntrack-timeout-tcp-close",
         value_name = "DURATION",
-        default_value_t = Self::default().tcp_close
+        default_value_t = Self::default().tcp_close,
+        add = lifetime(), add = Live
     )]
-    pub tcp_close: Lifetime,
-    /// Lifetime of conntrack entries of UDP after their last packet, 1s to 240h
+    pub tcp_close: Seconds,
+    /// Lifetime of conntrack entries of UDP after their last packet
     #[arg(
         long = "conntrack-timeout-udp",
         value_name = "DURATION",
-        default_value_t = Self::default().udp
+        default_value_t = Self::default().udp,
+        add = lifetime(), add = Live
     )]
-    pub udp: Lifetime,
-    /// Lifetime of conntrack entries of ICMP echo after their last packet, 1s to 240h
+    pub udp: Seconds,
+    /// Lifetime of conntrack entries of ICMP echo after their last packet
     #[arg(
         long = "conntrack-timeout-icmp",
         value_name = "DURATION",
-        default_value_t = Self::default().icmp
+        default_value_t = Self::default().icmp,
+        add = lifetime(), add = Live
     )]
-    pub icmp: Lifetime,
-    /// Lifetime of conntrack entries of SCTP after their last packet, 1s to 240h
+    pub icmp: Seconds,
+    /// Lifetime of conntrack entries of SCTP after their last packet
     #[arg(
         long = "conntrack-timeout-sctp",
         value_name = "DURATION",
-        default_value_t = Self::default().sctp
+        default_value_t = Self::default().sctp,
+        add = lifetime(), add = Live
     )]
-    pub sctp: Lifetime,
-    /// Lifetime of conntrack entries of all other protocols after their last packet, 1s to 240h
+    pub sctp: Seconds,
+    /// Lifetime of conntrack entries of all other protocols after their last packet
     #[arg(
         long = "conntrack-timeout-any",
         value_name = "DURATION",
-        default_value_t = Self::default().any
+        default_value_t = Self::default().any,
+        add = lifetime(), add = Live
     )]
-    pub any: Lifetime,
-    /// How long the ports of a packet in fragments are kept for its later fragments, 1s to 240h
+    pub any: Seconds,
+    /// How long the ports of a packet in fragments are kept for its later fragments
     #[arg(
         long = "conntrack-timeout-fragment",
         value_name = "DURATION",
-        default_value_t = Self::default().fragment
+        default_value_t = Self::default().fragment,
+        add = lifetime(), add = Live
     )]
-    pub fragment: Lifetime,
+    pub fragment: Seconds,
 }
 
 impl Default for ConntrackTimeouts {
@@ -157,14 +192,14 @@ impl Default for ConntrackTimeouts {
             fragment,
         } = Timeouts::default();
         Self {
-            tcp_syn: Lifetime::of(tcp_syn),
-            tcp_established: Lifetime::of(tcp_established),
-            tcp_close: Lifetime::of(tcp_close),
-            udp: Lifetime::of(udp),
-            icmp: Lifetime::of(icmp),
-            sctp: Lifetime::of(sctp),
-            any: Lifetime::of(any),
-            fragment: Lifetime::of(fragment),
+            tcp_syn: Seconds::of(tcp_syn),
+            tcp_established: Seconds::of(tcp_established),
+            tcp_close: Seconds::of(tcp_close),
+            udp: Seconds::of(udp),
+            icmp: Seconds::of(icmp),
+            sctp: Seconds::of(sctp),
+            any: Seconds::of(any),
+            fragment: Seconds::of(fragment),
         }
     }
 }
@@ -194,7 +229,7 @@ mod tests {
             Timeouts::from(ConntrackTimeouts::default()),
             Timeouts::default()
         );
-        let udp = Lifetime::of(7);
+        let udp = Seconds::of(7);
         let timeouts = Timeouts::from(ConntrackTimeouts {
             udp,
             ..ConntrackTimeouts::default()

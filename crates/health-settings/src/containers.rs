@@ -9,10 +9,14 @@ use clap::Args;
 use health_model::settings::InvalidSetting;
 
 use super::RegistrySpec;
+use super::check::Invalid;
+use super::form::Common;
+use super::range::{Range, within};
 
-/// Upper limits of the settings for probes per second and concurrent probes.
-const MAX_RATE: u32 = 1_000_000;
-const MAX_CONCURRENT: u32 = 100_000;
+/// How many probes to make in a second.
+fn rate() -> Range {
+    within::<u32>(1, 1_000_000).of("probes per second")
+}
 
 /// Container probes.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
@@ -25,11 +29,14 @@ pub struct ContainerSettings {
     /// Probe the containers of the pods that Kubernetes has scheduled on the node --node-name, and leave their
     /// restarts to the kubelet; without a value, use the kubeconfig of --registry kubernetes, else the pod's service
     /// account, else $KUBECONFIG or ~/.kube/config
-    #[arg(long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+    #[arg(
+        long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default",
+        add = Common
+    )]
     pub pods_from_kubernetes: Option<ApiAccess>,
     /// Socket of the container runtime (CRI) that runs the probed pods, such as /run/containerd/containerd.sock; needs
     /// --pod-manifests or --pods-from-kubernetes
-    #[arg(long, value_name = "SOCKET", value_parser = socket)]
+    #[arg(long, value_name = "SOCKET", value_parser = socket, add = Common)]
     pub runtime_endpoint: Option<PathBuf>,
     /// Kill containers whose liveness or startup probe fails, and restart containers that have exited; set it to false
     /// where a kubelet does this
@@ -39,14 +46,17 @@ pub struct ContainerSettings {
     /// their restarts are left to the kubelet
     #[arg(long)]
     pub kubelet_pod_restarts: bool,
-    /// Maximum number of container probes per second, 1 to 1000000
-    #[arg(long, value_name = "NUMBER", default_value_t = 20_000)]
+    /// Maximum number of container probes per second
+    #[arg(long, value_name = "NUMBER", default_value_t = 20_000, add = rate())]
     pub container_probe_rate: u32,
-    /// Maximum number of concurrent container probes, 1 to 100000; one namespace can hold at most half of them, and one pod a third
-    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    /// Maximum number of concurrent container probes; one namespace can hold at most half of them, and one pod a third
+    #[arg(
+        long, value_name = "NUMBER", default_value_t = 1000,
+        add = within::<u32>(1, 100_000).of("probes")
+    )]
     pub container_probe_concurrency: u32,
-    /// Maximum number of container probes of one pod per second, 1 to 1000000
-    #[arg(long, value_name = "NUMBER", default_value_t = 100)]
+    /// Maximum number of container probes of one pod per second
+    #[arg(long, value_name = "NUMBER", default_value_t = 100, add = rate())]
     pub container_probe_pod_rate: u32,
 }
 
@@ -114,15 +124,15 @@ impl ContainerSettings {
     }
 
     /// Checks these settings.
-    pub(super) fn check(&self) -> Result<(), InvalidSetting> {
+    pub(super) fn check(&self) -> Result<(), Invalid> {
         if let Some(socket) = &self.runtime_endpoint
             && !self.has_pods()
         {
             let why = "needs --pod-manifests or --pods-from-kubernetes";
-            return Err(InvalidSetting::new(
-                "--runtime-endpoint",
-                socket.display(),
-                why,
+            let invalid = InvalidSetting::new("--runtime-endpoint", socket.display(), why);
+            return Err(Invalid::with(
+                invalid,
+                ["--pod-manifests", "--pods-from-kubernetes"],
             ));
         }
         let paths = [
@@ -132,30 +142,7 @@ impl ContainerSettings {
         for (flag, path) in paths {
             if let Some(path) = path.as_ref().filter(|path| !path.is_absolute()) {
                 let why = "must be an absolute path";
-                return Err(InvalidSetting::new(flag, path.display(), why));
-            }
-        }
-        let numbers = [
-            (
-                "--container-probe-rate",
-                self.container_probe_rate,
-                MAX_RATE,
-            ),
-            (
-                "--container-probe-concurrency",
-                self.container_probe_concurrency,
-                MAX_CONCURRENT,
-            ),
-            (
-                "--container-probe-pod-rate",
-                self.container_probe_pod_rate,
-                MAX_RATE,
-            ),
-        ];
-        for (flag, number, most) in numbers {
-            if !(1..=most).contains(&number) {
-                let why = format!("must be 1 to {most}");
-                return Err(InvalidSetting::new(flag, number, why));
+                return Err(InvalidSetting::new(flag, path.display(), why).into());
             }
         }
         Ok(())

@@ -12,7 +12,8 @@ use health_model::folder::manifests;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatter};
 
-use super::form::{GROUPS, Kind, check_value, group, is_list, kind, name, split};
+use super::form::{GROUPS, Kind, group, is_list, kind, name, split};
+use super::invalid::{MAX_SHOWN, check_value, shown};
 
 /// The file that is read if it exists and no other is named.
 pub const DEFAULT_FILE: &str = "/etc/health-agent/config.yaml";
@@ -20,8 +21,6 @@ pub const DEFAULT_FILE: &str = "/etc/health-agent/config.yaml";
 const FOLDER: &str = "config.d";
 /// Minimum similarity of a suggested key; 1 means equal.
 const MIN_SIMILARITY: f64 = 0.7;
-/// How much of a key or value an error shows, characters.
-const MAX_SHOWN: usize = 80;
 /// Maximum size of a file in bytes and in YAML nodes.
 const MAX_LEN: u64 = 1 << 20;
 const MAX_YAML_NODES: usize = 10_000;
@@ -247,13 +246,6 @@ fn unknown<'a>(kind: &str, wanted: &str, known: impl Iterator<Item = &'a str>) -
         Some(nearest) => format!("unknown {kind} '{wanted}'; did you mean {nearest}?"),
         None => format!("unknown {kind} '{wanted}'"),
     }
-}
-
-/// A key or value for an error: its start, in one line.
-fn shown(text: &str) -> String {
-    let start: String = text.chars().take(MAX_SHOWN).collect();
-    let rest = if start.len() < text.len() { "..." } else { "" };
-    format!("{}{rest}", start.escape_debug())
 }
 
 /// The entries of a map, in order and with their places.

@@ -1,12 +1,15 @@
 //! What all settings have in common: their form on the command line, and their names elsewhere.
 
 use std::any::TypeId;
-use std::ffi::OsString;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
-use clap::builder::ValueParser;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, Command};
+use clap::builder::{ArgExt, ValueParser};
+use clap::{Arg, ArgAction, Args as _, Command};
+
+use super::Settings;
+use super::range::range;
 
 /// The groups, by their heading in the help, with their page in `docs/`. Settings files have them in lower case.
 pub(super) const GROUPS: [(&str, Option<&str>); 11] = [
@@ -23,48 +26,29 @@ pub(super) const GROUPS: [(&str, Option<&str>); 11] = [
     ("Log", None),
 ];
 
-/// The settings that most users need. `-h` shows these; `--help` shows all.
-pub(super) const COMMON: [&str; 20] = [
-    "node-name",
-    "registry",
-    "nodes-file",
-    "remote-cluster",
-    "node-address",
-    "device",
-    "mesh-key-file",
-    "probe-interval",
-    "probe",
-    "probe-rate",
-    "endpoint-health",
-    "pod-cidr",
-    "policy-mode",
-    "native-routing-cidr",
-    "pods-from-kubernetes",
-    "runtime-endpoint",
-    "services-from-kubernetes",
-    "service-manifests",
-    "metrics-address",
-    "log-level",
-];
+/// Marks the definition of a setting that most users need: `-h` shows these, `--help` shows all.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Common;
 
-/// The settings that a running agent applies as soon as they change, besides those of conntrack timeouts. The others need a
-/// restart.
-const LIVE: [&str; 10] = [
-    "probe-interval",
-    "probe",
-    "probe-rate",
-    "probe-timeout",
-    "path-mtu-interval",
-    "loss-threshold",
-    "passive-relief",
-    "policy-mode",
-    "metrics-per-target",
-    "log-level",
-];
+impl ArgExt for Common {}
+
+/// Marks the definition of a setting that a running agent applies as soon as it changes. The others need a restart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Live;
+
+impl ArgExt for Live {}
 
 /// Whether a running agent applies a new value of this setting without a restart.
 pub fn is_live(name: &str) -> bool {
-    LIVE.contains(&name) || name.starts_with("conntrack-timeout-")
+    static LIVE: OnceLock<BTreeSet<String>> = OnceLock::new();
+    let live = LIVE.get_or_init(|| {
+        let run = Settings::augment_args(Command::new("run"));
+        let live = run
+            .get_arguments()
+            .filter(|arg| arg.get::<Live>().is_some());
+        live.map(|arg| self::name(arg).to_owned()).collect()
+    });
+    live.contains(name)
 }
 
 /// Start of the names of environment variables.
@@ -77,7 +61,7 @@ pub fn with_one_form(command: Command) -> Command {
         if group(&arg).is_none() {
             return arg;
         }
-        let is_common = COMMON.contains(&name(&arg));
+        let is_common = arg.get::<Common>().is_some();
         let arg = arg.hide_short_help(!is_common);
         if kind(&arg) != Kind::Boolean {
             return arg;
@@ -92,6 +76,17 @@ pub fn with_one_form(command: Command) -> Command {
             .default_missing_value("true")
             .value_name("BOOL")
             .value_parser(ValueParser::from(boolean))
+    })
+}
+
+/// Adds its range to the help of each setting of a command.
+pub fn with_ranges_in_help(command: Command) -> Command {
+    command.mut_args(|arg| match (range(&arg), arg.get_help()) {
+        (Some(range), Some(help)) => {
+            let help = format!("{help} [range: {range}]");
+            arg.help(help)
+        }
+        _ => arg,
     })
 }
 
@@ -165,27 +160,4 @@ pub(super) fn kind(arg: &Arg) -> Kind {
     } else {
         Kind::Text
     }
-}
-
-/// Checks a value as if it stood on the command line. The error says what is wrong with it.
-pub(super) fn check_value(arg: &Arg, text: &str) -> Result<(), String> {
-    let word = OsString::from(format!("--{}={text}", name(arg)));
-    let command = Command::new("setting")
-        .no_binary_name(true)
-        .disable_help_flag(true)
-        .arg(arg.clone());
-    let Err(error) = command.try_get_matches_from([word]) else {
-        return Ok(());
-    };
-    let words = |kind| match error.get(kind) {
-        Some(ContextValue::Strings(words)) => words.join(", "),
-        _ => String::new(),
-    };
-    Err(match (error.kind(), std::error::Error::source(&error)) {
-        (_, Some(reason)) => reason.to_string(),
-        (ErrorKind::InvalidValue, None) if !text.is_empty() => {
-            format!("expected {}", words(ContextKind::ValidValue))
-        }
-        _ => "expected a value".to_owned(),
-    })
 }

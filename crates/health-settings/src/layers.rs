@@ -10,9 +10,12 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 use health_model::settings::{InvalidSetting, Location};
 
+use super::check::Invalid;
 use super::file::{self, FileError, SettingsFiles};
-use super::form::{check_value, group, name, split, variable};
-use super::view::{Origin, SettingValue};
+use super::form::{group, name, split, variable};
+use super::invalid::{InvalidValue, check_value};
+use super::range::outside;
+use super::value::{Origin, SettingValue};
 use super::{RegistrySpec, Settings};
 
 /// Settings that cannot be used.
@@ -21,27 +24,9 @@ pub enum SettingsError {
     /// In a file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// In the environment.
-    #[error("{variable} '{value}': {reason}")]
-    Variable {
-        /// The variable's name.
-        variable: String,
-        /// Its value.
-        value: String,
-        /// Why it is invalid, and what is valid.
-        reason: String,
-    },
-    /// Out of bounds, or in conflict with other settings.
-    #[error("{origin}: {} '{}': {}", .invalid.flag.trim_start_matches('-'), .invalid.value, .invalid.reason)]
-    Conflict {
-        /// What is invalid.
-        invalid: InvalidSetting,
-        /// Where it stands.
-        origin: Origin,
-    },
-    /// The same, of a flag or a default.
+    /// A value, by itself or with those of other settings.
     #[error(transparent)]
-    Flag(InvalidSetting),
+    Value(#[from] InvalidValue),
 }
 
 /// The values of settings in files and in the environment, by name.
@@ -113,10 +98,9 @@ impl Layers {
             let Some(value) = variables(&variable).filter(|value| !value.is_empty()) else {
                 continue;
             };
-            let invalid = |value: &str, reason: String| SettingsError::Variable {
-                variable: variable.clone(),
-                value: value.escape_debug().to_string(),
-                reason,
+            let origin = Origin::Environment { variable };
+            let invalid = |value: &str, reason: String| {
+                InvalidValue::new(name(arg), value, reason, origin.clone())
             };
             let value = value
                 .into_string()
@@ -127,7 +111,7 @@ impl Layers {
             }
             let value = LayerValue {
                 values: texts,
-                origin: Origin::Environment { variable },
+                origin,
                 layer: ENVIRONMENT,
             };
             values.insert(name(arg).to_owned(), value);
@@ -166,14 +150,21 @@ impl Layers {
             let arg = run.get_arguments().find(|arg| name(arg) == wanted);
             arg.map_or((0, Origin::Default), |arg| self.source(matches, arg))
         };
-        let at = |invalid: InvalidSetting| match source(invalid.flag.trim_start_matches('-')).1 {
-            Origin::Default | Origin::CommandLine => SettingsError::Flag(invalid),
-            origin => SettingsError::Conflict { invalid, origin },
-        };
+        for arg in run.get_arguments() {
+            if let Some((value, reason)) = outside(arg, matches) {
+                let origin = self.source(matches, arg).1;
+                return Err(InvalidValue::new(name(arg), &value, reason, origin).into());
+            }
+        }
         let mut settings = Settings {
             location,
             files: self.files.clone(),
             ..settings
+        };
+        let values = |settings: &Settings| {
+            let mut values = SettingValue::of_location(&settings.location, matches);
+            values.extend(SettingValue::all(run, matches, settings, source));
+            values
         };
         if let Some(file) = settings.node.nodes_file.clone() {
             match source("nodes-file").0.cmp(&source("registry").0) {
@@ -181,14 +172,13 @@ impl Layers {
                 Ordering::Less => settings.node.nodes_file = None,
                 Ordering::Equal => {
                     let why = "cannot be used with --registry, of which it is a short form";
-                    return Err(at(InvalidSetting::new("--nodes-file", file.display(), why)));
+                    let invalid = InvalidSetting::new("--nodes-file", file.display(), why);
+                    let invalid = Invalid::with(invalid, ["--registry"]);
+                    return Err(InvalidValue::among(invalid, &values(&settings)).into());
                 }
             }
         }
-        let mut settings = settings.validated().map_err(at)?;
-        let mut values = SettingValue::of_location(&settings.location, matches);
-        values.extend(SettingValue::all(run, matches, &settings, source));
-        settings.values = values.into();
-        Ok(settings)
+        settings.values = values(&settings).into();
+        Ok(settings.validated()?)
     }
 }

@@ -1,4 +1,4 @@
-//! The settings of `health-agent run`. Each is one field of its group's struct, which defines its name, type, default and
+//! The settings of `health-agent run`. Each is one field of its group's struct, which defines its name, type, default, range and
 //! help. The flag, the environment variable, the key in settings files, `health-agent config`, the JSON Schema, the example
 //! file and the reference in `docs/settings.md` are made from it.
 //!
@@ -11,10 +11,13 @@ mod api;
 mod check;
 mod conntrack;
 mod containers;
+mod definition;
+mod documents;
 mod endpoints;
 mod external_ips;
 mod file;
 mod form;
+mod invalid;
 mod layers;
 mod listen;
 mod log;
@@ -23,29 +26,31 @@ mod mesh;
 mod node;
 mod policy;
 mod probing;
+mod range;
 mod registry;
 mod seconds;
 mod service_maps;
 mod service_proxy;
 mod service_sources;
 mod services;
-mod view;
+mod value;
 
 use std::sync::Arc;
 
 use clap::{Args, Command, FromArgMatches};
 use health_common::ct::DEFAULT_ENTRIES;
-use health_model::settings::{InvalidSetting, Location};
+use health_model::settings::Location;
 
 pub use self::api::ApiSettings;
-pub use self::conntrack::{
-    ConntrackSettings, ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime,
-};
+pub use self::conntrack::{ConntrackSettings, ConntrackTimeouts, GcInterval, GcIntervalError};
 pub use self::containers::{ApiAccess, ApiAccessError, ContainerSettings};
+pub use self::definition::{Definition, Group, groups};
+pub use self::documents::{INTRODUCTION, example, reference, schema};
 pub use self::endpoints::EndpointSettings;
 pub use self::external_ips::{ExternalIpSetting, ExternalIpSettingError};
 pub use self::file::{DEFAULT_FILE, FileError, SettingsFiles};
-pub use self::form::{is_live, with_one_form};
+pub use self::form::{is_live, with_one_form, with_ranges_in_help};
+pub use self::invalid::{InvalidValue, invalid_flag};
 pub use self::layers::{Layers, SettingsError};
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::log::{LogFormat, LogLevel, LogSettings};
@@ -56,13 +61,14 @@ pub use self::mesh::MeshSettings;
 pub use self::node::{NodeSettings, absolute_path};
 pub use self::policy::PolicySettings;
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
+pub use self::range::{Amount, Range};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
 pub use self::seconds::{Seconds, SecondsError};
 pub use self::service_maps::ServiceMapSettings;
-pub use self::service_proxy::{IdleTimeout, IpvsSettings, ServiceProxyMode};
+pub use self::service_proxy::{IpvsSettings, ServiceProxyMode};
 pub use self::service_sources::{EtcdAccess, EtcdAccessError, ServiceSources};
 pub use self::services::{FORWARDING_NEEDS_KEY, ServiceSettings};
-pub use self::view::{Origin, SettingList, SettingValue, example, reference, schema};
+pub use self::value::{Origin, SettingList, SettingValue};
 
 /// All settings of an agent, by group.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
@@ -134,11 +140,13 @@ impl Settings {
         self.conntrack.conntrack_max_entries.unwrap_or(default)
     }
 
-    /// Checks each setting by itself, and all of them together. What depends on the machine (does this interface
-    /// exist?) is checked when the agent starts.
-    pub fn validated(self) -> Result<Self, InvalidSetting> {
-        check::check(&self)?;
-        Ok(self)
+    /// Checks the forms of settings, and all of them together; ranges are checked as values are read. What depends on
+    /// the machine (does this interface exist?) is checked when the agent starts.
+    pub fn validated(self) -> Result<Self, InvalidValue> {
+        match check::check(&self) {
+            Ok(()) => Ok(self),
+            Err(invalid) => Err(InvalidValue::among(invalid, &self.values)),
+        }
     }
 }
 

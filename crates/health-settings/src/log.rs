@@ -2,6 +2,8 @@
 
 use clap::{Args, ValueEnum};
 
+use super::form::{Common, Live};
+
 /// The log.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Log")]
@@ -10,7 +12,10 @@ pub struct LogSettings {
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
     /// Minimum severity of logged events
-    #[arg(long, value_enum, value_name = "LEVEL", default_value = "info")]
+    #[arg(
+        long, value_enum, value_name = "LEVEL", default_value = "info",
+        add = Common, add = Live
+    )]
     pub log_level: LogLevel,
 }
 

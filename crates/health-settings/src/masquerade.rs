@@ -13,8 +13,9 @@ use health_model::address::parse_network;
 use health_model::settings::InvalidSetting;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// Lower ports belong to well-known services (RFC 6335 section 6).
-const MIN_PORT: u16 = 1024;
+use super::check::Invalid;
+use super::form::Common;
+use super::range::{Ranged, within};
 
 /// The ports for translated flows, both ends inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl fmt::Display for MasqueradePorts {
 
 /// The text is not a [`MasqueradePorts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write it like 32768-65535: the lowest port and the highest, {MIN_PORT} or more")]
+#[error("write it like 32768-65535: the lowest port and the highest")]
 pub struct MasqueradePortsError;
 
 impl FromStr for MasqueradePorts {
@@ -41,11 +42,18 @@ impl FromStr for MasqueradePorts {
             min: port(min)?,
             max: port(max)?,
         };
-        if MIN_PORT <= ports.min && ports.min <= ports.max {
-            Ok(Self(ports))
-        } else {
-            Err(MasqueradePortsError)
+        match ports.min <= ports.max {
+            true => Ok(Self(ports)),
+            false => Err(MasqueradePortsError),
         }
+    }
+}
+
+impl Ranged for MasqueradePorts {
+    type Bound = u16;
+
+    fn amounts(&self) -> impl Iterator<Item = u16> {
+        [self.0.min, self.0.max].into_iter()
     }
 }
 
@@ -55,13 +63,20 @@ impl FromStr for MasqueradePorts {
 pub struct MasqueradeSettings {
     /// Destinations that endpoints reach without masquerading; enables masquerading to all other destinations of the
     /// same IP version (repeatable or comma-separated)
-    #[arg(long = "native-routing-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
+    #[arg(
+        long = "native-routing-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',',
+        add = Common
+    )]
     pub native_routing_cidrs: Vec<IpNet>,
     /// Destinations to reach without masquerading, in addition to --native-routing-cidr (repeatable or comma-separated)
     #[arg(long = "masquerade-exclude", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
     pub masquerade_excludes: Vec<IpNet>,
-    /// Source ports for masqueraded flows, 1024 or higher
-    #[arg(long, value_name = "MIN-MAX", default_value = "32768-65535")]
+    /// Source ports for masqueraded flows
+    // Lower ports belong to well-known services (RFC 6335 section 6).
+    #[arg(
+        long, value_name = "MIN-MAX", default_value = "32768-65535",
+        add = within::<MasqueradePorts>(1024, 65535)
+    )]
     pub masquerade_ports: MasqueradePorts,
     /// Networks behind this host whose traffic to masquerade as well (repeatable or comma-separated)
     #[arg(long = "gateway-cidr", value_name = "CIDR", value_parser = parse_network, value_delimiter = ',')]
@@ -95,7 +110,7 @@ pub enum MasqueradeError {
 
 impl MasqueradeSettings {
     /// Checks the form of all settings, and that each one has an effect.
-    pub(super) fn validate(&self) -> Result<(), InvalidSetting> {
+    pub(super) fn validate(&self) -> Result<(), Invalid> {
         let lists = [
             ("--native-routing-cidr", &self.native_routing_cidrs),
             ("--masquerade-exclude", &self.masquerade_excludes),
@@ -105,14 +120,15 @@ impl MasqueradeSettings {
             for cidr in cidrs {
                 if cidr.trunc() != *cidr {
                     let reason = format!("has host bits set; write {}", cidr.trunc());
-                    return Err(InvalidSetting::new(flag, cidr, reason));
+                    return Err(InvalidSetting::new(flag, cidr, reason).into());
                 }
                 if !self.is_on(is_ipv4(cidr)) {
                     let version = if is_ipv4(cidr) { "IPv4" } else { "IPv6" };
                     let reason = format!(
                         "has no effect: {version} is not masqueraded without --native-routing-cidr"
                     );
-                    return Err(InvalidSetting::new(flag, cidr, reason));
+                    let invalid = InvalidSetting::new(flag, cidr, reason);
+                    return Err(Invalid::with(invalid, ["--native-routing-cidr"]));
                 }
             }
         }
@@ -125,7 +141,7 @@ impl MasqueradeSettings {
                     .filter(|(_, cidr)| is_ipv4(cidr) == is_v4);
                 if let Some((flag, cidr)) = of_version.nth(max) {
                     let reason = format!("exceeds the limit of {max} networks per IP version");
-                    return Err(InvalidSetting::new(flag, cidr, reason));
+                    return Err(InvalidSetting::new(flag, cidr, reason).into());
                 }
             }
         }
@@ -287,21 +303,12 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_a_range_of_unprivileged_ones() {
+    fn ports_are_the_lowest_and_the_highest() {
         for text in ["32768-65535", "1024-1024"] {
             let ports: MasqueradePorts = text.parse().expect(text);
             assert_eq!(ports.to_string(), text);
         }
-        for bad in [
-            "",
-            "1024",
-            "1023-2000",
-            "2000-1999",
-            "1024-65536",
-            "a-b",
-            "-",
-            "1-2-3",
-        ] {
+        for bad in ["", "1024", "2000-1999", "1024-65536", "a-b", "-", "1-2-3"] {
             assert_eq!(
                 bad.parse::<MasqueradePorts>(),
                 Err(MasqueradePortsError),

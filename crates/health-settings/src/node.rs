@@ -10,6 +10,7 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use health_model::address::parse_ip;
 
+use super::form::Common;
 use super::registry::{RegistrySpec, RemoteCluster};
 
 /// The default registry.
@@ -20,20 +21,20 @@ const REGISTRY: &str = "file:/etc/health-agent/nodes.yaml";
 #[command(next_help_heading = "Node")]
 pub struct NodeSettings {
     /// Name of this node in the node registry [default: the host name]
-    #[arg(long, value_name = "NAME", default_value_t = host_name(), hide_default_value = true)]
+    #[arg(long, value_name = "NAME", default_value_t = host_name(), hide_default_value = true, add = Common)]
     pub node_name: String,
     /// Name of the cluster that this node belongs to
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub cluster_name: String,
     /// Source of the nodes of this cluster: file:PATH, etcd:URL[,URL...], etcd:PATH of a configuration file, or
     /// kubernetes[:PATH of a kubeconfig]
-    #[arg(long, value_name = "REGISTRY", default_value = REGISTRY)]
+    #[arg(long, value_name = "REGISTRY", default_value = REGISTRY, add = Common)]
     pub registry: RegistrySpec,
     /// File with the node registry, read again when it changes; short for --registry file:FILE
-    #[arg(long, value_name = "FILE", value_parser = absolute_path())]
+    #[arg(long, value_name = "FILE", value_parser = absolute_path(), add = Common)]
     pub nodes_file: Option<PathBuf>,
     /// Another cluster to probe, and its registry (repeatable)
-    #[arg(long = "remote-cluster", value_name = "NAME=REGISTRY")]
+    #[arg(long = "remote-cluster", value_name = "NAME=REGISTRY", add = Common)]
     pub remote_clusters: Vec<RemoteCluster>,
     /// Store of the identities of this cluster, the same on all its nodes: file:PATH, etcd:URL[,URL...], or etcd:PATH
     /// of a configuration file [default: --registry if that is etcd, else file:identities.json in --state-dir]
@@ -41,16 +42,19 @@ pub struct NodeSettings {
     pub identity_store: Option<RegistrySpec>,
     /// Address that this node registers in etcd (repeatable or comma-separated) [default: the first of each IP
     /// version on --device, or on the interface with the default route]
-    #[arg(long = "node-address", value_name = "IP", value_parser = parse_ip, value_delimiter = ',')]
+    #[arg(
+        long = "node-address", value_name = "IP", value_parser = parse_ip, value_delimiter = ',',
+        add = Common
+    )]
     pub node_addresses: Vec<IpAddr>,
     /// Name of an uplink interface (repeatable or comma-separated) [default: the interfaces that carry the node's
     /// addresses]
-    #[arg(long = "device", value_name = "INTERFACE", value_delimiter = ',')]
+    #[arg(long = "device", value_name = "INTERFACE", value_delimiter = ',', add = Common)]
     pub devices: Vec<String>,
     /// File with the mesh key, a secret of at least 16 bytes, the same on all nodes: agents use it to authenticate
     /// each other and to recognise each other's ICMP probes; a second key in FILE.previous or FILE.next is also
     /// accepted [default: a well-known key, which gives no protection]
-    #[arg(long, value_name = "FILE", value_parser = absolute_path())]
+    #[arg(long, value_name = "FILE", value_parser = absolute_path(), add = Common)]
     pub mesh_key_file: Option<PathBuf>,
 }
 

@@ -3,12 +3,17 @@
 use clap::Args;
 use health_model::policy::PolicyMode;
 
+use super::form::{Common, Live};
+
 /// Policy.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Policy")]
 pub struct PolicySettings {
     /// When policy is enforced
-    #[arg(long, value_enum, value_name = "MODE", default_value_t = PolicyMode::Default)]
+    #[arg(
+        long, value_enum, value_name = "MODE", default_value_t = PolicyMode::Default,
+        add = Common, add = Live
+    )]
     pub policy_mode: PolicyMode,
     /// Let this host reach its own endpoints unless a rule denies it
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]

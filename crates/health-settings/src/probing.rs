@@ -7,6 +7,8 @@ use std::time::Duration;
 use health_common::probe::{Path, Protocol};
 use health_model::duration::{duration_text, parse_duration};
 
+use super::range::Ranged;
+
 /// Time between two probes of a target, by path (what the address belongs to) and protocol. Targets without an interval
 /// are not probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +142,15 @@ impl FromStr for ProbeChoice {
     }
 }
 
+impl Ranged for ProbeChoice {
+    type Bound = Duration;
+    const OR: Option<&'static str> = Some("off");
+
+    fn amounts(&self) -> impl Iterator<Item = Duration> {
+        self.interval.into_iter()
+    }
+}
+
 /// Time between two checks of something, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval(pub Option<Duration>);
@@ -169,6 +180,15 @@ impl FromStr for Interval {
                 Ok(Self(Some(interval)))
             }
         }
+    }
+}
+
+impl Ranged for Interval {
+    type Bound = Duration;
+    const OR: Option<&'static str> = Some("off");
+
+    fn amounts(&self) -> impl Iterator<Item = Duration> {
+        self.0.into_iter()
     }
 }
 

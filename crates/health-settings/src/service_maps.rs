@@ -6,46 +6,46 @@ use health_common::service::{
     DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS, DEFAULT_MAGLEV_TABLES,
     DEFAULT_SOURCE_RANGES, REVNAT_ANY_ENTRIES, REVNAT_ENTRIES,
 };
-use health_model::settings::InvalidSetting;
 use nix::sys::sysinfo::sysinfo;
 
-const MIN_ENTRIES: u32 = 1024;
-const MAX_ENTRIES: u32 = 1 << 24;
-const MAX_MAGLEV_TABLES: u32 = 4096;
+use super::range::{Range, within};
+
+fn entries() -> Range {
+    within::<u32>(1 << 10, 1 << 24).of("entries")
+}
 
 /// Sizes of the maps of services; without services they take next to no memory.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Services")]
 pub struct ServiceMapSettings {
-    /// Maximum number of service frontends (address and port), per IP version, 1024 to 16777216; a map that already
-    /// holds more keeps its size
-    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_FRONTENDS)]
+    /// Maximum number of service frontends (address and port), per IP version; a map that already holds more keeps
+    /// its size
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_FRONTENDS, add = entries())]
     pub service_frontend_max_entries: u32,
-    /// Maximum number of backends, 1024 to 16777216; an endpoint counts once for each service port that it has; lists
-    /// of backends have space for four times as many slots; a map that already holds more keeps its size
-    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_BACKENDS)]
+    /// Maximum number of backends; an endpoint counts once for each service port that it has; lists of backends have
+    /// space for four times as many slots; a map that already holds more keeps its size
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_BACKENDS, add = entries())]
     pub service_backend_max_entries: u32,
-    /// Maximum number of Maglev tables, 1 to 4096; a map that already holds more keeps its size
-    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_MAGLEV_TABLES)]
+    /// Maximum number of Maglev tables; a map that already holds more keeps its size
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_MAGLEV_TABLES, add = within::<u32>(1, 4096).of("tables"))]
     pub service_maglev_tables: u32,
-    /// Maximum number of loadBalancerSourceRanges entries, 1024 to 16777216; a map that already holds more keeps its
-    /// size
-    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_SOURCE_RANGES)]
+    /// Maximum number of loadBalancerSourceRanges entries; a map that already holds more keeps its size
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_SOURCE_RANGES, add = entries())]
     pub service_source_range_max_entries: u32,
-    /// Maximum number of session affinity entries, 1024 to 16777216
-    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_AFFINITY)]
+    /// Maximum number of session affinity entries
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_AFFINITY, add = entries())]
     pub service_affinity_max_entries: u32,
-    /// Maximum number of entries for TCP flows through services, per IP version, 1024 to 16777216; each flow takes
-    /// two [default: 262144 on hosts with more than 4 GiB of memory, else 131072]
-    #[arg(long, value_name = "NUMBER", default_value_t = default_flow_entries(), hide_default_value = true)]
+    /// Maximum number of entries for TCP flows through services, per IP version; each flow takes two [default: 262144
+    /// on hosts with more than 4 GiB of memory, else 131072]
+    #[arg(long, value_name = "NUMBER", default_value_t = default_flow_entries(), hide_default_value = true, add = entries())]
     pub service_flow_max_entries: u32,
-    /// Maximum number of entries for flows through services of protocols other than TCP, per IP version, 1024 to
-    /// 16777216; each flow takes two
-    #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ANY_ENTRIES)]
+    /// Maximum number of entries for flows through services of protocols other than TCP, per IP version; each flow
+    /// takes two
+    #[arg(long, value_name = "NUMBER", default_value_t = REVNAT_ANY_ENTRIES, add = entries())]
     pub service_flow_any_max_entries: u32,
-    /// Maximum number of entries for the host's own sockets that use services, 1024 to 16777216; a connected socket
-    /// takes two, an unconnected UDP socket two for each service
-    #[arg(long, value_name = "NUMBER", default_value_t = SOCKET_ENTRIES)]
+    /// Maximum number of entries for the host's own sockets that use services; a connected socket takes two, an
+    /// unconnected UDP socket two for each service
+    #[arg(long, value_name = "NUMBER", default_value_t = SOCKET_ENTRIES, add = entries())]
     pub service_socket_max_entries: u32,
 }
 
@@ -63,60 +63,5 @@ fn default_flow_entries() -> u32 {
 impl Default for ServiceMapSettings {
     fn default() -> Self {
         super::defaults()
-    }
-}
-
-impl ServiceMapSettings {
-    /// Checks these settings.
-    pub(super) fn check(&self) -> Result<(), InvalidSetting> {
-        let entries = MIN_ENTRIES..=MAX_ENTRIES;
-        for (flag, value, range) in [
-            (
-                "--service-frontend-max-entries",
-                self.service_frontend_max_entries,
-                &entries,
-            ),
-            (
-                "--service-backend-max-entries",
-                self.service_backend_max_entries,
-                &entries,
-            ),
-            (
-                "--service-maglev-tables",
-                self.service_maglev_tables,
-                &(1..=MAX_MAGLEV_TABLES),
-            ),
-            (
-                "--service-source-range-max-entries",
-                self.service_source_range_max_entries,
-                &entries,
-            ),
-            (
-                "--service-affinity-max-entries",
-                self.service_affinity_max_entries,
-                &entries,
-            ),
-            (
-                "--service-flow-max-entries",
-                self.service_flow_max_entries,
-                &entries,
-            ),
-            (
-                "--service-flow-any-max-entries",
-                self.service_flow_any_max_entries,
-                &entries,
-            ),
-            (
-                "--service-socket-max-entries",
-                self.service_socket_max_entries,
-                &entries,
-            ),
-        ] {
-            if !range.contains(&value) {
-                let why = format!("must be {} to {}", range.start(), range.end());
-                return Err(InvalidSetting::new(flag, value, why));
-            }
-        }
-        Ok(())
     }
 }

@@ -9,17 +9,18 @@ use health_model::duration::parse_duration;
 use health_model::settings::InvalidSetting;
 use ipnet::IpNet;
 
-use super::check::{network, within};
+use super::check::network;
+use super::range::{Range, within};
 use super::seconds::Seconds;
 
 /// Longest scheduler name in bytes (`IP_VS_SCHEDNAME_MAXLEN` less the final zero).
 const MAX_SCHEDULER_LEN: usize = 15;
-const MIN_DRAIN_INTERVAL: Duration = Duration::from_millis(100);
-const MAX_DRAIN_INTERVAL: Duration = Duration::from_secs(600);
 
-/// How long IPVS keeps idle entries; 0 leaves the kernel's setting unchanged. The kernel accepts up to `INT_MAX / HZ`
-/// seconds (net/netfilter/ipvs/ip_vs_ctl.c), which is 596 hours at 1000 Hz.
-pub type IdleTimeout = Seconds<0, { 480 * 3600 }>;
+/// How long IPVS keeps idle entries. The kernel accepts up to `INT_MAX / HZ` seconds
+/// (net/netfilter/ipvs/ip_vs_ctl.c), which is 596 hours at 1000 Hz.
+fn idle_timeout() -> Range {
+    within::<Seconds>(Duration::ZERO, Duration::from_hours(480))
+}
 
 /// What in the kernel serves services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -64,21 +65,24 @@ pub struct IpvsSettings {
     /// Masquerade all traffic to ClusterIPs, not only traffic from outside this node's pod CIDRs; ipvs mode only
     #[arg(long)]
     pub ipvs_masquerade_all: bool,
-    /// Bit of the packet mark that requests masquerading, 0 to 31; ipvs mode only
-    #[arg(long, value_name = "BIT", default_value_t = 14)]
+    /// Bit of the packet mark that requests masquerading; ipvs mode only
+    #[arg(long, value_name = "BIT", default_value_t = 14, add = within::<u8>(0, 31))]
     pub ipvs_masquerade_bit: u8,
-    /// Time between two checks whether draining backends have lost their last connection, 100ms to 10m; ipvs mode only
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
+    /// Time between two checks whether draining backends have lost their last connection; ipvs mode only
+    #[arg(
+        long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration,
+        add = within::<Duration>(Duration::from_millis(100), Duration::from_mins(10))
+    )]
     pub ipvs_drain_interval: Duration,
-    /// How long idle TCP connections are kept, up to 480h; 0s leaves the kernel's setting unchanged; ipvs mode only
-    #[arg(long, value_name = "DURATION", default_value_t)]
-    pub ipvs_tcp_timeout: IdleTimeout,
-    /// How long idle TCP connections are kept after a FIN, up to 480h; 0s leaves the kernel's setting unchanged; ipvs mode only
-    #[arg(long, value_name = "DURATION", default_value_t)]
-    pub ipvs_tcpfin_timeout: IdleTimeout,
-    /// How long idle UDP flows are kept, up to 480h; 0s leaves the kernel's setting unchanged; ipvs mode only
-    #[arg(long, value_name = "DURATION", default_value_t)]
-    pub ipvs_udp_timeout: IdleTimeout,
+    /// How long idle TCP connections are kept; 0s leaves the kernel's setting unchanged; ipvs mode only
+    #[arg(long, value_name = "DURATION", default_value_t, add = idle_timeout())]
+    pub ipvs_tcp_timeout: Seconds,
+    /// How long idle TCP connections are kept after a FIN; 0s leaves the kernel's setting unchanged; ipvs mode only
+    #[arg(long, value_name = "DURATION", default_value_t, add = idle_timeout())]
+    pub ipvs_tcpfin_timeout: Seconds,
+    /// How long idle UDP flows are kept; 0s leaves the kernel's setting unchanged; ipvs mode only
+    #[arg(long, value_name = "DURATION", default_value_t, add = idle_timeout())]
+    pub ipvs_udp_timeout: Seconds,
 }
 
 impl Default for IpvsSettings {
@@ -101,18 +105,6 @@ impl IpvsSettings {
         for cidr in &self.ipvs_exclude_cidrs {
             network("--ipvs-exclude-cidr", cidr)?;
         }
-        if self.ipvs_masquerade_bit > 31 {
-            return Err(InvalidSetting::new(
-                "--ipvs-masquerade-bit",
-                self.ipvs_masquerade_bit,
-                "must be 0 to 31",
-            ));
-        }
-        within(
-            "--ipvs-drain-interval",
-            self.ipvs_drain_interval,
-            MIN_DRAIN_INTERVAL,
-            MAX_DRAIN_INTERVAL,
-        )
+        Ok(())
     }
 }

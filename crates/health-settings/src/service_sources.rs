@@ -6,6 +6,8 @@ use std::str::FromStr;
 use clap::Args;
 use health_model::settings::InvalidSetting;
 
+use super::check::Invalid;
+use super::form::Common;
 use super::{ApiAccess, RegistrySpec, Settings};
 
 /// Longest label value in bytes.
@@ -17,7 +19,10 @@ const MAX_LABEL_LEN: usize = 63;
 pub struct ServiceSources {
     /// Serve Kubernetes services of all namespaces; without a value, use the kubeconfig of --registry kubernetes,
     /// else the pod's service account, else $KUBECONFIG or ~/.kube/config
-    #[arg(long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+    #[arg(
+        long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default",
+        add = Common
+    )]
     pub services_from_kubernetes: Option<ApiAccess>,
     /// Serve the services whose manifests are in etcd, in the keys of --cluster-name: URL[,URL...] of its members, or
     /// the path of a file with certificates and credentials; without a value, use the etcd of --registry
@@ -90,13 +95,14 @@ impl ServiceSources {
     }
 
     /// Checks these settings.
-    pub(super) fn check(&self, settings: &Settings) -> Result<(), InvalidSetting> {
+    pub(super) fn check(&self, settings: &Settings) -> Result<(), Invalid> {
         if let Some(access) = &self.services_from_etcd
             && access.cluster(&settings.node.registry).is_none()
         {
             let why = "--registry names no etcd; give URLs such as http://192.0.2.1:2379, or the absolute path of a \
                        configuration";
-            return Err(InvalidSetting::new("--services-from-etcd", access, why));
+            let invalid = InvalidSetting::new("--services-from-etcd", access, why);
+            return Err(Invalid::with(invalid, ["--registry"]));
         }
         if let Some(name) = &self.service_proxy_name {
             let is_inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
@@ -111,7 +117,8 @@ impl ServiceSources {
                         "must be 1 to {MAX_LABEL_LEN} letters, digits, '-', '_' and '.', with a letter or digit at \
                          both ends"
                     ),
-                ));
+                )
+                .into());
             }
         }
         Ok(())

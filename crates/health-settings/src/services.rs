@@ -9,7 +9,9 @@ use health_model::duration::{duration_text, parse_duration};
 use health_model::settings::{HostRouting, InvalidSetting, ServiceForwarding, ServiceXdp};
 use ipnet::IpNet;
 
-use super::check::{network, within};
+use super::check::{Invalid, network};
+use super::form::Common;
+use super::range::within;
 use super::{
     ExternalIpSetting, IpvsSettings, ListenAddress, ServiceMapSettings, ServiceProxyMode,
     ServiceSources, Settings,
@@ -20,9 +22,6 @@ const MAX_ZONE_LEN: usize = 63;
 /// Why every mode except `snat` needs a key that only nodes of the mesh have.
 pub const FORWARDING_NEEDS_KEY: &str = "needs --mesh-key-file with your own key: with the public key, anyone could send packets \
      in the name of a service";
-const MAX_SYNC_MIN: Duration = Duration::from_secs(10);
-const MIN_SYNC_MAX: Duration = Duration::from_secs(1);
-const MAX_SYNC_MAX: Duration = Duration::from_secs(3600);
 
 /// Services.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
@@ -30,7 +29,7 @@ const MAX_SYNC_MAX: Duration = Duration::from_secs(3600);
 pub struct ServiceSettings {
     /// Folder of manifests (*.yaml, *.yml, *.json) of the services and endpoint slices to serve; files are read again
     /// when they change
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", add = Common)]
     pub service_manifests: Option<PathBuf>,
     /// Sources outside this node.
     #[command(flatten)]
@@ -51,12 +50,18 @@ pub struct ServiceSettings {
     /// the Node object]
     #[arg(long, value_name = "ZONE")]
     pub service_node_zone: Option<String>,
-    /// Shortest time between two changes of the datapath for services, at most 10s
-    #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = parse_duration)]
+    /// Shortest time between two changes of the datapath for services
+    #[arg(
+        long, value_name = "DURATION", default_value = "20ms", value_parser = parse_duration,
+        add = within::<Duration>(Duration::ZERO, Duration::from_secs(10))
+    )]
     pub service_sync_min: Duration,
-    /// Time between two full checks of the service datapath, 1s to 1h; the node becomes unhealthy if a change waits
-    /// twice as long
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
+    /// Time between two full checks of the service datapath; the node becomes unhealthy if a change waits twice as
+    /// long
+    #[arg(
+        long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration,
+        add = within::<Duration>(Duration::from_secs(1), Duration::from_hours(1))
+    )]
     pub service_sync_max: Duration,
     /// How packets from external clients reach backends on other nodes, unless the service overrides it (dsr and
     /// hybrid need --mesh-key-file with your own key, and --service-proxy-mode ebpf)
@@ -124,15 +129,17 @@ impl ServiceSettings {
     }
 
     /// Checks that backends' nodes can answer outside clients, if the forwarding mode requires it.
-    fn check_forwarding(&self, settings: &Settings) -> Result<(), InvalidSetting> {
+    fn check_forwarding(&self, settings: &Settings) -> Result<(), Invalid> {
         let forwarding = self.service_forwarding;
         if forwarding != ServiceForwarding::Snat
             && self.service_proxy_mode == ServiceProxyMode::Ipvs
         {
             let why = "not with --service-proxy-mode ipvs; use ebpf, or snat";
-            return Err(InvalidSetting::new("--service-forwarding", forwarding, why));
+            let invalid = InvalidSetting::new("--service-forwarding", forwarding, why);
+            return Err(Invalid::with(invalid, ["--service-proxy-mode"]));
         }
         self.check_forwarding_key(settings.node.mesh_key_file.is_none())
+            .map_err(|invalid| Invalid::with(invalid, ["--mesh-key-file"]))
     }
 
     /// Checks that nodes can trust each other's information about packets, given whether the mesh key is well known.
@@ -146,23 +153,18 @@ impl ServiceSettings {
     }
 
     /// Checks these settings, except the addresses to listen on.
-    pub(super) fn check(&self, settings: &Settings) -> Result<(), InvalidSetting> {
+    pub(super) fn check(&self, settings: &Settings) -> Result<(), Invalid> {
         self.sources.check(settings)?;
         self.ipvs.check()?;
         for cidr in &self.service_node_port_cidrs {
             network("--service-node-port-cidr", cidr)?;
         }
-        self.maps.check()?;
         self.check_forwarding(settings)?;
         if let Some(path) = &self.service_manifests
             && !path.is_absolute()
         {
             let why = "must be an absolute path";
-            return Err(InvalidSetting::new(
-                "--service-manifests",
-                path.display(),
-                why,
-            ));
+            return Err(InvalidSetting::new("--service-manifests", path.display(), why).into());
         }
         if let Some(zone) = &self.service_node_zone {
             let is_name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
@@ -171,7 +173,8 @@ impl ServiceSettings {
                     "--service-node-zone",
                     zone.escape_default(),
                     format!("must be 1 to {MAX_ZONE_LEN} letters, digits, '-', '_' and '.'"),
-                ));
+                )
+                .into());
             }
         }
         let Self {
@@ -179,17 +182,10 @@ impl ServiceSettings {
             service_sync_max: max,
             ..
         } = *self;
-        within("--service-sync-min", min, Duration::ZERO, MAX_SYNC_MIN)?;
-        within("--service-sync-max", max, MIN_SYNC_MAX, MAX_SYNC_MAX)?;
         if max < min {
-            return Err(InvalidSetting::new(
-                "--service-sync-max",
-                duration_text(max),
-                format!(
-                    "must not be shorter than --service-sync-min, which is {}",
-                    duration_text(min)
-                ),
-            ));
+            let why = "must not be shorter than --service-sync-min";
+            let invalid = InvalidSetting::new("--service-sync-max", duration_text(max), why);
+            return Err(Invalid::with(invalid, ["--service-sync-min"]));
         }
         Ok(())
     }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use health_datapath::pin_folder;
-use health_endpoint::enforcement::{Enforcer, EnforcerParts, Surroundings};
+use health_endpoint::enforcement::{Enforcer, EnforcerOptions, Surroundings};
 use health_endpoint::identities::AllocatedIdentities;
-use health_endpoint::manager::{self, Manager, ManagerOptions, ManagerParts, Survey};
+use health_endpoint::manager::{self, Manager, ManagerOptions, Survey};
 use health_endpoint::workload::{HostDevices, StateDir};
 use health_model::api::PolicyLag;
 use health_model::ipam::NodeIpam;
@@ -69,6 +69,17 @@ pub(super) fn start(
         &config.endpoints.ipam_excludes,
         config.endpoints.ipam_cooling_time,
     )?;
+    let options = EnforcerOptions {
+        settings: PolicySettings {
+            mode: config.policy.policy_mode,
+            allow_localhost: config.policy.policy_allow_localhost,
+        },
+        allow_dhcpv6: config.policy.policy_allow_dhcpv6,
+        node_addresses: own.addresses.clone(),
+        lag,
+    };
+    let datapath = node.shared_datapath();
+    let enforcer = Enforcer::open(&location.state_dir, options, identities.clone(), datapath)?;
     let options = ManagerOptions {
         states: states(&location.state_dir),
         ipam,
@@ -76,29 +87,13 @@ pub(super) fn start(
         health: node.health_report(&EndpointOutcome::default()),
         mtu: node.mtu(),
         parallel: PARALLEL,
-    };
-    let enforcer = Enforcer::open(
-        &location.state_dir,
-        EnforcerParts {
-            settings: PolicySettings {
-                mode: config.policy.policy_mode,
-                allow_localhost: config.policy.policy_allow_localhost,
-            },
-            allow_dhcpv6: config.policy.policy_allow_dhcpv6,
-            allocator: identities.clone(),
-            datapath: node.shared_datapath(),
-            node_addresses: own.addresses.clone(),
-            lag,
-        },
-    )?;
-    let parts = ManagerParts {
         devices: Arc::new(HostDevices::new(netlink.clone(), &location.instance)),
         identities: Arc::new(AllocatedIdentities::by(identities)),
         regenerator: Arc::new(enforcer.clone()),
         clock: Timestamp::now,
     };
     Ok(WorkloadEndpoints {
-        manager: Manager::start(options, parts, survey),
+        manager: Manager::start(options, survey),
         enforcer,
     })
 }

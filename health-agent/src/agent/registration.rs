@@ -58,9 +58,7 @@ impl RegistrationNote {
 
     fn write(&self, state_dir: &Path) -> anyhow::Result<()> {
         let path = Self::path(state_dir);
-        let json =
-            serde_json::to_vec(self).context("cannot encode where this node is registered")?;
-        durable::write(&path, &json).with_context(|| format!("cannot write {}", path.display()))
+        durable::write(&path, self).with_context(|| format!("cannot write {}", path.display()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The settings in force: those of the start, with what reloads have changed.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use health_settings::{ApiSettings, MeshSettings, SettingValue, Settings, is_live};
 use tracing::{info, warn};
@@ -65,20 +65,15 @@ impl SettingsInForce {
             .in_force
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut values = in_force.values.to_vec();
         let mut due = Vec::new();
-        for value in &mut values {
-            let Some(new) = new.values.iter().find(|new| new.name == value.name) else {
+        for value in in_force.values.iter() {
+            let new = new.values.iter().find(|new| new.name == value.name);
+            let Some(new) = new.filter(|new| new.value != value.value) else {
                 continue;
             };
-            if value.value == new.value {
-                *value = new.clone();
-                continue;
-            }
             let (setting, from, to) = (&value.name, shown(value), shown(new));
             if is_live(setting) {
                 info!(setting, from, to, "setting changed");
-                *value = new.clone();
             } else {
                 warn!(
                     setting,
@@ -87,10 +82,7 @@ impl SettingsInForce {
                 due.push(setting.clone());
             }
         }
-        *in_force = Settings {
-            values: Arc::from(values),
-            ..with_live(&in_force, new)
-        };
+        *in_force = with_live(&in_force, new);
         drop(in_force);
         self.set_problem(
             (!due.is_empty()).then(|| format!("restart the agent to apply {}", due.join(", "))),
@@ -122,6 +114,12 @@ fn shown(value: &SettingValue) -> String {
 fn with_live(in_force: &Settings, new: &Settings) -> Settings {
     let mut settings = in_force.clone();
     settings.files = new.files.clone();
+    let values = in_force.values.iter().map(|value| {
+        let new = new.values.iter().find(|new| new.name == value.name);
+        let new = new.filter(|new| is_live(&new.name) || new.value == value.value);
+        new.unwrap_or(value).clone()
+    });
+    settings.values = values.collect();
     settings.conntrack.timeouts = new.conntrack.timeouts;
     settings.log.log_level = new.log.log_level;
     settings.policy.policy_mode = new.policy.policy_mode;
@@ -198,6 +196,20 @@ mod tests {
         assert_eq!(
             in_force.problem().as_deref(),
             Some("restart the agent to apply health-port")
+        );
+    }
+
+    #[test]
+    fn a_new_value_that_contradicts_one_in_force_is_refused_with_both_origins() {
+        let in_force = SettingsInForce::new(settings(&["--passive-rtt=off".to_owned()]));
+        let new = settings(&["--passive-relief=2".to_owned()]);
+        assert_eq!(
+            in_force.check(&new),
+            Err(
+                "--passive-relief '2': needs --passive-rtt on, which detects traffic; passive-rtt is 'false' \
+                 (command line); restart the agent to apply all changes"
+                    .to_owned()
+            )
         );
     }
 }

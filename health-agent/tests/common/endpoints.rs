@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use health_endpoint::identities::{Hold, IdentitySource, IdentityUnavailable};
-use health_endpoint::manager::{Manager, ManagerOptions, ManagerParts, Survey};
+use health_endpoint::manager::{Manager, ManagerOptions, Survey};
 use health_endpoint::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
 use health_endpoint::workload::{
     Blueprint, DeviceFault, Devices, FoundDevice, SavedEndpoint, StateDir, Task, WorkloadError,
@@ -138,8 +138,6 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         health: None,
         mtu: 1500,
         parallel: 1,
-    };
-    let parts = ManagerParts {
         devices: Arc::new(NoDevices),
         identities: Arc::new(NoStore),
         regenerator: Arc::new(NoPrograms),
@@ -173,7 +171,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         dropped: Vec::new(),
         lost: Vec::new(),
     };
-    let manager = Manager::start(options, parts, survey);
+    let manager = Manager::start(options, survey);
     let mut changes = manager.changes();
     while manager.endpoints()[0].state != "ready" {
         changes.changed().await.unwrap();

@@ -23,16 +23,16 @@ pub const TUPLE_IN: u8 = 1;
 /// Direction bit of a tuple: the flow was opened by this host.
 pub const TUPLE_OUT: u8 = 0;
 
-/// IPv4 conntrack and NAT tuple, in the flow's original direction.
+/// Conntrack and NAT tuple, in the flow's original direction. `A` is an address.
 ///
 /// For ICMP echo, `sport_be` is the identifier and `dport_be` is 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Tuple4 {
+pub struct FlowTuple<A> {
     /// Source address of the first packet.
-    pub saddr_be: u32,
+    pub saddr_be: A,
     /// Destination address of the first packet.
-    pub daddr_be: u32,
+    pub daddr_be: A,
     /// Source port, or the ICMP identifier.
     pub sport_be: u16,
     /// Destination port, or 0.
@@ -45,44 +45,14 @@ pub struct Tuple4 {
     pub pad: u16,
 }
 
-/// IPv6 conntrack and NAT tuple; as [`Tuple4`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Tuple6 {
-    /// Source address of the first packet.
-    pub saddr_be: [u32; 4],
-    /// Destination address of the first packet.
-    pub daddr_be: [u32; 4],
-    /// Source port, or the ICMP identifier.
-    pub sport_be: u16,
-    /// Destination port, or 0.
-    pub dport_be: u16,
-    /// IP protocol number.
-    pub protocol: u8,
-    /// [`TUPLE_IN`] or [`TUPLE_OUT`].
-    pub direction: u8,
-    /// Explicit padding, zero.
-    pub pad: u16,
-}
+/// IPv4 conntrack and NAT tuple.
+pub type Tuple4 = FlowTuple<u32>;
 
-impl Tuple4 {
+/// IPv6 conntrack and NAT tuple.
+pub type Tuple6 = FlowTuple<[u32; 4]>;
+
+impl<A: Copy> FlowTuple<A> {
     /// The tuple of a packet in the opposite direction: the reply to a packet with this tuple.
-    #[inline(always)]
-    pub const fn reversed(self) -> Self {
-        Self {
-            saddr_be: self.daddr_be,
-            daddr_be: self.saddr_be,
-            sport_be: self.dport_be,
-            dport_be: self.sport_be,
-            protocol: self.protocol,
-            direction: self.direction ^ TUPLE_IN,
-            pad: 0,
-        }
-    }
-}
-
-impl Tuple6 {
-    /// As [`Tuple4::reversed`].
     #[inline(always)]
     pub const fn reversed(self) -> Self {
         Self {

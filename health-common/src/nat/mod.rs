@@ -7,7 +7,7 @@
 mod change;
 mod ports;
 
-use crate::ct::{IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use crate::ct::{FlowTuple, IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT};
 use crate::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 use crate::tcp::IP_PROTOCOL_TCP;
 
@@ -22,39 +22,27 @@ pub const NAT_HOST_LOCAL: u32 = 1;
 /// Flag: the flow does not come from an endpoint, so the uplinks' programs track it in conntrack.
 pub const NAT_NEEDS_CT: u32 = 2;
 
-/// Translation of an IPv4 tuple.
+/// Translation of a tuple. `A` is an address, `P` the explicit padding, zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NatEntry4 {
+pub struct NatEntry<A, P> {
     /// Creation time: nanoseconds of `CLOCK_MONOTONIC`.
     pub created_ns: u64,
     /// [`NAT_HOST_LOCAL`] and [`NAT_NEEDS_CT`].
     pub flags: u32,
     /// The address after translation.
-    pub addr_be: u32,
+    pub addr_be: A,
     /// The port or identifier after translation.
     pub port_be: u16,
     /// Explicit padding, zero.
-    pub pad: u16,
-    /// Explicit padding, zero.
-    pub pad2: u32,
+    pub pad: P,
 }
 
+/// Translation of an IPv4 tuple.
+pub type NatEntry4 = NatEntry<u32, [u16; 3]>;
+
 /// Translation of an IPv6 tuple.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NatEntry6 {
-    /// Creation time: nanoseconds of `CLOCK_MONOTONIC`.
-    pub created_ns: u64,
-    /// [`NAT_HOST_LOCAL`] and [`NAT_NEEDS_CT`].
-    pub flags: u32,
-    /// The address after translation.
-    pub addr_be: [u32; 4],
-    /// The port or identifier after translation.
-    pub port_be: u16,
-    /// Explicit padding, zero.
-    pub pad: u16,
-}
+pub type NatEntry6 = NatEntry<[u32; 4], [u16; 1]>;
 
 crate::map_types!(NatEntry4 = 24, NatEntry6 = 32);
 
@@ -66,11 +54,11 @@ const _: () = {
     assert!(core::mem::offset_of!(NatEntry6, created_ns) == NAT_CREATED_OFFSET);
 };
 
-impl NatEntry4 {
+impl<A: Copy, P: Copy> NatEntry<A, P> {
     /// The key of the matching `IN` entry, given that this entry's key is `out`.
     #[inline(always)]
-    pub const fn inbound_key(&self, out: &Tuple4) -> Tuple4 {
-        Tuple4 {
+    pub const fn inbound_key(&self, out: &FlowTuple<A>) -> FlowTuple<A> {
+        FlowTuple {
             saddr_be: out.daddr_be,
             daddr_be: self.addr_be,
             sport_be: out.dport_be,
@@ -84,38 +72,8 @@ impl NatEntry4 {
     /// The key of the matching `OUT` entry, given that this entry's key is `inbound`. It is also the
     /// flow's key in conntrack.
     #[inline(always)]
-    pub const fn outbound_key(&self, inbound: &Tuple4) -> Tuple4 {
-        Tuple4 {
-            saddr_be: self.addr_be,
-            daddr_be: inbound.saddr_be,
-            sport_be: self.port_be,
-            dport_be: inbound.sport_be,
-            protocol: inbound.protocol,
-            direction: TUPLE_OUT,
-            pad: 0,
-        }
-    }
-}
-
-impl NatEntry6 {
-    /// As [`NatEntry4::inbound_key`].
-    #[inline(always)]
-    pub const fn inbound_key(&self, out: &Tuple6) -> Tuple6 {
-        Tuple6 {
-            saddr_be: out.daddr_be,
-            daddr_be: self.addr_be,
-            sport_be: out.dport_be,
-            dport_be: self.port_be,
-            protocol: out.protocol,
-            direction: TUPLE_IN,
-            pad: 0,
-        }
-    }
-
-    /// As [`NatEntry4::outbound_key`].
-    #[inline(always)]
-    pub const fn outbound_key(&self, inbound: &Tuple6) -> Tuple6 {
-        Tuple6 {
+    pub const fn outbound_key(&self, inbound: &FlowTuple<A>) -> FlowTuple<A> {
+        FlowTuple {
             saddr_be: self.addr_be,
             daddr_be: inbound.saddr_be,
             sport_be: self.port_be,
@@ -161,7 +119,7 @@ mod tests {
             addr6_be: [u32; 4],
             port_be: u16,
         ) {
-            let out = Tuple4 { direction: TUPLE_OUT, ..four };
+            let out = FlowTuple { direction: TUPLE_OUT, ..four };
             let outbound = NatEntry4 { addr_be, port_be, ..NatEntry4::default() };
             let inbound = NatEntry4 {
                 addr_be: out.saddr_be,
@@ -170,10 +128,10 @@ mod tests {
             };
             let key = outbound.inbound_key(&out);
             prop_assert_eq!(inbound.outbound_key(&key), out);
-            let sent = Tuple4 { saddr_be: addr_be, sport_be: port_be, ..out };
+            let sent = FlowTuple { saddr_be: addr_be, sport_be: port_be, ..out };
             prop_assert_eq!(key, sent.reversed(), "the key is what a reply has");
 
-            let out = Tuple6 { direction: TUPLE_OUT, ..six };
+            let out = FlowTuple { direction: TUPLE_OUT, ..six };
             let outbound = NatEntry6 { addr_be: addr6_be, port_be, ..NatEntry6::default() };
             let inbound = NatEntry6 {
                 addr_be: out.saddr_be,
@@ -182,7 +140,7 @@ mod tests {
             };
             let key = outbound.inbound_key(&out);
             prop_assert_eq!(inbound.outbound_key(&key), out);
-            let sent = Tuple6 { saddr_be: addr6_be, sport_be: port_be, ..out };
+            let sent = FlowTuple { saddr_be: addr6_be, sport_be: port_be, ..out };
             prop_assert_eq!(key, sent.reversed());
         }
     }

@@ -36,12 +36,12 @@ pub const REVNAT_ENTRIES: u32 = 131_072;
 /// As [`REVNAT_ENTRIES`], for `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6`.
 pub const REVNAT_ANY_ENTRIES: u32 = 65_536;
 
-/// The key of an IPv4 frontend: the destination that clients use.
+/// The key of a frontend: the destination that clients use. `A` is an address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FrontendKey4 {
+pub struct FrontendKey<A> {
     /// Destination address.
-    pub addr_be: u32,
+    pub addr_be: A,
     /// Destination port.
     pub port_be: u16,
     /// IP protocol number.
@@ -50,19 +50,11 @@ pub struct FrontendKey4 {
     pub pad: u8,
 }
 
-/// The key of an IPv6 frontend: the destination that clients use.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FrontendKey6 {
-    /// Destination address.
-    pub addr_be: [u32; 4],
-    /// Destination port.
-    pub port_be: u16,
-    /// IP protocol number.
-    pub protocol: u8,
-    /// Explicit padding, zero.
-    pub pad: u8,
-}
+/// The key of an IPv4 frontend.
+pub type FrontendKey4 = FrontendKey<u32>;
+
+/// The key of an IPv6 frontend.
+pub type FrontendKey6 = FrontendKey<[u32; 4]>;
 
 /// A pool of backends to choose from.
 ///
@@ -253,13 +245,13 @@ pub const fn joined_port([backend, service]: [u32; 2]) -> u16 {
     (backend >> 24 | service >> 24 << 8) as u16
 }
 
-/// One direction of an IPv4 flow through a service. Its key is a tuple: for direction out, of the client's packets to
-/// a frontend; for direction in, of the backend's answers.
+/// One direction of a flow through a service. `A` is an address. Its key is a tuple: for direction out, of the client's
+/// packets to a frontend; for direction in, of the backend's answers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServiceFlow4 {
+pub struct ServiceFlow<A> {
     /// The backend for direction out, the frontend for direction in.
-    pub addr_be: u32,
+    pub addr_be: A,
     /// Its port.
     pub port_be: u16,
     /// [`FLOW_FROM_OUTSIDE`] and the other bits.
@@ -273,24 +265,11 @@ pub struct ServiceFlow4 {
     pub expires: u32,
 }
 
-/// One direction of an IPv6 flow through a service; as [`ServiceFlow4`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServiceFlow6 {
-    /// The backend for direction out, the frontend for direction in.
-    pub addr_be: [u32; 4],
-    /// Its port.
-    pub port_be: u16,
-    /// [`FLOW_FROM_OUTSIDE`] and the other bits.
-    pub flags: u16,
-    /// Index of the backend in `HEALTH_BACKENDS`, which may hold another one by now; and half of a port:
-    /// [`with_half_ports`].
-    pub backend: u32,
-    /// Number of the service port; and the other half of the port.
-    pub service: u32,
-    /// When the flow expires unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not used for TCP.
-    pub expires: u32,
-}
+/// One direction of an IPv4 flow through a service.
+pub type ServiceFlow4 = ServiceFlow<u32>;
+
+/// One direction of an IPv6 flow through a service.
+pub type ServiceFlow6 = ServiceFlow<[u32; 4]>;
 
 crate::map_types!(
     FrontendKey4 = 8,

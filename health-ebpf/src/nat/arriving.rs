@@ -3,45 +3,51 @@
 use aya_ebpf::bindings::BPF_NOEXIST;
 use health_common::ct::TUPLE_IN;
 use health_common::masquerade::Address;
+use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
 
 use super::entry::{mark_masqueraded, translation};
-use super::settings;
-use super::step::{Passage, StepResult, Steps};
+use super::error::arriving_error;
+use super::passage::{Content, Passage};
+use super::settings::settings;
 use crate::clock::coarse_now_secs;
 use crate::conntrack::{PacketFlags, Traffic, enter};
-use crate::fragment::resolve;
+use crate::fragment::{Resolved, find, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::packet::ParsedPacket;
 use crate::rewrite::Ends;
+use crate::subprogram::subprogram;
 
+/// Handles a packet that came in on an uplink.
 #[inline(always)]
-pub(super) fn arriving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
+pub(super) fn arriving<T: Version>(frame: &Frame, ip_at: usize) -> Result<(), Reason> {
     let Some(settings) = settings::<T>() else {
-        return StepResult::PASSED;
+        return Ok(());
     };
-    let skb = frame.skb();
     let mut passage = Passage::<T>::at(ip_at);
     match T::addresses(frame, ip_at) {
         Some((_, destination)) if destination == settings.node_be => {}
         Some((_, destination))
             if settings.is_behind(&destination) && !is_endpoint(&destination) =>
         {
-            return T::note_opened(skb, &mut passage);
+            note_opened(frame, &mut passage);
+            return Ok(());
         }
-        _ => return StepResult::PASSED,
+        _ => return Ok(()),
     }
-    match T::read_arriving(skb, &mut passage) {
-        StepResult::FOUND => {}
-        StepResult::IS_ERROR => return T::arriving_error(skb, &mut passage),
-        result => return result,
-    }
-    match T::find_reply(skb, &mut passage) {
-        StepResult::FOUND => T::rewrite_destination(skb, &mut passage),
-        result => result,
+    match read_arriving(frame, &mut passage) {
+        Content::Passed => Ok(()),
+        Content::Error => arriving_error(frame, &mut passage),
+        Content::Flow => {
+            if find_reply(frame, &mut passage) {
+                rewrite_destination(frame, &mut passage)
+            } else {
+                Ok(())
+            }
+        }
     }
 }
 
@@ -52,47 +58,46 @@ fn is_endpoint(address: &impl Address) -> bool {
 }
 
 /// Reads a packet to this node's address.
-#[inline(always)]
-pub(super) fn read_arriving<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_read_arriving, nat6_read_arriving)]
+fn read_arriving<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Content {
     let (Some(ip_at), Some(config), Some(settings)) =
         (passage.ip_at(), HEALTH_CONFIG.get(0), settings::<T>())
     else {
-        return StepResult::PASSED;
+        return Content::Passed;
     };
     let Some(ParsedPacket {
         mut packet,
         content_at,
     }) = T::read(frame, ip_at, TUPLE_IN)
     else {
-        return StepResult::PASSED;
+        return Content::Passed;
     };
     passage.content_at = content_at;
-    match packet.kind {
-        Kind::Flow | Kind::Fragment(_) => {}
-        Kind::IcmpError => return StepResult::IS_ERROR,
-        Kind::NoFlow => return StepResult::PASSED,
+    match Resolved::of(&mut packet) {
+        Resolved::Flow => {}
+        Resolved::Error => return Content::Error,
+        Resolved::Other | Resolved::UnknownFragment => return Content::Passed,
     }
-    if !resolve(&mut packet, &config.timeouts) {
-        return StepResult::PASSED;
-    }
+    keep(&packet, &config.timeouts);
     passage.take_in(&packet);
-    if settings.is_shared(packet.tuple.protocol(), packet.tuple.destination().1) {
-        StepResult::FOUND
+    let (protocol, port_be) = (passage.tuple.protocol(), passage.tuple.destination().1);
+    if settings.is_shared(protocol, port_be) {
+        Content::Flow
     } else {
-        StepResult::PASSED
+        Content::Passed
     }
 }
 
-/// Finds the translation for a packet to this node's address.
-#[inline(always)]
-pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+/// Finds the translation for a packet to this node's address. Returns whether the packet must be rewritten.
+#[subprogram(nat4_find_reply, nat6_find_reply)]
+fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> bool {
     let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
-        return StepResult::PASSED;
+        return false;
     };
     // As in `find`.
     let key = passage.tuple;
     let Some(entry) = translation(&key) else {
-        return StepResult::PASSED;
+        return false;
     };
     passage.entry = entry;
     let mut flow = key.flow(&entry);
@@ -100,7 +105,7 @@ pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) ->
         // A flow that has expired and only waits to be collected receives nothing any more.
         // SAFETY: a value of that map.
         if unsafe { (*tracked).has_expired(coarse_now_secs()) } {
-            return StepResult::PASSED;
+            return false;
         }
         // It may have been recreated while its translation still existed.
         // SAFETY: as above.
@@ -124,18 +129,11 @@ pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) ->
             &config.timeouts,
         );
     }
-    if passage.is_host_local() {
-        StepResult::PASSED
-    } else {
-        StepResult::FOUND
-    }
+    !passage.is_host_local()
 }
 
-#[inline(always)]
-pub(super) fn rewrite_destination<T: Version>(
-    frame: &Frame,
-    passage: &mut Passage<T>,
-) -> StepResult {
+#[subprogram(nat4_rewrite_destination, nat6_rewrite_destination)]
+fn rewrite_destination<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Result<(), Reason> {
     let ends = Ends::<T> {
         end: End::Destination,
         old: passage.tuple.destination(),
@@ -145,18 +143,21 @@ pub(super) fn rewrite_destination<T: Version>(
 }
 
 /// Records a packet to a host behind this gateway, so that the host's answers can be told from flows that it opens.
-#[inline(always)]
-pub(super) fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_note_opened, nat6_note_opened)]
+fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) {
     let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
-        return StepResult::PASSED;
+        return;
     };
     let Some(ParsedPacket { mut packet, .. }) = T::read(frame, ip_at, TUPLE_IN) else {
-        return StepResult::PASSED;
+        return;
     };
     if !matches!(packet.kind, Kind::Flow | Kind::Fragment(_)) {
-        return StepResult::PASSED;
+        return;
     }
-    if resolve(&mut packet, &config.timeouts) {
+    // Both before the branch: the verifier follows fewer paths.
+    let is_known = find(&mut packet);
+    keep(&packet, &config.timeouts);
+    if is_known {
         let flags = PacketFlags::of(&packet);
         let traffic = received(frame, ip_at);
         // It does not matter whether it was recorded.
@@ -168,7 +169,6 @@ pub(super) fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) -
             &config.timeouts,
         );
     }
-    StepResult::PASSED
 }
 
 #[inline(always)]

@@ -5,23 +5,27 @@ use health_common::metrics::Reason;
 use health_common::nat::{End, NAT_HOST_LOCAL};
 
 use super::entry::translation;
-use super::leaving::unmasqueraded;
-use super::settings;
-use super::step::{Passage, Sender, StepResult};
+use super::passage::Passage;
+use super::sender::{Sender, unmasqueraded};
+use super::settings::settings;
 use crate::conntrack::is_known;
 use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::packet::Inner;
 use crate::rewrite::{self, Ends};
+use crate::subprogram::subprogram;
 
-/// Handles an outgoing ICMP error about an incoming packet of a translated flow.
-#[inline(always)]
-pub(super) fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+/// Handles a leaving ICMP error about a packet that came in for a host whose flow is translated.
+#[subprogram(nat4_leaving_error, nat6_leaving_error)]
+pub(super) fn leaving_error<T: Version>(
+    frame: &Frame,
+    passage: &mut Passage<T>,
+) -> Result<(), Reason> {
     let (Some(ip_at), Some(settings)) = (passage.ip_at(), settings::<T>()) else {
-        return StepResult::PASSED;
+        return Ok(());
     };
     let Some((source, destination)) = T::addresses(frame, ip_at) else {
-        return StepResult::PASSED;
+        return Ok(());
     };
     let sender = passage.sender;
     let Some(mut inner) = T::read_inner(frame, ip_at, passage.content_at, TUPLE_OUT) else {
@@ -37,12 +41,12 @@ pub(super) fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>)
     let Some(entry) = translation(&inner.reply) else {
         // It is about a packet whose sender knows the untranslated destination.
         if is_known(T::flows(), &mut inner.reply) && inner.reply.direction() == TUPLE_IN {
-            return StepResult::PASSED;
+            return Ok(());
         }
         return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
     };
     if T::flags(&entry) & NAT_HOST_LOCAL != 0 {
-        return StepResult::PASSED;
+        return Ok(());
     }
     let inside = Ends::<T> {
         end: End::Destination,
@@ -58,19 +62,22 @@ pub(super) fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>)
 }
 
 /// Handles an ICMP error to this node's address, about a packet that was translated.
-#[inline(always)]
-pub(super) fn arriving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_arriving_error, nat6_arriving_error)]
+pub(super) fn arriving_error<T: Version>(
+    frame: &Frame,
+    passage: &mut Passage<T>,
+) -> Result<(), Reason> {
     let (Some(ip_at), Some(settings)) = (passage.ip_at(), settings::<T>()) else {
-        return StepResult::PASSED;
+        return Ok(());
     };
     let Some(inner) = T::read_inner(frame, ip_at, passage.content_at, TUPLE_IN) else {
-        return StepResult::PASSED;
+        return Ok(());
     };
     let Some(entry) = translation(&inner.reply) else {
-        return StepResult::PASSED;
+        return Ok(());
     };
     if T::flags(&entry) & NAT_HOST_LOCAL != 0 {
-        return StepResult::PASSED;
+        return Ok(());
     }
     let to = T::translated(&entry);
     let inside = Ends::<T> {
@@ -93,16 +100,9 @@ fn rewrite_error<T: Version>(
     inner: &Inner<T>,
     inside: &Ends<T>,
     around: &Ends<T>,
-) -> StepResult {
+) -> Result<(), Reason> {
     let error_at = passage.content_at;
-    if rewrite::inner(frame, error_at, inner, inside).is_none() {
-        return StepResult::dropped(Reason::WriteFailed);
-    }
-    StepResult::written(rewrite::packet(
-        frame,
-        passage.ip_at,
-        Some(error_at),
-        T::ICMP,
-        around,
-    ))
+    rewrite::inner(frame, error_at, inner, inside)
+        .and_then(|()| rewrite::packet(frame, passage.ip_at, Some(error_at), T::ICMP, around))
+        .ok_or(Reason::WriteFailed)
 }

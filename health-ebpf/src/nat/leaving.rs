@@ -2,123 +2,137 @@
 
 use health_common::ct::TUPLE_OUT;
 use health_common::identity;
-use health_common::masquerade::{Address as _, Masquerade};
 use health_common::metrics::Reason;
 use health_common::nat::{End, NAT_NEEDS_CT};
-use health_common::packet::Kind;
 use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
 
 use super::entry::{released, translation, whole};
-use super::port::has_socket;
-use super::settings;
-use super::step::{Passage, Sender, StepResult, Steps};
+use super::error::leaving_error;
+use super::passage::{Content, Passage};
+use super::port::{Allocated, allocate, has_socket, mark, take, take_back};
+use super::sender::{Sender, is_native, sender, unmasqueraded};
+use super::settings::settings;
 use crate::clock::are_flows_held;
 use crate::conntrack::{Tracked, Traffic, enter, is_known};
-use crate::fragment::resolve;
-use crate::frame::{Frame, MARK_SERVED};
+use crate::fragment::{Resolved, keep};
+use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS, HEALTH_PEERS};
+use crate::maps::HEALTH_CONFIG;
 use crate::packet::ParsedPacket;
 use crate::rewrite::Ends;
+use crate::subprogram::{Stage, subprogram};
 
+/// Whether a flow has a translation.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+enum Found {
+    /// No, and the packet passes unchanged.
+    Passed,
+    /// Yes.
+    Translation,
+    /// Not yet.
+    New,
+}
+
+// SAFETY: `repr(u32)`, three variants without fields.
+unsafe impl Stage for Found {}
+
+/// Handles a packet that leaves on an uplink.
 #[inline(always)]
-pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
-    let skb = frame.skb();
+pub(super) fn leaving<T: Version>(frame: &Frame, ip_at: usize) -> Result<(), Reason> {
     let mut passage = Passage::<T>::at(ip_at);
-    match T::read_leaving(skb, &mut passage) {
-        StepResult::FOUND => {}
-        StepResult::IS_ERROR => return T::leaving_error(skb, &mut passage),
-        result => return result,
+    match read_leaving(frame, &mut passage)? {
+        Content::Passed => return Ok(()),
+        Content::Error => return leaving_error(frame, &mut passage),
+        Content::Flow => {}
     }
-    if passage.sender == Sender::NodeInside {
-        match T::meet(skb, &mut passage) {
-            StepResult::FOUND => {}
-            result => return result,
-        }
+    if passage.sender == Sender::NodeInside && !meet(frame, &mut passage) {
+        return Ok(());
     }
-    let found = match T::find(skb, &mut passage) {
-        StepResult::IS_NEW => translate(frame, &mut passage),
-        result => result,
+    let is_translated = match find(frame, &mut passage)? {
+        Found::Passed => false,
+        Found::Translation => true,
+        Found::New => translate(frame, &mut passage)?,
     };
-    match found {
-        StepResult::FOUND if passage.is_host_local() => StepResult::PASSED,
-        StepResult::FOUND => T::rewrite_source(skb, &mut passage),
-        result => result,
+    if is_translated && !passage.is_host_local() {
+        rewrite_source(frame, &mut passage)
+    } else {
+        Ok(())
     }
 }
 
-/// Translates a new flow.
+/// Translates a new flow. Returns whether it is translated; otherwise the packet passes unchanged.
 #[inline(always)]
-fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+fn translate<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Result<bool, Reason> {
     let protocol = passage.tuple.protocol();
-    let skb = frame.skb();
-    let result = T::translations().with_room(protocol, &StepResult::HAS_NO_ROOM, || {
-        match T::translate(skb, passage) {
-            StepResult::IS_TAKEN if T::take_back(skb, passage) == StepResult::FOUND => {
-                T::take(skb, passage)
-            }
-            result => result,
+    let allocated = T::translations().with_room(protocol, &Allocated::NoRoom, || {
+        match allocate(frame, passage) {
+            Allocated::InUse if take_back(frame, passage) => take(frame, passage),
+            allocated => allocated,
         }
     });
-    match result {
-        StepResult::FOUND => T::mark(skb, passage),
-        StepResult::IS_TAKEN => StepResult::dropped(Reason::NatNoMapping),
-        StepResult::HAS_NO_ROOM if passage.sender.is_node() => StepResult::PASSED,
-        StepResult::HAS_NO_ROOM => StepResult::dropped(Reason::NatNoMapping),
-        result => result,
+    match allocated {
+        Allocated::Passed => Ok(false),
+        Allocated::Port => {
+            mark(frame, passage);
+            Ok(true)
+        }
+        Allocated::NoRoom if passage.sender.is_node() => Ok(false),
+        Allocated::InUse | Allocated::NoRoom => Err(Reason::NatNoMapping),
     }
 }
 
 /// Reads a packet that leaves.
-#[inline(always)]
-pub(super) fn read_leaving<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_read_leaving, nat6_read_leaving)]
+fn read_leaving<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Result<Content, Reason> {
     let (Some(ip_at), Some(config), Some(settings)) =
         (passage.ip_at(), HEALTH_CONFIG.get(0), settings::<T>())
     else {
-        return StepResult::PASSED;
+        return Ok(Content::Passed);
     };
     let Some((source, destination)) = T::addresses(frame, ip_at) else {
-        return StepResult::PASSED;
+        return Ok(Content::Passed);
     };
     let Some((mut sender, ifindex)) = sender::<T>(frame, &source, settings) else {
-        return StepResult::PASSED;
+        return Ok(Content::Passed);
     };
     if sender == Sender::Node && is_native::<T>(&destination, settings) {
         sender = Sender::NodeInside;
     }
     (passage.sender, passage.ifindex) = (sender, ifindex);
+    let unmasqueraded = |reason| {
+        unmasqueraded::<T>(sender, &destination, settings, reason).map(|()| Content::Passed)
+    };
     let Some(ParsedPacket {
         mut packet,
         content_at,
     }) = T::read(frame, ip_at, TUPLE_OUT)
     else {
-        return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
+        return unmasqueraded(Reason::NatUnsupported);
     };
     passage.content_at = content_at;
-    match packet.kind {
-        Kind::Flow | Kind::Fragment(_) => {}
-        Kind::IcmpError => return StepResult::IS_ERROR,
-        Kind::NoFlow => {
-            return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
-        }
+    match Resolved::of(&mut packet) {
+        Resolved::Flow => {}
+        Resolved::Error => return Ok(Content::Error),
+        Resolved::Other => return unmasqueraded(Reason::NatUnsupported),
+        Resolved::UnknownFragment => return unmasqueraded(Reason::FragmentUnknown),
     }
-    if !resolve(&mut packet, &config.timeouts) {
-        return unmasqueraded::<T>(sender, &destination, settings, Reason::FragmentUnknown);
-    }
+    keep(&packet, &config.timeouts);
     passage.take_in(&packet);
-    if sender.is_node() && !settings.is_shared(packet.tuple.protocol(), packet.tuple.source().1) {
-        return StepResult::PASSED;
+    let (protocol, port_be) = (passage.tuple.protocol(), passage.tuple.source().1);
+    if sender.is_node() && !settings.is_shared(protocol, port_be) {
+        return Ok(Content::Passed);
     }
-    StepResult::FOUND
+    Ok(Content::Flow)
 }
 
 /// Finds the translation of a flow. If there is none, returns whether to create one.
-#[inline(always)]
-pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_find, nat6_find)]
+fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Result<Found, Reason> {
     let (Some(ip_at), Some(config), Some(settings)) =
         (passage.ip_at(), HEALTH_CONFIG.get(0), settings::<T>())
     else {
-        return StepResult::PASSED;
+        return Ok(Found::Passed);
     };
     let traffic = Traffic {
         tx_bytes: frame.length() - ip_at as u32,
@@ -142,12 +156,12 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
             flow = flow.outbound();
         }
         passage.tuple = flow;
-        return StepResult::FOUND;
+        return Ok(Found::Translation);
     }
     if matches!(sender, Sender::Endpoint | Sender::Routed)
         && is_native::<T>(&flow.destination().0, settings)
     {
-        return StepResult::PASSED;
+        return Ok(Found::Passed);
     }
     let tracked = if sender == Sender::Endpoint && is_known(T::flows(), &mut flow) {
         Tracked::Known
@@ -158,99 +172,54 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     passage.tuple = flow;
     // An answer to a peer that already knows its source keeps that source.
     if is_tracked && flow.direction() != TUPLE_OUT {
-        return StepResult::PASSED;
+        return Ok(Found::Passed);
     }
     // The identifier of an echo reply is the request's.
     let is_echo_reply = flow.protocol() == T::ICMP && flow.destination().1 != 0;
     if is_tracked && !is_echo_reply {
         return if are_flows_held(config) {
-            StepResult::dropped(Reason::FlowsHeld)
+            Err(Reason::FlowsHeld)
         } else {
-            StepResult::IS_NEW
+            Ok(Found::New)
         };
     }
-    match tracked {
-        _ if sender.is_node() => StepResult::PASSED,
-        Tracked::Full => StepResult::dropped(Reason::NatNoMapping),
-        _ => StepResult::dropped(Reason::NatUnsupported),
+    if sender.is_node() {
+        return Ok(Found::Passed);
     }
+    Err(if tracked == Tracked::Full {
+        Reason::NatNoMapping
+    } else {
+        Reason::NatUnsupported
+    })
 }
 
-/// Lets a flow of this host pass that is not masqueraded, unless it would receive another flow's answers: then it is
-/// translated. If this host had the port before the other flow began, that flow did not get it: see
+/// Whether a flow of this host that is not masqueraded is translated, since it would otherwise receive another flow's
+/// answers. If this host had the port before the other flow began, that flow did not get it: see
 /// [`super::port::take`].
-#[inline(always)]
-pub(super) fn meet<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_meet, nat6_meet)]
+fn meet<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> bool {
     // As in `find`.
     let flow = passage.tuple;
     if translation(&flow).is_some() {
-        return StepResult::FOUND;
+        return true;
     }
     let may_begin =
         flow.protocol() != IP_PROTOCOL_TCP || passage.tcp_flags as u8 & (SYN | ACK) == SYN;
     // Without a socket, the packet was already translated, at a port of this bridge.
     if !may_begin || !has_socket(frame) {
-        return StepResult::PASSED;
+        return false;
     }
     let key = flow.reply();
-    match translation(&key) {
-        Some(back) if T::translated(&back) != flow.source() && !released(&key, &back) => {
-            StepResult::FOUND
-        }
-        _ => StepResult::PASSED,
-    }
+    translation(&key)
+        .is_some_and(|back| T::translated(&back) != flow.source() && !released(&key, &back))
 }
 
-#[inline(always)]
-pub(super) fn rewrite_source<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_rewrite_source, nat6_rewrite_source)]
+fn rewrite_source<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Result<(), Reason> {
     let ends = Ends::<T> {
         end: End::Source,
         old: passage.tuple.source(),
         new: T::translated(&passage.entry),
     };
     passage.rewrite(frame, &ends)
-}
-
-/// The sender of a packet with this source, and the device whose programs enter its flow: for an endpoint its own
-/// device, so that they recognise the entry as theirs. `None` for packets that are not masqueraded.
-#[inline(always)]
-fn sender<T: Version>(
-    frame: &Frame,
-    source: &T::Address,
-    settings: &Masquerade<T::Address>,
-) -> Option<(Sender, u32)> {
-    if frame.was_marked(MARK_SERVED) {
-        return Some((Sender::Served, frame.ifindex()));
-    }
-    if *source == settings.node_be {
-        return Some((Sender::Node, frame.ifindex()));
-    }
-    if let Some(endpoint) = HEALTH_ENDPOINTS.get_ptr(source.to_addr()) {
-        // SAFETY: a value of that map; a single word.
-        return Some((Sender::Endpoint, unsafe { (*endpoint).ifindex }));
-    }
-    settings
-        .is_behind(source)
-        .then_some((Sender::Routed, frame.ifindex()))
-}
-
-/// Whether packets to this address keep their source.
-#[inline(always)]
-fn is_native<T: Version>(destination: &T::Address, settings: &Masquerade<T::Address>) -> bool {
-    settings.is_native(destination) || HEALTH_PEERS.get_ptr(destination.to_addr()).is_some()
-}
-
-/// The result for a packet that cannot be masqueraded: it is dropped if it had to be.
-#[inline(always)]
-pub(super) fn unmasqueraded<T: Version>(
-    sender: Sender,
-    destination: &T::Address,
-    settings: &Masquerade<T::Address>,
-    reason: Reason,
-) -> StepResult {
-    if sender.is_node() || sender != Sender::Served && is_native::<T>(destination, settings) {
-        StepResult::PASSED
-    } else {
-        StepResult::dropped(reason)
-    }
 }

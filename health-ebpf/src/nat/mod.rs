@@ -2,42 +2,31 @@
 //! to the original senders.
 //!
 //! `to_netdev` and `from_netdev` pass packets to the programs `masquerade` and `unmasquerade`, which have their own
-//! stack. The work there is split into steps that are separate functions in the kernel too: the verifier checks each
-//! one once, not once per path that leads there.
+//! stack. The work there is split into steps that are subprograms.
 
 mod arriving;
 mod entry;
 mod error;
 mod leaving;
+mod passage;
 mod port;
-mod step;
+mod sender;
+mod settings;
 
-use aya_ebpf::Global;
 use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
 use health_common::ct::{Tuple4, Tuple6};
-use health_common::masquerade::Masquerade;
-use health_common::metrics::{Direction, Reason};
+use health_common::metrics::Direction;
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
-use crate::bounds::forgotten;
 use crate::frame::{Frame, MARK_SERVED};
-use crate::ip_version::Version;
-use crate::maps::{HEALTH_CALLS, HEALTH_MASQUERADE};
-use crate::metrics::{Verdict, ignore, refuse_for};
+use crate::maps::HEALTH_CALLS;
+use crate::metrics::{Verdict, ignore, refuse};
 use crate::service;
 use arriving::arriving;
 pub(crate) use entry::{forget, translation, whole};
 use leaving::leaving;
-use step::StepResult;
-
-/// Reasons for drops here.
-const DROPS: [Reason; 5] = [
-    Reason::NatNoMapping,
-    Reason::NatUnsupported,
-    Reason::FragmentUnknown,
-    Reason::WriteFailed,
-    Reason::FlowsHeld,
-];
+use settings::is_on;
+pub(crate) use settings::settings;
 
 /// Tail-calls `masquerade` for a packet that leaves on an uplink, if anything of its IP version is masqueraded.
 #[inline(always)]
@@ -60,34 +49,21 @@ pub fn arrive(frame: &Frame, ethertype: u16) -> Verdict {
     service::arrive(frame)
 }
 
-/// Whether the agent that loads the programs may ever masquerade. The verifier treats it as a constant.
-#[unsafe(no_mangle)]
-static HAS_MASQUERADE: Global<u8> = Global::new(1);
-
-#[inline(always)]
-fn is_on(ethertype: u16) -> bool {
-    if HAS_MASQUERADE.load() == 0 {
-        return false;
-    }
-    match (HEALTH_MASQUERADE.get(0), ethertype) {
-        (Some(config), ETHERTYPE_IPV4) => config.v4.is_on(),
-        (Some(config), ETHERTYPE_IPV6) => config.v6.is_on(),
-        _ => false,
-    }
-}
-
 /// The program `masquerade`: handles a packet that leaves on an uplink.
 #[inline(always)]
 pub fn masquerade(frame: &Frame) -> Verdict {
     let result = match frame.network() {
         Some((ETHERTYPE_IPV4, ip_at)) => leaving::<Tuple4>(frame, ip_at),
         Some((ETHERTYPE_IPV6, ip_at)) => leaving::<Tuple6>(frame, ip_at),
-        _ => StepResult::PASSED,
+        _ => Ok(()),
     };
     if frame.was_marked(MARK_SERVED) {
         frame.set_mark(0);
     }
-    dropped(frame, result, Direction::Egress).unwrap_or_else(ignore)
+    match result {
+        Ok(()) => ignore(),
+        Err(reason) => refuse(frame, reason, Direction::Egress),
+    }
 }
 
 /// The program `unmasquerade`: handles a packet that came in on an uplink.
@@ -96,22 +72,10 @@ pub fn unmasquerade(frame: &Frame) -> Verdict {
     let result = match frame.network() {
         Some((ETHERTYPE_IPV4, ip_at)) => arriving::<Tuple4>(frame, ip_at),
         Some((ETHERTYPE_IPV6, ip_at)) => arriving::<Tuple6>(frame, ip_at),
-        _ => StepResult::PASSED,
+        _ => Ok(()),
     };
-    match dropped(frame, result, Direction::Ingress) {
-        Some(verdict) => verdict,
-        None => service::arrive(frame),
+    match result {
+        Ok(()) => service::arrive(frame),
+        Err(reason) => refuse(frame, reason, Direction::Ingress),
     }
-}
-
-#[inline(always)]
-fn dropped(frame: &Frame, result: StepResult, direction: Direction) -> Option<Verdict> {
-    refuse_for(frame, result.0, DROPS, direction)
-}
-
-/// The masquerading settings of an IP version.
-#[inline(always)]
-pub(crate) fn settings<T: Version>() -> Option<&'static Masquerade<T::Address>> {
-    // Otherwise LLVM would add the field's offset before the null check, which older verifiers reject.
-    Some(T::masquerade(forgotten(HEALTH_MASQUERADE.get(0)?)))
 }

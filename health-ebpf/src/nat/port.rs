@@ -10,30 +10,49 @@ use health_common::nat::{NAT_HOST_LOCAL, NAT_NEEDS_CT, TRIES, can_change_port};
 use health_common::tcp::IP_PROTOCOL_TCP;
 
 use super::entry::{is_unanswered, mark_masqueraded, released, taken_back, translation};
-use super::settings;
-use super::step::{Passage, Sender, StepResult, Steps};
+use super::passage::Passage;
+use super::sender::Sender;
+use super::settings::settings;
 use crate::clock::coarse_now_ns;
 use crate::frame::Frame;
 use crate::ip_version::Version;
+use crate::subprogram::{Stage, subprogram};
 use crate::table::EEXIST;
 
-/// Finds a port for a new flow, and creates both entries. `IS_TAKEN`: all ports that were tried are in use.
-#[inline(always)]
-pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+/// Whether a flow got a port of this node's address.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Allocated {
+    /// It needs none: its packets pass unchanged.
+    Passed,
+    /// It has one.
+    Port,
+    /// Another flow has the port, or all ports that were tried.
+    InUse,
+    /// The maps have no space for another translation.
+    NoRoom,
+}
+
+// SAFETY: `repr(u32)`, four variants without fields.
+unsafe impl Stage for Allocated {}
+
+/// Finds a port for a new flow, and creates both entries.
+#[subprogram(nat4_allocate, nat6_allocate)]
+pub(super) fn allocate<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Allocated {
     let Some(settings) = settings::<T>() else {
-        return StepResult::PASSED;
+        return Allocated::Passed;
     };
     let now_ns = coarse_now_ns();
     let own = passage.tuple.source();
     if passage.sender == Sender::Node {
         passage.entry = T::translation(own, NAT_HOST_LOCAL | NAT_NEEDS_CT, now_ns);
-        match T::take(frame.skb(), passage) {
-            StepResult::IS_TAKEN => {}
-            result => return result,
+        match take(frame, passage) {
+            Allocated::InUse => {}
+            allocated => return allocated,
         }
         // Without a socket, the packet was already translated, at a port of this bridge.
         if !has_socket(frame) {
-            return StepResult::PASSED;
+            return Allocated::Passed;
         }
     }
     let flags = if passage.sender == Sender::Endpoint {
@@ -52,32 +71,29 @@ pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> St
             _ => break,
         };
         passage.entry = T::translation((settings.node_be, port_be), flags, now_ns);
-        match T::take(frame.skb(), passage) {
-            StepResult::IS_TAKEN => {
-                let _ = T::consider(frame.skb(), passage);
-            }
-            result => return result,
+        match take(frame, passage) {
+            Allocated::InUse => consider(frame, passage),
+            allocated => return allocated,
         }
     }
-    StepResult::IS_TAKEN
+    Allocated::InUse
 }
 
 /// Records a new translation in conntrack.
-#[inline(always)]
-pub(super) fn mark<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_mark, nat6_mark)]
+pub(super) fn mark<T: Version>(_frame: &Frame, passage: &mut Passage<T>) {
     // As in `find`: keys must be on the stack.
     let flow = passage.tuple;
     if let Some(tracked) = T::flows().get_ptr_mut(&flow) {
         // SAFETY: a value of that map.
         unsafe { mark_masqueraded::<T>(tracked, &passage.entry) };
     }
-    StepResult::FOUND
 }
 
 /// Takes the entry's port for a flow: creates both entries, or none. If another CPU was faster, `passage.entry`
 /// becomes the one that it created.
-#[inline(always)]
-pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_take, nat6_take)]
+pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Allocated {
     // As in `find`: keys must be on the stack, and values too.
     let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
     let key = flow.reply_key(out);
@@ -89,13 +105,13 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
             if there.is_some_and(|back| !released(&key, &back))
                 || !passage.is_host_local() && is_used_by_host(frame, &key)
             {
-                return StepResult::IS_TAKEN;
+                return Allocated::InUse;
             }
             let back = T::translation(flow.source(), T::flags(out), T::created_ns(out));
             match T::translations().insert_unnoted(&key, &back, u64::from(BPF_NOEXIST)) {
                 Ok(_) => is_new = true,
-                Err(EEXIST) => return StepResult::IS_TAKEN,
-                Err(_) => return StepResult::HAS_NO_ROOM,
+                Err(EEXIST) => return Allocated::InUse,
+                Err(_) => return Allocated::NoRoom,
             }
         }
     }
@@ -106,7 +122,7 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
         if is_new {
             T::translations().note(&key);
         }
-        return StepResult::FOUND;
+        return Allocated::Port;
     }
     let there = translation(flow);
     if there.is_none_or(|there| T::translated(&there) != T::translated(out)) {
@@ -115,15 +131,15 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     match there {
         Some(there) => {
             passage.entry = there;
-            StepResult::FOUND
+            Allocated::Port
         }
-        None => StepResult::HAS_NO_ROOM,
+        None => Allocated::NoRoom,
     }
 }
 
 /// Remembers the entry's port, which is taken, if its flow is the oldest unanswered one so far.
-#[inline(always)]
-pub(super) fn consider<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+#[subprogram(nat4_consider, nat6_consider)]
+fn consider<T: Version>(_frame: &Frame, passage: &mut Passage<T>) {
     // As in `find`: keys must be on the stack, and values too.
     let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
     let key = flow.reply_key(out);
@@ -137,7 +153,6 @@ pub(super) fn consider<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> 
             (passage.oldest_age, passage.oldest_be) = (age, T::translated(out).1);
         }
     }
-    StepResult::IS_TAKEN
 }
 
 /// The age of a translation: approximately in milliseconds, and never 0.
@@ -152,11 +167,11 @@ fn age(created_ns: u64) -> u32 {
 }
 
 /// If no port is free, takes back the port of the oldest unanswered flow among those whose ports were tried. The
-/// entry then has that port.
-#[inline(always)]
-pub(super) fn take_back<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+/// entry then has that port. Returns whether there was one.
+#[subprogram(nat4_take_back, nat6_take_back)]
+pub(super) fn take_back<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> bool {
     if passage.oldest_age == 0 {
-        return StepResult::IS_TAKEN;
+        return false;
     }
     passage.oldest_age = 0;
     let tried = passage.entry;
@@ -164,10 +179,7 @@ pub(super) fn take_back<T: Version>(_frame: &Frame, passage: &mut Passage<T>) ->
     passage.entry = T::translation(own, T::flags(&tried), T::created_ns(&tried));
     // As above.
     let key = { passage.tuple }.reply_key(&{ passage.entry });
-    match translation(&key) {
-        Some(back) if !taken_back(&key, &back) => StepResult::IS_TAKEN,
-        _ => StepResult::FOUND,
-    }
+    translation(&key).is_none_or(|back| taken_back(&key, &back))
 }
 
 /// Whether a process on this host would receive packets with this tuple.

@@ -114,8 +114,7 @@ pub(super) fn restore_port(skb: *mut __sk_buff, result: StepResult) -> StepResul
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn service_restore_port(skb: *mut __sk_buff, result: u32) -> u32 {
-    let ctx = TcContext::new(skb);
-    let frame = &Frame::new(&ctx);
+    let frame = &Frame::new(TcContext::new(skb));
     let (content_at, is_tcp, own_be) = StepResult(result).port();
     let protocol = if is_tcp {
         IP_PROTOCOL_TCP

@@ -375,10 +375,10 @@ macro_rules! steps {
                 #[inline(never)]
                 extern "C" fn $name(skb: *mut __sk_buff, request: *mut Request<$tuple>) -> u32 {
                     // Otherwise LLVM would not pass it where a step does not use it, which the verifier rejects.
-                    let ctx = TcContext::new(forgotten(skb));
+                    let frame = Frame::new(TcContext::new(forgotten(skb)));
                     // SAFETY: a reference, in the only call.
                     let result = match unsafe { request.as_mut() } {
-                        Some(request) => $step::<$tuple, $hook>(&Frame::new(&ctx), request),
+                        Some(request) => $step::<$tuple, $hook>(&frame, request),
                         None => StepResult::PASSED,
                     };
                     result.0
@@ -410,9 +410,9 @@ macro_rules! steps_alone {
                 #[unsafe(no_mangle)]
                 #[inline(never)]
                 extern "C" fn $name(skb: *mut __sk_buff) -> u32 {
-                    let ctx = TcContext::new(skb);
+                    let frame = Frame::new(TcContext::new(skb));
                     let mut request = Request::<$tuple>::new();
-                    $step::<$tuple, AtEndpoint>(&Frame::new(&ctx), &mut request).0
+                    $step::<$tuple, AtEndpoint>(&frame, &mut request).0
                 }
                 StepResult($name(skb))
             }

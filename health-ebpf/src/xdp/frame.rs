@@ -15,6 +15,7 @@ use super::Draft;
 use crate::frame::IP_AT;
 use crate::maps::{HEALTH_XDP_DRAFT4, HEALTH_XDP_DRAFT6, HEALTH_XDP_FLOWS4, HEALTH_XDP_FLOWS6};
 use crate::source::Source;
+use crate::subprogram::Context;
 
 /// Version and length of an IPv4 header without options.
 const PLAIN: u8 = 0x45;
@@ -47,20 +48,35 @@ impl<I, L> Headers<'_, I, L> {
 }
 
 /// A packet before it reaches the host's stack.
-pub struct XdpFrame<'a> {
-    ctx: &'a XdpContext,
+pub struct XdpFrame {
+    ctx: XdpContext,
 }
 
-impl<'a> XdpFrame<'a> {
-    /// Wraps the hook's context.
+impl Context for XdpFrame {
+    type Raw = xdp_md;
+
     #[inline(always)]
-    pub const fn new(ctx: &'a XdpContext) -> Self {
-        Self { ctx }
+    fn of(raw: *mut xdp_md) -> Self {
+        Self::new(XdpContext::new(raw))
     }
 
     #[inline(always)]
-    pub(super) const fn ctx(&self) -> &'a XdpContext {
-        self.ctx
+    fn raw(&self) -> *mut xdp_md {
+        self.ctx.ctx
+    }
+}
+
+impl XdpFrame {
+    /// Wraps the hook's context.
+    #[inline(always)]
+    pub const fn new(ctx: XdpContext) -> Self {
+        Self { ctx }
+    }
+
+    /// The context.
+    #[inline(always)]
+    pub const fn ctx(&self) -> &XdpContext {
+        &self.ctx
     }
 
     /// Length from the Ethernet header on, bytes.
@@ -114,7 +130,7 @@ impl<'a> XdpFrame<'a> {
         clippy::mut_from_ref,
         reason = "the bytes belong to the packet, not to the context"
     )]
-    pub fn at<T>(&self, offset: usize) -> Option<&'a mut T> {
+    pub fn at<T>(&self, offset: usize) -> Option<&mut T> {
         let start = self.start() + offset;
         if start + size_of::<T>() > self.end() {
             return None;
@@ -122,12 +138,10 @@ impl<'a> XdpFrame<'a> {
         // SAFETY: in bounds as just compared, and all `T` used are plain integers.
         Some(unsafe { &mut *(start as *mut T) })
     }
-}
 
-impl<'a> XdpFrame<'a> {
     /// The headers, with the transport header at `offset`; after a single comparison.
     #[inline(always)]
-    pub(super) fn headers<I, L>(&self, offset: usize) -> Option<Headers<'a, I, L>> {
+    pub(super) fn headers<I, L>(&self, offset: usize) -> Option<Headers<'_, I, L>> {
         let start = self.start();
         if start + offset + size_of::<L>() > self.end() {
             return None;

@@ -119,8 +119,7 @@ macro_rules! steps {
                 #[unsafe(no_mangle)]
                 #[inline(never)]
                 extern "C" fn $first_name(ctx: *mut xdp_md) -> u32 {
-                    let ctx = XdpContext::new(ctx);
-                    $first(&XdpFrame::new(&ctx)).unwrap_or(XdpVerdict::PASSED).0
+                    $first(&XdpFrame::new(XdpContext::new(ctx))).unwrap_or(XdpVerdict::PASSED).0
                 }
                 XdpVerdict($first_name(ctx))
             }
@@ -131,9 +130,9 @@ macro_rules! steps {
                 #[inline(never)]
                 extern "C" fn $name(ctx: *mut xdp_md) -> u32 {
                     // Otherwise LLVM would not pass it where a step does not use it, which the verifier rejects.
-                    let ctx = XdpContext::new(forgotten(ctx));
+                    let frame = XdpFrame::new(XdpContext::new(forgotten(ctx)));
                     match Draft::<$tuple>::here() {
-                        Some(draft) => $path(&XdpFrame::new(&ctx), draft).unwrap_or($result::PASSED).0,
+                        Some(draft) => $path(&frame, draft).unwrap_or($result::PASSED).0,
                         None => $result::PASSED.0,
                     }
                 }

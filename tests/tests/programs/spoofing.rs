@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use health_common::metrics::Reason;
 use health_common::own::OWN_ENTRIES;
-use health_datapath::own::{OwnAddress, OwnError};
+use health_datapath::TrieError;
+use health_datapath::own::OwnAddress;
 use tests::packet::{ARP, IPV6, Ipv6, echo, ethernet, tagged};
 use tests::testrun::{DROP, GO_ON, IFINDEX, Outcome, TestRun};
 
@@ -103,7 +104,7 @@ fn more_addresses_of_the_host_than_there_is_room_for_change_nothing() {
     let result = map.set_all(all);
     let wanted = OWN_ENTRIES as usize + 1;
     assert!(
-        matches!(result, Err(OwnError::Full { wanted: found }) if found == wanted),
+        matches!(result, Err(TrieError::Full { wanted: found, .. }) if found == wanted),
         "{result:?}"
     );
     // The host's own addresses are protected as before.

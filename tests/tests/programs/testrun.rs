@@ -209,7 +209,7 @@ fn a_map_of_an_unknown_kind_is_named() -> anyhow::Result<()> {
     let error = maps(&run)?.contents().err().context("it was read")?;
     let error = format!("{error:#}");
     ensure!(
-        error.contains("HEALTH_QUEUE") && error.contains("queue"),
+        error.contains("HEALTH_QUEUE") && error.contains("kind unknown"),
         "{error}"
     );
     Ok(())

@@ -1,7 +1,8 @@
 //! The entries of the agent's own maps.
 
 use anyhow::bail;
-use health_datapath::dump::{Pinned, Rows};
+use health_common::addr::Addr;
+use health_datapath::dump::{DumpError, Pinned, Rows};
 use health_datapath::layout::{self, MapLayout};
 use health_net::clock;
 
@@ -112,11 +113,15 @@ const MAPS: [(MapLayout, Show); 46] = [
     }),
     (layout::SVC4, |pinned, format| {
         let rows = pinned.frontend4_rows()?;
-        stream::print(format, &[rows], |row| Some(lb::entries::frontend4(row)))
+        stream::print(format, &[rows], |row| {
+            Some(lb::entries::frontend(row, Addr::v4))
+        })
     }),
     (layout::SVC6, |pinned, format| {
         let rows = pinned.frontend6_rows()?;
-        stream::print(format, &[rows], |row| Some(lb::entries::frontend6(row)))
+        stream::print(format, &[rows], |row| {
+            Some(lb::entries::frontend(row, Addr::v6))
+        })
     }),
     (layout::SLOTS, |pinned, format| {
         places(pinned, &layout::SLOTS, format)
@@ -179,18 +184,15 @@ const MAPS: [(MapLayout, Show); 46] = [
     }),
 ];
 
-/// Shows the map of this name, if it is one of the agent's own. Returns whether it is.
-pub(super) fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<bool> {
+/// Shows the map of this name.
+pub(super) fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     if let Some((_, show)) = MAPS.iter().find(|(map, _)| map.name == name) {
-        show(pinned, format)?;
-        return Ok(true);
+        return show(pinned, format);
     }
-    let ring = pinned.ring_rows(name)?;
-    let is_ring = ring.is_some();
-    if let Some(rows) = ring {
-        stream::print(format, &[rows], ring::place)?;
+    match pinned.ring_rows(name)? {
+        Some(rows) => stream::print(format, &[rows], ring::place),
+        None => Err(DumpError::UnknownMap(pinned.map(name)?.pin().to_owned()).into()),
     }
-    Ok(is_ring)
 }
 
 fn conntrack(pinned: &Pinned, map: usize, format: Format) -> anyhow::Result<()> {

@@ -1,16 +1,15 @@
 //! `health-agent bpf map`: the pinned maps themselves.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
-use health_datapath::btf::Value;
-use health_datapath::dump::{DumpError, MapInfo, OpenMap, Pinned, raw};
+use health_datapath::dump::{MapInfo, Pinned};
 use health_model::settings::Location;
 use serde::Serialize;
 
-use super::entry::Entry;
-use super::{dump, stream};
-use crate::output::{Format, NONE, OutputArgs, table};
+use super::dump;
+use crate::output::{NONE, OutputArgs, table};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,14 +23,12 @@ Examples:
 
 const DUMP_EXAMPLES: &str = "\
 Output:
-  Entries of large maps are shown while they are read, unordered. The map of another program is
-  decoded by its types (BTF), or shown in hexadecimal without them. Each value of a per-CPU map is a
-  list of the values of all CPUs
+  Entries of large maps are shown while they are read, unordered. For the maps of other programs,
+  use bpftool map dump
 
 Examples:
   health-agent bpf map dump HEALTH_CONFIG
-  health-agent bpf map dump HEALTH_INFLIGHT -o jsonl
-  health-agent bpf map dump /sys/fs/bpf/tc/globals/cilium_ipcache -o json";
+  health-agent bpf map dump HEALTH_INFLIGHT -o jsonl";
 
 /// Commands of `bpf map`.
 #[derive(Debug, Subcommand)]
@@ -40,7 +37,7 @@ pub enum MapCommand {
     /// List all maps
     #[command(after_help = LIST_EXAMPLES)]
     List(OutputArgs),
-    /// Show all entries of a pinned map
+    /// Show all entries of a map
     #[command(after_help = DUMP_EXAMPLES)]
     Dump(DumpArgs),
 }
@@ -48,8 +45,8 @@ pub enum MapCommand {
 /// Flags of `bpf map dump`.
 #[derive(Args, Debug)]
 pub struct DumpArgs {
-    /// Name of the map in `bpf map list`, or the path of any pinned map
-    #[arg(value_name = "NAME|PATH")]
+    /// Name of the map in `bpf map list`
+    #[arg(value_name = "NAME")]
     map: String,
     #[command(flatten)]
     output: OutputArgs,
@@ -65,46 +62,15 @@ impl MapCommand {
                 args.output.print_rows(&rows, maps_table)
             }
             Self::Dump(DumpArgs { map, output }) => {
-                let format = output.output;
                 if map.contains('/') {
-                    return dump_by_types(OpenMap::open(Path::new(&map))?, format);
+                    bail!(
+                        "{map} is a path, not the name of one of the agent's maps; use `bpftool map dump pinned {map}`"
+                    );
                 }
-                let pinned = Pinned::open(location)?;
-                dump(&pinned, &map, format).or_else(|error| match error.downcast_ref() {
-                    // The map of another version.
-                    Some(DumpError::OtherLayout(_)) => dump_by_types(pinned.map(&map)?, format),
-                    _ => Err(error),
-                })
+                dump::dump(&Pinned::open(location)?, &map, output.output)
             }
         }
     }
-}
-
-/// Shows a map from the agent's folder.
-fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
-    if dump::dump(pinned, name, format)? {
-        return Ok(());
-    }
-    dump_by_types(pinned.map(name)?, format)
-}
-
-/// Shows a map of any layout by the types that it was created with, or in hexadecimal if it has none.
-fn dump_by_types(map: OpenMap, format: Format) -> anyhow::Result<()> {
-    let types = map.types().unwrap_or_else(|error| {
-        eprintln!("warning: {error}; its entries are shown in hexadecimal");
-        None
-    });
-    let entry = |(key, value): (Vec<u8>, Vec<u8>)| match &types {
-        Some(types) => Entry {
-            key: types.key(&key),
-            value: types.value(&value),
-        },
-        None => Entry {
-            key: Value::Bytes(key),
-            value: Value::Bytes(value),
-        },
-    };
-    stream::print(format, &[map.rows(raw)?], |row| Some(entry(row)))
 }
 
 /// A map as JSON.

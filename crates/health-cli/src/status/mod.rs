@@ -10,7 +10,6 @@ mod view;
 mod watch;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Args;
 use health_api::client::{Client, ClientError};
@@ -21,7 +20,7 @@ use self::figures::Figures;
 use self::view::{Changes, Filter, View};
 use super::exit::UNREACHABLE;
 use super::output::{Format, OutputArgs, print, write_json_line};
-use super::watch::parse_period;
+use super::watch::WatchArgs;
 
 pub(super) use self::render::{Detail, node as node_text, word as reachability_word};
 pub(super) use self::view::{UnknownNode, is_named};
@@ -34,7 +33,8 @@ Exit codes:
   3   something shown is unreachable
 
 Output:
-  json and yaml contain the whole report; jsonl has one line per node, or with --watch per report
+  json and yaml contain the whole report; jsonl has one line per node, or with --watch per report.
+  With --watch, the table marks changes with *
 
 Examples:
   health-agent status
@@ -50,19 +50,10 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct StatusArgs {
     /// Probe all nodes now instead of showing the last results; with -o jsonl, print each node when done
-    #[arg(long)]
+    #[arg(long, conflicts_with = "watch")]
     probe: bool,
-    /// Update the output continuously, by default every second, and mark changes with *
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "1",
-        value_parser = parse_period,
-        conflicts_with = "probe"
-    )]
-    watch: Option<Duration>,
+    #[command(flatten)]
+    watch: WatchArgs,
     /// Show one line per node
     #[arg(long)]
     succinct: bool,
@@ -81,7 +72,7 @@ impl StatusArgs {
         client: &Client,
         location: &Location,
     ) -> anyhow::Result<ExitCode> {
-        if let Some(period) = self.watch {
+        if let Some(period) = self.watch.period {
             watch::watch(&self, client, location, period).await?;
             return Ok(ExitCode::SUCCESS);
         }

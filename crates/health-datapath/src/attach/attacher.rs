@@ -1,4 +1,4 @@
-//! Attaches programs, and repairs what others detach.
+//! Attaches programs, and reattaches programs that others have detached.
 
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(crate) struct Attacher<'a> {
 }
 
 impl Attacher<'_> {
-    /// Loads programs that only some of the hooks need, if one does and they are not loaded yet.
+    /// Loads the programs that only some hooks need, if one of `hooks` needs them and they are not loaded yet.
     pub(crate) fn load_for(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         let wanted = || hooks.iter().map(|hook| hook.program);
         let loaded = self.programs.load_ip_for(wanted(), self.folder, self.maps);
@@ -41,7 +41,7 @@ impl Attacher<'_> {
         self.attach_hook(hook, |hook, folder| vec![folder.join(hook.pin_name())])
     }
 
-    /// Attaches optional programs; [`Hooks::refused`] says why some are not.
+    /// Attaches optional programs. [`Hooks::refused`] lists the errors of those that could not be attached.
     pub(crate) fn attach_optional(&mut self, hooks: &[&Hook]) {
         self.hooks.refused.clear();
         for hook in hooks {
@@ -51,7 +51,7 @@ impl Attacher<'_> {
         }
     }
 
-    /// Attaches the programs for the host's own sockets where they must be, and nowhere else.
+    /// Attaches the programs for the host's own sockets to the root cgroup. Detaches them if no root cgroup is set.
     pub(crate) fn attach_sockets(&mut self) -> Result<(), DatapathError> {
         let sockets = &mut self.hooks.sockets;
         sockets.attach(&self.programs.sockets, self.folder.path())
@@ -80,7 +80,7 @@ impl Attacher<'_> {
                 let program = self.programs.classifier_mut(hook.program)?;
                 let link = tcx::attach(program, hook, former.collect())?;
                 let link = pin_fd_link(pins, hook, link)?;
-                // Only now: in between, a packet may meet both programs, but never none.
+                // The filter goes last: meanwhile a packet may pass both programs, but never none.
                 if self.hooks.may_have_filters {
                     self.hooks.clsact.detach(hook)?;
                 }
@@ -90,7 +90,7 @@ impl Attacher<'_> {
                 let program = self.programs.classifier(hook.program)?;
                 self.hooks.clsact.attach(hook, program)?;
                 if let Some(pin) = tcx::pin_on_device(hook, former.collect()) {
-                    // Only now that the filter is there: a packet may meet both programs, but never none.
+                    // The link goes last: meanwhile a packet may pass both programs, but never none.
                     fs::remove_file(&pin).map_err(file_error("remove", &pin))?;
                 }
                 ProgramHolder::Filter
@@ -102,7 +102,7 @@ impl Attacher<'_> {
 
     /// Repairs a hook.
     pub(crate) fn repair(&mut self, fault: &HookFault) -> Result<(), DatapathError> {
-        // Without a folder to pin it in, a link would be closed, which detaches its program.
+        // A link without a folder to pin it in would be closed, which detaches its program.
         self.folder.make_folders()?;
         match fault {
             HookFault::Detached(hook) => {
@@ -123,7 +123,7 @@ impl Attacher<'_> {
         }
     }
 
-    /// Repairs a hook of sockets.
+    /// Repairs a socket hook.
     pub(crate) fn repair_sockets(&mut self, fault: SocketFault) -> Result<(), DatapathError> {
         self.folder.make_folders()?;
         let sockets = &mut self.hooks.sockets;
@@ -154,6 +154,6 @@ fn pin_link(
 ) -> Result<PinnedLink, DatapathError> {
     let path = hook.link_pin(pins);
     let fresh = path.with_file_name(link_pin::fresh(&hook.pin_name()));
-    // The link that is pinned is open, so its program stays attached whichever pins of it are replaced.
+    // The link is open, so its program stays attached even when its pins are replaced.
     replace_pin(&path, &fresh, pin)
 }

@@ -1,10 +1,10 @@
-//! Attachment by filters of clsact qdiscs, for devices that come and go and for kernels without TCX. A filter holds its
-//! program whether or not an agent runs; the next agent finds the filter by its name, which contains the agent's
-//! instance, and swaps in its own program.
+//! Attachment by filters of clsact qdiscs, for devices that come and go and for kernels without TCX. A filter keeps its
+//! program attached whether or not an agent runs; the next agent finds the filter by its name, which contains the
+//! agent's instance, and swaps in its own program.
 //!
-//! If a device already has a clsact qdisc, it is used and left in place. A qdisc that was created here is removed with
-//! its last filter, or goes with a device that agents create. On other devices it is noted in a folder of the bpffs; a
-//! reboot clears both the notes and the qdiscs.
+//! An existing clsact qdisc is used and left in place. A qdisc that an agent created is removed with its last filter,
+//! or disappears with its device if agents created that too. On other devices, agents note their qdiscs in a folder of
+//! the bpffs; a reboot clears both the notes and the qdiscs.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use crate::error::DatapathError;
 use crate::pin_folder::{QDISC_NOTES, make_folder, set_aside};
 use crate::program::Direction;
 
-/// Ahead of foreign filters: a foreign filter may accept a packet finally, which hides it from all later filters. Ours
-/// does not.
+/// Ahead of foreign filters: a foreign filter may return a final verdict, so that later filters never see the packet.
+/// Ours does not.
 const FIRST_PRIORITY: u16 = 1;
 /// Outside the handles that the kernel assigns or that others usually choose.
 const FIRST_HANDLE: u32 = 0x6861;
@@ -33,7 +33,7 @@ pub(crate) struct Clsact {
 }
 
 impl Clsact {
-    /// The filters of the instance with this pin folder.
+    /// Returns the filters of the instance with this pin folder.
     pub(crate) fn of(pins: &Path) -> Self {
         let instance = pins.file_name().unwrap_or_default();
         Self {
@@ -70,13 +70,13 @@ impl Clsact {
         self.keep_note(device)
     }
 
-    /// Whether the program with this id is attached. A device that is gone has none; its owner reports that.
+    /// Whether the program with this id is attached. `false` if the device is gone: its owner reports that.
     pub(super) fn has_program(&self, hook: &Hook, id: u32) -> bool {
         let filter = self.filter(hook).ok().flatten();
         filter.is_some_and(|filter| filter.program == Some(id))
     }
 
-    /// This instance's filter at a hook.
+    /// Returns this instance's filter at a hook.
     pub(crate) fn filter(&self, hook: &Hook) -> io::Result<Option<Filter>> {
         let device = hook.device_number()?;
         let name = self.name(hook.program.name());
@@ -137,7 +137,7 @@ impl Clsact {
         Ok(removed)
     }
 
-    /// Ids of the attached programs, with their hooks: `eth0/egress`.
+    /// Returns the ids of the attached programs, with their hooks: `eth0/egress`.
     pub(crate) fn attached(&self) -> io::Result<Vec<(u32, String)>> {
         let own = self.name("");
         let mut attached = Vec::new();
@@ -222,7 +222,7 @@ impl Clsact {
         make_folder(&self.note_of(&self.pins, device)).map_err(io::Error::other)
     }
 
-    /// Keeps the note of an agent of another map layout, whose folder is about to be removed.
+    /// Carries over the note of an agent with another map layout, whose folder is about to be removed.
     fn keep_note(&self, device: u32) -> io::Result<()> {
         if self.note_of(&set_aside(&self.pins), device).exists() {
             self.note(device)?;
@@ -240,7 +240,7 @@ impl Clsact {
     }
 }
 
-/// The first priority with no filters of other kinds, and a handle that is free there.
+/// Returns the first priority that has no filters of other kinds, and a free handle at that priority.
 fn free_place(filters: &[Filter]) -> Place {
     let mut priority = FIRST_PRIORITY;
     while filters

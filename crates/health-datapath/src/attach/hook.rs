@@ -1,4 +1,4 @@
-//! A program on a device: where it is, and what can be wrong with it.
+//! A program on a device: its hook, and the faults that it can have.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -21,27 +21,27 @@ pub struct Hook {
     pub(crate) program: DatapathProgram,
     /// The device's name.
     pub device: String,
-    /// The device's number, if an agent created it: another device with the same name does not match.
+    /// The device's ifindex, if an agent created the device: another device with the same name does not match.
     pub(crate) number: Option<u32>,
 }
 
 impl Hook {
-    /// Both programs of an endpoint's device with this number, which an agent created.
+    /// Returns both hooks of an endpoint's device with this ifindex, which an agent created.
     pub fn endpoint(device: &str, number: u32) -> [Self; 2] {
         Self::pair(device, Some(number), [FromEndpoint, ToEndpoint])
     }
 
-    /// Both programs of an uplink.
+    /// Returns both hooks of an uplink.
     pub fn uplink(device: &str) -> [Self; 2] {
         Self::pair(device, None, [FromNetdev, ToNetdev])
     }
 
-    /// Both programs of an uplink whose packets begin with the IP header.
+    /// Returns both hooks of an uplink whose packets begin with the IP header.
     pub fn ip_uplink(device: &str) -> [Self; 2] {
         Self::pair(device, None, [FromIpNetdev, ToIpNetdev])
     }
 
-    /// The XDP program of an uplink.
+    /// Returns the XDP hook of an uplink.
     pub fn xdp(device: &str) -> Self {
         Self {
             program: XdpNetdev,
@@ -50,7 +50,7 @@ impl Hook {
         }
     }
 
-    /// Whether everything works without the program too: XDP only makes it faster.
+    /// Whether everything works without the program: XDP only makes services faster.
     pub fn is_optional(&self) -> bool {
         self.program.is_optional()
     }
@@ -72,7 +72,7 @@ impl Hook {
         })
     }
 
-    /// The number of the hook's device; an error if the device is gone, or if another one has its name.
+    /// Returns the ifindex of the hook's device. Fails if the device is gone or another device has its name.
     pub(super) fn device_number(&self) -> io::Result<u32> {
         let number = if_nametoindex(self.device.as_str())?;
         if self.number.is_some_and(|meant| meant != number) {
@@ -82,17 +82,17 @@ impl Hook {
         Ok(number)
     }
 
-    /// Whether agents create the device: anything else they attach to it goes with it.
+    /// Whether agents create the device: whatever else they attach to it disappears with it.
     pub(super) fn is_on_own_device(&self) -> bool {
         matches!(self.program, FromEndpoint | ToEndpoint)
     }
 
-    /// The name of its link's pin.
+    /// Returns the file name of the link's pin.
     pub(super) fn pin_name(&self) -> String {
         link_pin::name(self.program, &self.device)
     }
 
-    /// Its link's pin.
+    /// Returns the path of the link's pin.
     pub(crate) fn link_pin(&self, pins: &Path) -> PathBuf {
         pins.join(LINK_PINS).join(self.pin_name())
     }

@@ -1,5 +1,5 @@
-//! Programs on their devices: attached by TCX and XDP links or by clsact filters, replaced in place, watched and
-//! reattached. Likewise those for the host's own sockets, at the root cgroup.
+//! Attaches programs to devices by TCX and XDP links or by clsact filters, replaces them in place, checks them, and
+//! reattaches them. Does the same for the programs of the host's own sockets, at the root cgroup.
 
 mod attacher;
 mod clsact;
@@ -47,18 +47,18 @@ impl fmt::Display for Attachment {
     }
 }
 
-/// What holds the programs of the node's own devices, and those of endpoints.
+/// What holds the programs on the node's own devices, and on those of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attachments {
     /// On uplinks and on the health endpoint's device, which are attached once.
     pub node: Attachment,
-    /// On workload devices, which come and go. The kernel waits for an RCU grace period per TCX link, but for none
-    /// until a clsact qdisc has its first filters.
+    /// On workload devices, which come and go. A TCX link costs an RCU grace period in the kernel; a clsact qdisc and
+    /// its first filters cost none.
     pub endpoints: Attachment,
 }
 
 impl Attachments {
-    /// The same on all devices.
+    /// Uses the same attachment on all devices.
     pub const fn all(attachment: Attachment) -> Self {
         Self {
             node: attachment,
@@ -88,20 +88,20 @@ pub(crate) struct Hooks {
     /// Where programs must be attached, apart from workloads.
     wanted: Vec<Hook>,
     attachments: Attachments,
-    /// How the hooks for XDP run.
+    /// How XDP programs run at their hooks.
     xdp: ServiceXdp,
     attached: HashMap<Hook, ProgramHolder>,
     clsact: Clsact,
     pub(crate) sockets: SocketHooks,
     /// Why optional programs could not be attached.
     refused: Vec<DatapathError>,
-    /// Whether a former agent may have attached by clsact what must now have links: until all programs are attached
-    /// where they must be for the first time, and while its programs serve endpoints.
+    /// Whether a former agent's clsact filters may be present where links are wanted now: until all programs have been
+    /// attached for the first time, and while the former agent's programs serve endpoints.
     may_have_filters: bool,
 }
 
 impl Hooks {
-    /// The hooks of the instance with this pin folder; nothing is attached yet.
+    /// Returns the hooks of the instance with this pin folder; nothing is attached yet.
     pub(crate) fn of(pins: &Path) -> Self {
         Self {
             wanted: Vec::new(),
@@ -140,7 +140,7 @@ impl Hooks {
         self.attachments = attachments;
     }
 
-    /// Chooses how the hooks for XDP run.
+    /// Chooses how XDP programs run at their hooks.
     pub(crate) fn set_xdp(&mut self, wanted: ServiceXdp) {
         self.xdp = wanted;
     }
@@ -164,7 +164,7 @@ impl Hooks {
         self.attached.contains_key(hook)
     }
 
-    /// Whether this instance has a filter at a hook, whichever program it has.
+    /// Whether this instance has a filter at a hook, with any program.
     pub(crate) fn has_filter(&self, hook: &Hook) -> bool {
         matches!(self.clsact.filter(hook), Ok(Some(_)))
     }
@@ -184,7 +184,7 @@ impl Hooks {
         }
     }
 
-    /// What is wrong with a hook where a program must be attached.
+    /// Returns the fault of a hook where a program must be attached, if it has one.
     pub(crate) fn fault(&self, hook: &Hook, programs: &Programs, pins: &Path) -> Option<HookFault> {
         let means = self.means_at(hook);
         let program = match means {
@@ -218,7 +218,7 @@ impl Hooks {
             Means::Tc(Attachment::Tcx) | Means::Xdp => {
                 self.attached.remove(hook);
                 let pin = hook.link_pin(pins);
-                // The hook is no longer wanted: the link ends with its pin.
+                // Removing the pin ends the link: the hook is no longer wanted.
                 match fs::remove_file(&pin) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
                         Err(file_error("remove", &pin)(error))
@@ -234,8 +234,8 @@ impl Hooks {
         }
     }
 
-    /// Detaches this instance's programs from all hooks that are no longer wanted, neither of the node nor
-    /// `of_workloads`. Those that are `held_back` keep a former agent's filters.
+    /// Detaches this instance's programs from all hooks that neither the node nor a workload (`of_workloads`) wants any
+    /// more. Hooks that are `held_back` keep a former agent's filters.
     pub(crate) fn remove_others(
         &mut self,
         pins: &Path,
@@ -270,7 +270,7 @@ fn remove_other_links(pins: &Path, wanted: &[Hook]) -> Result<(), DatapathError>
             .and_then(|name| name.to_str())
             .is_some_and(|name| names.contains(name));
         if !known {
-            // No wanted hook has its link there: all of them were attached before, and are pinned under their own
+            // No wanted hook's link is pinned here: all of them have been attached and are pinned under their own
             // names.
             fs::remove_file(&path).map_err(file_error("remove", &path))?;
         }

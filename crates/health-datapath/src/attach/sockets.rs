@@ -71,7 +71,7 @@ impl SocketHooks {
         self.root.is_none() && self.links.is_empty()
     }
 
-    /// Chooses the root cgroup by where it is mounted; `None` for no hooks.
+    /// Sets the root cgroup by its mount point; `None` for no hooks.
     pub(crate) fn set_root(&mut self, root: Option<&Path>) -> Result<(), DatapathError> {
         self.root = match root {
             Some(path) => Some(CgroupRoot {
@@ -83,7 +83,7 @@ impl SocketHooks {
         Ok(())
     }
 
-    /// Attaches the programs where they must be, and nowhere else.
+    /// Attaches the programs to the root cgroup. Detaches them if no root cgroup is set.
     pub(super) fn attach(
         &mut self,
         programs: &SocketPrograms,
@@ -139,7 +139,7 @@ impl SocketHooks {
         self.links.clear();
         for program in DatapathProgram::FOR_SOCKETS {
             for pins in [pins.to_owned(), set_aside(pins)] {
-                // Host sockets must not reach services any more: the link ends with its pin.
+                // Removing the pin ends the link: host sockets must not reach services any more.
                 remove_tree(&link_pin_of(&pins, program))?;
             }
         }
@@ -194,14 +194,14 @@ impl SocketHooks {
     }
 }
 
-/// Puts the program into the link that is pinned there, if that is for the same hook.
+/// Swaps the program into the link pinned at `path`, if that link is for the same hook.
 fn take_over(path: &Path, hook: bpf_attach_type, program: &SocketProgram) -> Option<OwnedFd> {
     let link = sys::open_pin(path).ok()?;
     let taken = sys::cgroup_link(link.as_fd()).and_then(|found| {
         if !found.is_attached || found.hook != hook as u32 {
             return Err(io::ErrorKind::NotFound.into());
         }
-        // The link is never without a program: the kernel swaps it.
+        // The kernel swaps the program, so the link is never without one.
         sys::update_link(link.as_fd(), program.fd.as_fd())
     });
     match taken {
@@ -222,7 +222,7 @@ fn link_pin_of(pins: &Path, program: DatapathProgram) -> PathBuf {
 fn pin(link: BorrowedFd<'_>, pins: &Path, program: DatapathProgram) -> Result<(), DatapathError> {
     let path = link_pin_of(pins, program);
     let fresh = path.with_file_name(link_pin::fresh(program.name()));
-    // The link that is pinned is open, so its program stays attached whichever pins of it are replaced.
+    // The link is open, so its program stays attached even when its pins are replaced.
     replace_pin(&path, &fresh, |fresh| {
         sys::pin(link, fresh).map_err(file_error("pin", fresh))
     })

@@ -1,5 +1,5 @@
-//! Attachment by TCX links, from Linux 6.6 on. A link is pinned, so that its program stays when the agent stops; the
-//! next agent opens the pin and swaps its own program into the link.
+//! Attachment by TCX links, from Linux 6.6 on. A link is pinned so that its program stays attached when the agent
+//! stops; the next agent opens the pin and swaps its own program into the link.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use crate::error::DatapathError;
 use crate::program::Direction;
 use crate::{link_pin, sys};
 
-/// Attaches a program to its device. Reuses the link of a former program of that name on this device, if one is among
-/// these pins.
+/// Attaches a program to its device. Reuses the link of a former program of the same name on this device, if `pins`
+/// includes it.
 pub(super) fn attach(
     program: &mut SchedClassifier,
     hook: &Hook,
@@ -38,22 +38,22 @@ pub(super) fn attach(
         )
         .map_err(failed)?;
     let link = program.take_link(id).map_err(failed)?;
-    // The kernel was given a name. If another device has that name by now, the link is dropped, which detaches the
-    // program. The other device may even have the same number; the fault check looks again.
+    // The kernel looked the device up by name. If another device has that name by now, the link is dropped, which
+    // detaches the program. The other device may even have the same ifindex, so the fault check looks again.
     is_there()?;
     FdLink::try_from(link)
         .map_err(|error| DatapathError::Missing(format!("link of {}: {error}", hook.program)))
 }
 
-/// Whether the program with this id is attached. A device that is gone has none; its owner reports that.
+/// Whether the program with this id is attached. `false` if the device is gone: its owner reports that.
 pub(super) fn has_program(hook: &Hook, id: u32) -> bool {
     hook.device_number().is_ok()
         && SchedClassifier::query_tcx(&hook.device, attach_type(hook.direction()))
             .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
 }
 
-/// All pins in the link folder for the hook's program. A pin's name does not identify the device: a link stays with its
-/// device when that is renamed, and another device may have the old name by now.
+/// Returns all pins in the link folder for the hook's program. A pin's name does not identify the device: a link stays
+/// with its device when the device is renamed, and another device may have the old name by now.
 pub(super) fn pins_of_program(hook: &Hook, folder: &Path) -> Vec<PathBuf> {
     let of_program = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());
@@ -65,7 +65,7 @@ pub(super) fn pins_of_program(hook: &Hook, folder: &Path) -> Vec<PathBuf> {
     paths.filter(of_program).collect()
 }
 
-/// The pin of a link on the hook's device, if one is among these.
+/// Finds the pin whose link is on the hook's device.
 pub(super) fn pin_on_device(hook: &Hook, pins: Vec<PathBuf>) -> Option<PathBuf> {
     let device = hook.device_number().ok()?;
     let is_there =
@@ -85,7 +85,7 @@ fn take_over(program: &mut SchedClassifier, hook: &Hook, pins: Vec<PathBuf>) -> 
     let former = FdLink::from(PinnedLink::from_pin(&path).ok()?);
     let attempt = || {
         let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;
-        // The link is never without a program: the kernel swaps it.
+        // The kernel swaps the program, so the link is never without one.
         let id = program
             .attach_to_link(link)
             .map_err(|error| error.to_string())?;

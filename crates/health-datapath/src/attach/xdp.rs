@@ -19,7 +19,6 @@ use crate::sys::{self, LinkTarget};
 pub(super) struct XdpLink(OwnedFd);
 
 impl XdpLink {
-    /// Pins the link.
     pub(super) fn pin(self, path: &Path) -> Result<PinnedLink, DatapathError> {
         sys::pin(self.0.as_fd(), path).map_err(|source| DatapathError::File {
             what: "pin a link at",
@@ -34,7 +33,7 @@ impl XdpLink {
     }
 }
 
-/// Attaches a program to its device. Reuses a former link on that device, if one is among these pins and has this mode.
+/// Attaches a program to its device. Reuses a former link on that device if `pins` includes one with this mode.
 pub(super) fn attach(
     program: BorrowedFd<'_>,
     hook: &Hook,
@@ -46,11 +45,12 @@ pub(super) fn attach(
         let former = sys::open_pin(&pin).map_err(hook.failed("open the former link of"))?;
         let device = xdp::device(number).map_err(hook.failed("look up"))?;
         let is_of_mode = device.programs.iter().any(|(found, _)| *found == mode);
-        // The link is never without a program: the kernel swaps it.
+        // The kernel swaps the program, so the link is never without one.
         if is_of_mode && sys::update_link(former.as_fd(), program).is_ok() {
             return Ok(XdpLink(former));
         }
-        // A device has programs of only one mode. Meanwhile the tc programs serve all packets.
+        // All programs of a device must have the same mode. Until the new one is attached, the tc programs serve all
+        // packets.
         sys::detach_link(former.as_fd()).map_err(hook.failed("detach the former program of"))?;
     }
     let flags = match mode {
@@ -89,7 +89,7 @@ fn refusal(hook: &Hook, number: u32, error: io::Error) -> DatapathError {
     }
 }
 
-/// A program's label for messages.
+/// Returns a program's label for messages.
 fn program_label(id: u32) -> String {
     let mut programs = loaded_programs().filter_map(Result::ok);
     let info = programs.find(|info| info.id() == id);
@@ -99,7 +99,7 @@ fn program_label(id: u32) -> String {
     }
 }
 
-/// Whether the program with this id is attached, in this mode. A device that is gone has none; its owner reports that.
+/// Whether the program with this id is attached in this mode. `false` if the device is gone: its owner reports that.
 pub(super) fn has_program(hook: &Hook, mode: Mode, id: u32) -> bool {
     let device = hook.device_number().and_then(xdp::device);
     device.is_ok_and(|device| device.programs.contains(&(mode, id)))

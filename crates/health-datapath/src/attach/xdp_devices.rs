@@ -14,7 +14,7 @@ use crate::program::AttachPoint;
 const VETH: &str = "veth";
 
 impl Hooks {
-    /// The devices that the program is on, by their current numbers.
+    /// Returns the devices that have the XDP program attached, by their current ifindex.
     pub(crate) fn xdp_devices(&self) -> HashMap<u32, XdpDevice> {
         let hooks = self.wanted.iter();
         hooks
@@ -35,7 +35,7 @@ impl Hooks {
 
 /// What a device does with packets that the program passes to it.
 fn abilities(mode: Mode, device: &str, number: u32) -> u16 {
-    // The host's stack sends them, through any device.
+    // The host's stack sends the packets, through any device.
     if mode == Mode::Generic {
         return XDP_RETURNS | XDP_SENDS;
     }
@@ -43,8 +43,8 @@ fn abilities(mode: Mode, device: &str, number: u32) -> u16 {
         Ok(Some(true)) => XDP_SENDS,
         _ => 0,
     };
-    // A driver that runs programs sends what they return. veth's driver leaves it in the peer's ring, unless the peer
-    // has a program too (drivers/net/veth.c, `veth_xdp_flush`).
+    // A driver that runs XDP programs sends the packets that they return. veth leaves them in the peer's ring, unless
+    // the peer has a program too (drivers/net/veth.c, `veth_xdp_flush`).
     let returns = match ethtool::driver(device) {
         Ok(driver) if driver != VETH => XDP_RETURNS,
         _ => 0,

@@ -13,7 +13,7 @@ use tracing::{debug, error, info, warn};
 
 use super::{Cause, Counts, Family, Fill, Pace, Schedule, Tables};
 
-/// Time between two checks of how full the maps are.
+/// Time between two checks of the maps' fill levels.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// The counts of all collections so far. Clones share them.
@@ -64,7 +64,7 @@ impl Collector {
         }
     }
 
-    /// Its activity: it checks every 2 s, and a failed collection is reported until the next one.
+    /// Returns the collector's activity: it checks every 2 s, and a failed collection is reported until the next one.
     pub fn activity(&self) -> Activity {
         self.activity.clone()
     }
@@ -195,7 +195,7 @@ impl<T: Tables> Work<T> {
         );
         let Failures { collection, look } = &self.failures;
         let problem = collection.as_ref().or(look.as_ref());
-        // It is retried soon, and a new agent could not do better.
+        // A warning only: the operation is retried soon, and restarting the agent would not help.
         self.reporter.end(problem.map(Problem::warning), Some(LOOK));
     }
 
@@ -337,7 +337,7 @@ mod tests {
             .expect("soon")
             .expect("a collector");
         assert_eq!(pressed.borrow_and_update()[0].entries, 81);
-        // While it stays full, collections are still limited.
+        // While the map stays full, collections are still rate-limited.
         tokio::time::sleep(Duration::from_secs(21)).await;
         assert_eq!(tables.collections_since(start), [22, 32, 42]);
         assert_eq!(
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(counts.of(Family::Ipv4).failed, 2);
         assert_eq!(counts.of(Family::Ipv4).completed, [0, 0]);
         assert_eq!(counts.fills.len(), 1);
-        // Checks that succeed do not hide it; the next collection clears it.
+        // Successful checks do not hide the problem; the next collection clears it.
         let problem = || collector.activity().last().problem;
         let reported = problem().expect("a problem");
         assert_eq!(reported.severity, Severity::Warning);

@@ -37,7 +37,7 @@ pub struct FamilyCounts {
     pub durations: [u64; DURATION_BOUNDS.len() + 1],
     /// Sum of these durations.
     pub duration: Duration,
-    /// What the last one did.
+    /// Outcome of the last collection.
     pub last: CollectionOutcome,
     /// Conntrack entries removed by all collections.
     pub flows_removed: u64,
@@ -65,7 +65,7 @@ impl FamilyCounts {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
     families: [FamilyCounts; 2],
-    /// The current time between two collections.
+    /// The current interval between two collections.
     pub interval: Duration,
     /// How full each map was at the last check.
     pub fills: Vec<Fill>,

@@ -75,7 +75,7 @@ impl KernelTables {
         })
     }
 
-    /// Makes full TCP tables' rings list all their keys again, so that entries can be evicted.
+    /// Rebuilds the rings of nearly full TCP tables with all keys of the tables, so that entries can be evicted.
     fn rebuild_rings(&self, family: Family) -> Result<(), TableError> {
         let (maps, service_flows) = match family {
             Family::Ipv4 => (&self.v4, &self.service_flows[0]),
@@ -107,8 +107,8 @@ impl KernelTables {
         Ok(all)
     }
 
-    /// Removes service flows that conntrack has evicted, if their map is nearly full. No other pass over conntrack
-    /// finds them.
+    /// Removes service flows that conntrack has evicted, if the service flow map is nearly full. No other pass over
+    /// conntrack finds them.
     fn collect_service_flows<T>(&self, table: &Table) -> Result<(), TableError>
     where
         T: Tuple + Pod + Default,
@@ -194,7 +194,7 @@ impl KernelTables {
         let mut chunk = Chunk::<T>::new(&self.program, COLLECT_ORPHANS);
         let flows = &maps.flows;
         let seen = maps.translations.walk(|key: T, entry: T::Translation| {
-            // The program would find this out too, but its lookup counts as a use of the flow's entry.
+            // The program would find this out too, but its lookup would mark the flow's entry as used.
             let is_orphan = || {
                 let flow = key.flow(&entry);
                 let back = flow.reply();
@@ -291,7 +291,7 @@ impl Table {
         self.map.info().is_ok_and(|info| info.max_entries() <= 1)
     }
 
-    /// Rewrites its ring from its keys, if it has a ring and is nearly full.
+    /// Rewrites the table's ring from its keys, if it has a ring and is nearly full.
     fn rebuild_ring(&self) -> io::Result<()> {
         match &self.ring {
             Some(ring) if !self.is_unused() && self.fill()?.is_pressed() => {
@@ -324,7 +324,7 @@ impl Table {
         let mut entries = u64::from(count);
         if !is_all {
             let buckets = sys::read::<u32>(&cursor).unwrap_or_default().max(1);
-            // `htab_map_alloc` allocates a power of two of them.
+            // `htab_map_alloc` allocates a power of two of buckets.
             let all_buckets = u64::from(capacity.next_power_of_two());
             entries = (entries * all_buckets / u64::from(buckets)).min(capacity.into());
         }
@@ -336,7 +336,7 @@ impl Table {
     }
 }
 
-/// What the program did.
+/// What the program did in total.
 #[derive(Clone, Copy, Default)]
 struct Answer {
     flows: u64,
@@ -390,7 +390,7 @@ where
     }
 
     fn send(&mut self) -> io::Result<()> {
-        // The kernel reports an error if the buffer is smaller than the request.
+        // The kernel returns an error if the buffer is smaller than the request.
         let mut answer = vec![0; size_of::<CollectRequest<T>>()];
         let options = TestRunOptions {
             data_in: Some(sys::bytes_of(&self.request)),

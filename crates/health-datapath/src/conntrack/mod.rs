@@ -48,7 +48,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// The sum of both.
+    /// Adds two passes.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             removed: self.removed + other.removed,
@@ -94,7 +94,7 @@ impl Fill {
         self.entries as f64 / self.capacity.max(1) as f64
     }
 
-    /// The form in which reports show a nearly full map.
+    /// Converts to the form in which reports show a nearly full map.
     pub(crate) fn full_map(&self) -> FullMap {
         FullMap {
             map: self.map.to_owned(),
@@ -113,11 +113,11 @@ impl Fill {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {map}: {source}")]
 pub struct TableError {
-    /// What was attempted.
+    /// The attempted operation.
     pub what: &'static str,
     /// The map.
     pub map: &'static str,
-    /// The kernel's answer.
+    /// The kernel's error.
     pub source: io::Error,
 }
 

@@ -62,8 +62,8 @@ impl Schedule {
         self.interval
     }
 
-    /// Whether a nearly full map may trigger a collection at `now`: the last one must be a while ago, because what it
-    /// left was alive.
+    /// Whether a nearly full map may trigger a collection at `now`. Some time must have passed since the last
+    /// collection, because all entries that it kept were alive.
     pub fn may_hurry(&self, now: Duration) -> bool {
         self.last.is_none_or(|last| now >= last + SHORTEST)
     }
@@ -76,8 +76,8 @@ impl Schedule {
         self.ended(now);
     }
 
-    /// Records a collection that failed at `now`: it does not show how many entries expire, and the next one follows
-    /// soon.
+    /// Records a collection that failed at `now`. The interval stays unchanged, because a failure does not show how
+    /// many entries expire; the next collection follows soon.
     pub fn failed(&mut self, now: Duration) {
         self.last = Some(now);
         self.due = now + self.interval.min(SHORTEST);
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn much_that_expired_brings_the_next_collection_forward() {
         assert_eq!(intervals(&[0.26, 0.5, 0.9]), [222, 111, 11]);
-        // By at most nine tenths, and never below ten seconds.
+        // The interval shrinks by at most nine tenths, and never below ten seconds.
         assert_eq!(intervals(&[1.0, 1.0]), [30, 10]);
     }
 

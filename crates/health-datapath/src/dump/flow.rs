@@ -97,7 +97,7 @@ impl Translation {
     }
 }
 
-/// The key of the translation's other entry, given one entry.
+/// Returns the key of a translation's other entry, given one of its two entries.
 pub(super) fn other_key<T: Version>(tuple: T, entry: &T::Translation) -> T {
     if tuple.direction() == TUPLE_IN {
         tuple.flow(entry)
@@ -106,13 +106,13 @@ pub(super) fn other_key<T: Version>(tuple: T, entry: &T::Translation) -> T {
     }
 }
 
-/// A conntrack entry.
+/// Decodes a conntrack entry.
 pub(super) fn conntrack<T: Version>(key: &[u8], value: &[u8]) -> Option<(Flow, CtEntry)> {
     let (tuple, entry) = decode::<T, _>(key, value)?;
     Some((Flow::of(&tuple), entry))
 }
 
-/// A NAT entry.
+/// Decodes a NAT entry.
 pub(super) fn translation<T: Version>(key: &[u8], value: &[u8]) -> Option<(Flow, Translation)> {
     let (tuple, entry) = decode::<T, T::Translation>(key, value)?;
     Some((Flow::of(&tuple), Translation::of::<T>(&entry)))

@@ -11,7 +11,7 @@ use super::{DumpError, Pinned};
 use crate::layout::MapLayout;
 use crate::sys;
 
-/// What was deleted from one map.
+/// The deletions from one map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlushedMap {
     /// Where the map is pinned.
@@ -85,7 +85,7 @@ impl Pinned {
     }
 }
 
-/// A map from which entries are deleted, and their number.
+/// A map from which entries are deleted, and the number of deleted entries.
 struct Flush {
     map: OpenMap,
     deleted: u64,

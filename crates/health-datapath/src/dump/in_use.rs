@@ -16,7 +16,7 @@ use crate::maps::formers;
 use crate::pin_folder::{LINK_PINS, PROGRAM_PINS};
 
 impl Pinned {
-    /// The hooks where programs are attached, by program id.
+    /// Returns the hooks where programs are attached, by program id.
     pub(super) fn attachments(&self) -> Result<BTreeMap<u32, Vec<String>>, DumpError> {
         let mut attached: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for (name, pin) in files(&self.dir.join(LINK_PINS))? {
@@ -44,8 +44,8 @@ impl Pinned {
         Ok(attached)
     }
 
-    /// The pin of the map that programs use. Normally the pin has the layout's name, except after a size change that
-    /// was interrupted before the programs switched to the new map.
+    /// Returns the pin of the map that programs use. Normally the pin has the layout's name, except after a size change
+    /// that was interrupted before the programs switched to the new map.
     pub(super) fn pin_of(&self, map: &MapLayout) -> Result<PathBuf, DumpError> {
         let pin = self.dir.join(map.name);
         let formers = formers(&self.dir, map);
@@ -53,7 +53,7 @@ impl Pinned {
             return Ok(pin);
         }
         let used = self.used_maps()?;
-        // The latest first: if only some programs were replaced, it has the others' entries too.
+        // Latest first: if only some programs were replaced, the latest map has the other programs' entries too.
         for candidate in std::iter::once(&pin).chain(formers.iter().rev()) {
             if candidate.exists() && used.contains(&OpenMap::open(candidate)?.info().id) {
                 return Ok(candidate.clone());
@@ -62,7 +62,7 @@ impl Pinned {
         Ok(pin)
     }
 
-    /// Names of pinned maps that no program uses, among former maps and maps that have a former one.
+    /// Returns the names of pinned maps that no program uses, among former maps and maps that have a former one.
     pub(super) fn unused_maps(&self) -> Result<BTreeSet<String>, DumpError> {
         let mut unused = BTreeSet::new();
         let mut used = None;
@@ -85,8 +85,8 @@ impl Pinned {
         Ok(unused)
     }
 
-    /// Ids of the maps that programs use: attached programs and those that they tail-call. If none is attached, the
-    /// pinned programs count.
+    /// Returns the ids of the maps that programs use: attached programs and those that they tail-call. If none is
+    /// attached, all pinned programs count.
     fn used_maps(&self) -> Result<BTreeSet<u32>, DumpError> {
         let mut programs: BTreeSet<u32> = self.attachments()?.into_keys().collect();
         for calls in [&layout::CALLS, &layout::IP_CALLS] {
@@ -110,7 +110,7 @@ impl Pinned {
             source: io::Error::other(error),
         };
         let mut maps = BTreeSet::new();
-        // Others' programs may disappear while they are listed.
+        // Foreign programs may disappear during the listing.
         for program in loaded_programs().filter_map(Result::ok) {
             if programs.contains(&program.id()) {
                 maps.extend(program.map_ids().map_err(failed)?.unwrap_or_default());

@@ -1,94 +1,52 @@
 //! The kinds of maps.
 
-/// A number of `enum bpf_map_type`.
+use aya_obj::generated::bpf_map_type::{
+    self, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH, BPF_MAP_TYPE_LPM_TRIE, BPF_MAP_TYPE_LRU_HASH,
+    BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_PROG_ARRAY, BPF_MAP_TYPE_RINGBUF,
+};
+
+/// The kinds of the agent's maps, as bpftool names them.
+const NAMES: [(bpf_map_type, &str); 7] = [
+    (BPF_MAP_TYPE_HASH, "hash"),
+    (BPF_MAP_TYPE_ARRAY, "array"),
+    (BPF_MAP_TYPE_PROG_ARRAY, "prog_array"),
+    (BPF_MAP_TYPE_PERCPU_ARRAY, "percpu_array"),
+    (BPF_MAP_TYPE_LRU_HASH, "lru_hash"),
+    (BPF_MAP_TYPE_LPM_TRIE, "lpm_trie"),
+    (BPF_MAP_TYPE_RINGBUF, "ringbuf"),
+];
+
+/// The kind of one of the agent's maps; `None` for other kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MapKind(u32);
+pub struct MapKind(Option<(bpf_map_type, &'static str)>);
 
 impl MapKind {
-    const ARRAY: Self = Self(2);
-    const PER_CPU: [Self; 4] = [Self(5), Self(6), Self(10), Self(21)];
-
-    /// Names as bpftool writes them, by number (`include/uapi/linux/bpf.h`).
-    const NAMES: [&str; 35] = [
-        "unspec",
-        "hash",
-        "array",
-        "prog_array",
-        "perf_event_array",
-        "percpu_hash",
-        "percpu_array",
-        "stack_trace",
-        "cgroup_array",
-        "lru_hash",
-        "lru_percpu_hash",
-        "lpm_trie",
-        "array_of_maps",
-        "hash_of_maps",
-        "devmap",
-        "sockmap",
-        "cpumap",
-        "xskmap",
-        "sockhash",
-        "cgroup_storage",
-        "reuseport_sockarray",
-        "percpu_cgroup_storage",
-        "queue",
-        "stack",
-        "sk_storage",
-        "devmap_hash",
-        "struct_ops",
-        "ringbuf",
-        "inode_storage",
-        "task_storage",
-        "bloom_filter",
-        "user_ringbuf",
-        "cgrp_storage",
-        "arena",
-        "insn_array",
-    ];
-
-    /// Kinds whose entries cannot be listed: streams, sets that do not reveal their members, and storage that is looked
-    /// up by its owning object.
-    const WITHOUT_LISTING: [&str; 13] = [
-        "perf_event_array",
-        "cgroup_array",
-        "xskmap",
-        "queue",
-        "stack",
-        "sk_storage",
-        "ringbuf",
-        "inode_storage",
-        "task_storage",
-        "bloom_filter",
-        "user_ringbuf",
-        "cgrp_storage",
-        "arena",
-    ];
-
-    pub(super) const fn of(number: u32) -> Self {
-        Self(number)
+    /// By its number in `enum bpf_map_type`.
+    pub(super) fn of(number: u32) -> Self {
+        Self(NAMES.into_iter().find(|(kind, _)| *kind as u32 == number))
     }
 
-    /// As bpftool names it (`lru_hash`, `array`).
+    /// The name that bpftool uses (`lru_hash`, `array`).
     pub fn name(self) -> &'static str {
-        Self::NAMES
-            .get(self.0 as usize)
-            .copied()
-            .unwrap_or("unknown")
+        self.0.map_or("unknown", |(_, name)| name)
     }
 
     /// Whether each CPU has its own value.
-    pub fn is_per_cpu(self) -> bool {
-        Self::PER_CPU.contains(&self)
+    pub(super) fn is_per_cpu(self) -> bool {
+        self.is(BPF_MAP_TYPE_PERCPU_ARRAY)
     }
 
     /// Whether all entries exist from the start.
     pub(super) fn is_array(self) -> bool {
-        self == Self::ARRAY || self.name() == "percpu_array"
+        self.is(BPF_MAP_TYPE_ARRAY) || self.is_per_cpu()
     }
 
-    /// Whether its entries can be listed.
+    /// Whether the entries can be listed.
     pub(super) fn is_listable(self) -> bool {
-        !Self::WITHOUT_LISTING.contains(&self.name())
+        self.0.is_some() && !self.is(BPF_MAP_TYPE_RINGBUF)
+    }
+
+    fn is(self, kind: bpf_map_type) -> bool {
+        self.0.is_some_and(|(own, _)| own == kind)
     }
 }

@@ -6,13 +6,14 @@ use std::os::fd::AsFd as _;
 
 use aya::maps::MapData;
 use health_common::addr::Addr;
-use health_common::ct::{CtEntry, Tuple4, Tuple6};
+use health_common::ct::CtEntry;
 use health_common::endpoint::EndpointInfo;
 use health_common::identity;
 use health_common::policy::{ANY_IDENTITY, PREFIX_PORT, PolicyEntry, PolicyKey};
 use health_common::service::socket::{SocketFlow, SocketKey};
 use ipnet::IpNet;
 
+use super::flow::Version;
 use super::{DumpError, Pinned};
 use crate::aya_io::map_io;
 use crate::ipcache;
@@ -84,23 +85,24 @@ impl Pinned {
         flow: &Connection,
         direction: u8,
     ) -> Result<Option<CtEntry>, DumpError> {
-        let of = |layouts: [MapLayout; 2]| layouts[usize::from(!flow.is_tcp())];
         match flow.tuples(direction) {
-            Some(Tuples::V4(tuple)) => {
-                let layout = of([layout::CT4, layout::CT_ANY4]);
-                let entries = Table::<Tuple4, CtEntry>::new(self.map_data(&layout)?);
-                entries.get(&tuple).map_err(self.reading(&layout))
-            }
-            Some(Tuples::V6(tuple)) => {
-                let layout = of([layout::CT6, layout::CT_ANY6]);
-                let entries = Table::<Tuple6, CtEntry>::new(self.map_data(&layout)?);
-                entries.get(&tuple).map_err(self.reading(&layout))
-            }
+            Some(Tuples::V4(tuple)) => self.conntrack_of(&tuple, flow.is_tcp()),
+            Some(Tuples::V6(tuple)) => self.conntrack_of(&tuple, flow.is_tcp()),
             None => Ok(None),
         }
     }
 
-    /// The actual peer of one of the host's sockets, in place of the peer in the key.
+    fn conntrack_of<T: Version>(
+        &self,
+        tuple: &T,
+        is_tcp: bool,
+    ) -> Result<Option<CtEntry>, DumpError> {
+        let layout = &T::CT[usize::from(!is_tcp)];
+        let entries = Table::<T, CtEntry>::new(self.map_data(layout)?);
+        entries.get(tuple).map_err(self.reading(layout))
+    }
+
+    /// Looks up the actual peer of a host socket, which replaces the peer in the key.
     pub fn socket_entry(&self, key: &SocketKey) -> Result<Option<SocketFlow>, DumpError> {
         let sockets = Table::<SocketKey, SocketFlow>::new(self.map_data(&layout::SOCKETS)?);
         sockets.get(key).map_err(self.reading(&layout::SOCKETS))
@@ -111,7 +113,7 @@ impl Pinned {
         program_pin(&self.dir, program).exists()
     }
 
-    /// A separate descriptor for one of our maps.
+    /// Duplicates the descriptor of one of our maps.
     pub(super) fn map_data(&self, layout: &MapLayout) -> Result<MapData, DumpError> {
         let open = self.open_as(layout)?;
         let copy = || -> io::Result<MapData> {

@@ -1,4 +1,4 @@
-//! One pinned map of any layout, and its entries as they are read.
+//! One pinned map, and its entries in batches.
 
 use std::fs;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -10,7 +10,6 @@ use aya::util::nr_cpus;
 
 use super::DumpError;
 use super::kind::MapKind;
-use crate::btf::{Btf, Value};
 use crate::layout::MapLayout;
 use crate::sys;
 use crate::walk::{Batch, EntrySize, Walk};
@@ -24,7 +23,7 @@ pub struct OpenMap {
 }
 
 impl OpenMap {
-    /// Opens a pin. Fails if it is not a map's pin.
+    /// Opens a pinned map. Fails if something else is pinned there.
     pub fn open(pin: &Path) -> Result<Self, DumpError> {
         let (map, info) = sys::open_map(pin)
             .map_err(|source| match source.raw_os_error() {
@@ -91,27 +90,7 @@ impl OpenMap {
         self.map.as_fd()
     }
 
-    /// The types of its entries; `None` if its creator did not declare them.
-    pub fn types(&self) -> Result<Option<EntryTypes>, DumpError> {
-        let info = &self.info;
-        if info.btf == 0 || info.btf_value_type == 0 {
-            return Ok(None);
-        }
-        let data = sys::btf(info.btf).map_err(|source| self.cannot("read the types of", source))?;
-        let btf = Btf::parse(&data).map_err(|source| DumpError::Types {
-            path: self.pin.clone(),
-            source,
-        })?;
-        Ok(Some(EntryTypes {
-            key: info.btf_key_type,
-            value: info.btf_value_type,
-            is_array: self.kind().is_array(),
-            per_cpu: self.kind().is_per_cpu().then_some(info.value_size as usize),
-            btf,
-        }))
-    }
-
-    /// The memory that the kernel charges for it, bytes; 0 if unknown.
+    /// Returns the memory that the kernel charges for the map, bytes; 0 if unknown.
     pub(super) fn memory_bytes(&self) -> u64 {
         fs::read_to_string(format!("/proc/self/fdinfo/{}", self.map.as_raw_fd()))
             .ok()
@@ -122,7 +101,7 @@ impl OpenMap {
             .unwrap_or_default()
     }
 
-    /// Its entries, decoded from keys and values by `decode`.
+    /// Returns the entries, with keys and values decoded by `decode`.
     pub fn rows<T>(self, decode: Decode<T>) -> Result<Rows<T>, DumpError> {
         let walk = Walk::new(self.entry_size()?);
         Ok(Rows {
@@ -142,7 +121,8 @@ impl OpenMap {
         }
         let value = if self.kind().is_per_cpu() {
             let cpus = nr_cpus().map_err(|(_, source)| self.cannot("count the CPUs of", source))?;
-            per_cpu_stride(value) * cpus
+            // The kernel pads each CPU's value.
+            value.next_multiple_of(8) * cpus
         } else {
             value
         };
@@ -158,53 +138,13 @@ impl OpenMap {
     }
 }
 
-/// The kernel pads each CPU's value to a multiple of eight bytes.
-fn per_cpu_stride(value_size: usize) -> usize {
-    value_size.next_multiple_of(8)
-}
-
-/// The types of a map's entries.
-#[derive(Debug)]
-pub struct EntryTypes {
-    btf: Btf,
-    key: u32,
-    value: u32,
-    is_array: bool,
-    /// Bytes of one CPU's value.
-    per_cpu: Option<usize>,
-}
-
-impl EntryTypes {
-    /// A key in readable form.
-    pub fn key(&self, bytes: &[u8]) -> Value {
-        match sys::read::<u32>(bytes) {
-            // The maps of a program's variables have no key type.
-            Some(index) if self.is_array && self.key == 0 => Value::Unsigned(index.into()),
-            _ => self.btf.value(self.key, bytes),
-        }
-    }
-
-    /// A value in readable form; for per-CPU maps, a list with each CPU's value.
-    pub fn value(&self, bytes: &[u8]) -> Value {
-        let Some(size) = self.per_cpu else {
-            return self.btf.value(self.value, bytes);
-        };
-        let values = bytes.chunks_exact(per_cpu_stride(size));
-        Value::List(
-            values
-                .map(|value| self.btf.value(self.value, &value[..size]))
-                .collect(),
-        )
-    }
-}
-
 /// Decodes an entry from key and value; `None` if it must not be shown.
 pub type Decode<T> = fn(&[u8], &[u8]) -> Option<T>;
 
 /// The entries of one map, read in batches: a reader holds no more than one batch.
 ///
-/// Each entry that exists throughout the reading is read once, whatever happens to others; `docs/maps.md` says what
-/// else may be seen.
+/// Each entry that exists throughout the reading is read once, whatever happens to other entries; `docs/maps.md`
+/// describes what else a reader may see.
 #[derive(Debug)]
 pub struct Rows<T> {
     map: OpenMap,
@@ -213,13 +153,13 @@ pub struct Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// Reads the next entries into `batch`; `None` after the last ones. Several threads may take turns, each with its
-    /// own batch.
+    /// Reads the next entries into `batch`; returns `None` after the last entries. Several threads may take turns, each
+    /// with its own batch.
     pub fn next<'a>(
         &'a self,
         batch: &'a mut Batch,
     ) -> Result<Option<impl Iterator<Item = T> + 'a>, DumpError> {
-        // A walk only changes after the kernel has answered.
+        // The walk changes only after the system call has returned.
         let mut walk = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         let is_more = walk
             .read(self.map.fd(), batch)
@@ -269,16 +209,12 @@ mod tests {
     use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
 
     use super::*;
-    use crate::btf::tests::Writer;
     use crate::dump::raw;
-    use crate::sys::load_btf;
     use crate::sys::testing::{CreateAttr, create_map, insert};
 
     const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
     const ARRAY: u32 = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
     const PROG_ARRAY: u32 = bpf_map_type::BPF_MAP_TYPE_PROG_ARRAY as u32;
-    const PERCPU_HASH: u32 = bpf_map_type::BPF_MAP_TYPE_PERCPU_HASH as u32;
-    const STACK_TRACE: u32 = bpf_map_type::BPF_MAP_TYPE_STACK_TRACE as u32;
     const LPM_TRIE: u32 = bpf_map_type::BPF_MAP_TYPE_LPM_TRIE as u32;
 
     fn is_root() -> bool {
@@ -295,18 +231,14 @@ mod tests {
         } else {
             0
         };
-        open(CreateAttr {
+        let map = create_map(CreateAttr {
             kind,
             key_size,
             value_size,
             max_entries,
             flags,
             ..CreateAttr::default()
-        })
-    }
-
-    fn open(attr: CreateAttr) -> OpenMap {
-        let map = create_map(attr);
+        });
         OpenMap {
             info: sys::map_info(map.as_fd()).unwrap(),
             map,
@@ -321,7 +253,7 @@ mod tests {
         }
         let entries = 10_000_u32;
         for kind in [HASH, ARRAY, LPM_TRIE] {
-            // Keys of tries start with the prefix length.
+            // Trie keys start with the prefix length.
             let key = |number: u32| match kind {
                 LPM_TRIE => [32_u32.to_ne_bytes(), number.to_be_bytes()].concat(),
                 _ => number.to_ne_bytes().to_vec(),
@@ -348,11 +280,8 @@ mod tests {
         if !is_root() {
             return;
         }
-        for kind in [PROG_ARRAY, STACK_TRACE] {
-            let value_size = if kind == PROG_ARRAY { 4 } else { 8 };
-            let map = map(kind, 4, value_size, 100);
-            assert_eq!(map.rows(raw).unwrap().collect().unwrap(), [], "{kind}");
-        }
+        let map = map(PROG_ARRAY, 4, 4, 100);
+        assert_eq!(map.rows(raw).unwrap().collect().unwrap(), []);
     }
 
     #[test]
@@ -360,64 +289,12 @@ mod tests {
         if !is_root() {
             return;
         }
-        for (kind, key_size, value_size, entries, name) in [
-            (22, 0, 4, 8, "queue"),
-            (23, 0, 4, 8, "stack"),
-            (27, 0, 0, 4096, "ringbuf"),
-            (30, 0, 4, 8, "bloom_filter"),
-        ] {
-            let error = map(kind, key_size, value_size, entries)
-                .rows(raw)
-                .unwrap_err();
+        let (queue, ring) = (map(22, 0, 4, 8), map(27, 0, 0, 4096));
+        for (map, name) in [(queue, "unknown"), (ring, "ringbuf")] {
+            let error = map.rows(raw).unwrap_err();
             let text = error.to_string();
             assert!(text.contains("/bpffs/pin") && text.contains(name), "{text}");
         }
-    }
-
-    #[test]
-    fn entries_are_shown_by_the_types_that_their_map_was_made_with() {
-        if !is_root() {
-            return;
-        }
-        let mut types = Writer::default();
-        let number = types.int("unsigned int", 4, 0);
-        let key = types.structure("key", 8, &[("node", number, 0), ("path", number, 32)]);
-        let btf = load_btf(&types.bytes()).expect("types that the kernel takes");
-        let attr = CreateAttr {
-            kind: HASH,
-            key_size: 8,
-            value_size: 4,
-            max_entries: 4,
-            btf: btf.as_raw_fd() as u32,
-            btf_key_type: key,
-            btf_value_type: number,
-            ..CreateAttr::default()
-        };
-        let words = |words: [u32; 2]| words.map(u32::to_ne_bytes).concat();
-        let map = open(attr);
-        insert(map.fd(), &words([7, 1]), &9_u32.to_ne_bytes());
-        let types = map.types().unwrap().unwrap();
-        let rows = map.rows(raw).unwrap().collect().unwrap();
-        let [(key, value)] = &rows[..] else {
-            panic!("{rows:?}");
-        };
-        assert_eq!(types.key(key).to_string(), "{node=7 path=1}");
-        assert_eq!(types.value(value).to_string(), "9");
-
-        let map = open(CreateAttr {
-            kind: PERCPU_HASH,
-            ..attr
-        });
-        let cpus = nr_cpus().unwrap();
-        let values: Vec<u8> = (0..cpus as u64).flat_map(u64::to_ne_bytes).collect();
-        insert(map.fd(), &words([7, 1]), &values);
-        let types = map.types().unwrap().unwrap();
-        let rows = map.rows(raw).unwrap().collect().unwrap();
-        let each: Vec<Value> = (0..cpus as u128).map(Value::Unsigned).collect();
-        assert_eq!(types.value(&rows[0].1), Value::List(each));
-
-        let untyped = self::map(HASH, 4, 4, 4);
-        assert!(untyped.types().unwrap().is_none());
     }
 
     #[test]

@@ -38,7 +38,6 @@ use health_model::settings::Location;
 use ipnet::IpNet;
 use map::decode;
 
-use crate::btf::BtfError;
 use crate::layout::{self, MapLayout};
 use crate::pin_folder::program_pin;
 use crate::policy::PolicyMatch;
@@ -51,7 +50,7 @@ pub use flow::{Flow, Translation};
 pub use flush::FlushedMap;
 pub use kind::MapKind;
 pub use lookup::PolicyQuery;
-pub use map::{Decode, EntryTypes, OpenMap, Rows};
+pub use map::{Decode, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
 pub use rtt_rows::RttRows;
 pub use services::ServiceClient;
@@ -68,9 +67,9 @@ pub enum DumpError {
     /// The map does not exist.
     #[error("no map {name} at {dir}; existing maps: {known}")]
     NoSuchMap {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Where it was searched.
+        /// The searched folder.
         dir: PathBuf,
         /// The existing maps, comma-separated.
         known: String,
@@ -78,14 +77,15 @@ pub enum DumpError {
     /// Another version of the agent created the map.
     #[error(
         "{0} has a different layout than this version expects; use the health-agent binary that \
-         created it"
+         created it, or `bpftool map dump pinned {0}`"
     )]
     OtherLayout(PathBuf),
     /// Something else is pinned there, or nothing.
-    #[error(
-        "{0} is not a pinned map; give the name of one of the agent's maps, or a path in a bpffs"
-    )]
+    #[error("{0} is not a pinned map")]
     NotAMap(PathBuf),
+    /// A map that this version of the agent does not have.
+    #[error("{0} is not a map of this version of the agent; use `bpftool map dump pinned {0}`")]
+    UnknownMap(PathBuf),
     /// The entries of maps of this kind cannot be listed.
     #[error("cannot dump {path}: the entries of {kind} maps cannot be listed")]
     NothingToList {
@@ -94,22 +94,14 @@ pub enum DumpError {
         /// Its kind, as bpftool names it.
         kind: &'static str,
     },
-    /// The types of its entries cannot be interpreted.
-    #[error("cannot determine the types of {path}: {source}")]
-    Types {
-        /// Where it is pinned.
-        path: PathBuf,
-        /// The cause.
-        source: BtfError,
-    },
     /// The kernel refused.
     #[error("cannot {what} {path}: {source}")]
     Kernel {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The pin.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
@@ -304,7 +296,7 @@ impl Pinned {
         self.rows(&layout::MONITOR, decode)?.collect()
     }
 
-    /// Ids of the programs that others tail-call, by index in `HEALTH_CALLS` or `HEALTH_IP_CALLS`.
+    /// Ids of the tail-called programs, by index in `HEALTH_CALLS` or `HEALTH_IP_CALLS`.
     pub fn calls(&self, map: &layout::MapLayout) -> Result<Vec<(u32, u32)>, DumpError> {
         self.rows(map, decode)?.collect()
     }
@@ -328,7 +320,7 @@ impl Pinned {
         rows.collect()
     }
 
-    /// The host's own addresses; for link-local addresses, also the device numbers.
+    /// The host's own addresses; for link-local addresses, also the ifindex.
     pub fn own_rows(&self) -> Result<Rows<(IpNet, Option<u32>)>, DumpError> {
         self.rows(&layout::OWN, |key, value| {
             let (prefix, _) = trie::entry::<OwnPrefix, u32>(key, value)?;
@@ -336,7 +328,7 @@ impl Pinned {
         })
     }
 
-    /// Device numbers of endpoints, with the endpoints' ids.
+    /// Ifindexes of endpoint devices, with the endpoints' ids.
     pub fn device_rows(&self) -> Result<Rows<(u32, u32)>, DumpError> {
         self.rows(&layout::DEVICES, decode)
     }
@@ -414,7 +406,7 @@ impl Pinned {
     }
 }
 
-/// The entries of several maps at once.
+/// Collects the entries of several maps.
 fn all<T>(maps: &[Rows<T>]) -> Result<Vec<T>, DumpError> {
     let mut all = Vec::new();
     for rows in maps {
@@ -428,7 +420,7 @@ pub fn raw(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     Some((key.to_vec(), value.to_vec()))
 }
 
-/// The files in a folder of the bpffs, by name; empty if the folder does not exist.
+/// Lists the files in a folder of the bpffs, by name; empty if the folder does not exist.
 fn files(dir: &Path) -> Result<Vec<(String, PathBuf)>, DumpError> {
     let failed = |source| DumpError::Kernel {
         what: "read",

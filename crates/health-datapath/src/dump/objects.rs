@@ -116,7 +116,7 @@ impl Pinned {
     }
 }
 
-/// `to_netdev_eth0` -> `eth0/egress`.
+/// Returns the hook in a pin's name: `eth0/egress` for `to_netdev_eth0`.
 pub(super) fn hook_of(pin_name: &str) -> String {
     if let Some((program, device)) = link_pin::parse(pin_name) {
         return match program.attach_point() {

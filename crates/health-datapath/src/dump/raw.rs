@@ -33,7 +33,7 @@ impl OpenMap {
         sys::delete(self.fd(), key).map_err(|source| self.cannot("delete from", source))
     }
 
-    /// The kernel reads as many bytes as the map's sizes say.
+    /// Checks an entry's size, because the kernel reads as many bytes as the map's sizes say.
     fn check(&self, what: &'static str, has_its_size: bool) -> Result<(), DumpError> {
         if has_its_size {
             return Ok(());

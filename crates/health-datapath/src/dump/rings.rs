@@ -23,7 +23,7 @@ impl Pinned {
         self.rows(ring, noted::<Tuple6>).map(Some)
     }
 
-    /// Where each ring is written next, by the ring numbers of [`health_common::ring`].
+    /// The next write position of each ring, indexed by the ring numbers of [`health_common::ring`].
     pub fn hand_rows(&self) -> Result<Rows<(u32, Hand)>, DumpError> {
         self.rows(&layout::HANDS, decode)
     }

@@ -10,7 +10,7 @@ use crate::kernel_rtt::row_of_one_moment;
 use crate::sys;
 use crate::walk::Walk;
 
-/// The rows of `HEALTH_RTT`, read in batches, and each batch twice: see [`RttRow`].
+/// The rows of `HEALTH_RTT`, read in batches. Each batch is read twice: see [`RttRow`].
 #[derive(Debug)]
 pub struct RttRows {
     map: OpenMap,
@@ -47,7 +47,7 @@ impl RttRows {
     }
 
     fn read(&self, batch: &mut Batch) -> Result<bool, DumpError> {
-        // A walk only changes after the kernel has answered.
+        // The walk changes only after the system call has returned.
         let mut walk = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         walk.read(self.map.fd(), batch)
             .map_err(|source| self.map.cannot("read", source))

@@ -1,6 +1,6 @@
 //! The service maps, and rows of their flows and clients.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use aya::Pod;
 use aya::maps::lpm_trie::Key;
@@ -15,7 +15,7 @@ use super::flow::Version;
 use super::map::decode;
 use super::{DumpError, Flow, Pinned, Rows};
 use crate::layout::{self, MapLayout};
-use crate::services::{ServiceFlow, ServiceMaps, client_port, read_source_range};
+use crate::services::{ServiceFlow, ServiceMaps, read_source_range};
 
 /// A client with affinity to a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Pinned {
         })
     }
 
-    /// The slots of `HEALTH_SLOTS` or `HEALTH_MAGLEV`, except those that are 0.
+    /// The nonzero slots of `HEALTH_SLOTS` or `HEALTH_MAGLEV`.
     pub fn place_rows(&self, map: &MapLayout) -> Result<Rows<(u32, u32)>, DumpError> {
         self.rows(map, |key, value| {
             decode(key, value).filter(|(_, place): &(u32, u32)| *place != 0)
@@ -78,7 +78,7 @@ impl Pinned {
         })
     }
 
-    /// Where the host's own sockets were redirected.
+    /// The redirections of the host's own sockets.
     pub fn socket_rows(&self) -> Result<Rows<(SocketKey, SocketFlow)>, DumpError> {
         self.rows(&layout::SOCKETS, decode)
     }
@@ -100,14 +100,6 @@ impl Pinned {
 fn flow<T: Version<ServiceFlow: Pod>>(key: &[u8], value: &[u8]) -> Option<(Flow, ServiceFlow)> {
     let (tuple, flow) = decode::<T, T::ServiceFlow>(key, value)?;
     let parts = T::service_flow_parts(&flow);
-    let (address, port_be) = parts.to;
-    let flow = ServiceFlow {
-        to: SocketAddr::new(T::ip(address), u16::from_be(port_be)),
-        backend: parts.backend,
-        service: parts.service,
-        expires: parts.expires,
-        flags: parts.flags,
-        client_port: client_port(&parts),
-    };
+    let flow = ServiceFlow::new(&parts, T::ip(parts.to.0));
     Some((Flow::of(&tuple), flow))
 }

@@ -20,9 +20,9 @@ pub struct KnownWay {
     pub destination: SocketAddr,
     /// Their new hardware addresses: receiver, then sender.
     pub macs: [[u8; 6]; 2],
-    /// The device that they arrive on.
+    /// The ifindex of the device that they arrive on.
     pub from: u32,
-    /// The device that they leave through.
+    /// The ifindex of the device that they leave through.
     pub to: u32,
     /// Maximum packet length, bytes from the IP header on.
     pub mtu: u16,
@@ -35,12 +35,12 @@ pub struct KnownWay {
 }
 
 impl Pinned {
-    /// The devices on which XDP serves, by number.
+    /// The devices on which XDP serves, by ifindex.
     pub fn xdp_device_rows(&self) -> Result<Rows<(u32, XdpDevice)>, DumpError> {
         self.rows(&layout::XDP_DEVICES, decode)
     }
 
-    /// How XDP forwards packets, by the tuple that they arrive with: for IPv4, and for IPv6.
+    /// How XDP forwards packets, by the tuple with which they arrive: IPv4, then IPv6.
     pub fn xdp_flow_rows(&self) -> Result<[Rows<(Flow, KnownWay)>; 2], DumpError> {
         Ok([
             self.rows(&layout::XDP_FLOWS4, way::<Tuple4>)?,
@@ -48,7 +48,7 @@ impl Pinned {
         ])
     }
 
-    /// How long those entries stay valid.
+    /// How long the XDP forwarding entries stay valid.
     pub fn xdp_time_rows(&self) -> Result<Rows<(u32, XdpTimes)>, DumpError> {
         self.rows(&layout::XDP_TIMES, decode)
     }

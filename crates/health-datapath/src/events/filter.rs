@@ -8,7 +8,7 @@ use health_model::events::{EventFilter, EventType};
 use health_model::flow::Network;
 use ipnet::IpNet;
 
-/// Whether an event is wanted.
+/// Whether the filter passes an event.
 pub(super) fn has(filter: &EventFilter, event: &Event) -> bool {
     fn any<T>(wanted: &[T], is: impl Fn(&T) -> bool) -> bool {
         wanted.is_empty() || wanted.iter().any(is)
@@ -27,7 +27,7 @@ pub(super) fn has(filter: &EventFilter, event: &Event) -> bool {
         })
 }
 
-/// What the programs must write for such a filter: for each field they know one value, or any.
+/// Returns a filter that the programs can apply, which may pass more events: one value or any value per field.
 pub(super) fn widened(filter: &EventFilter) -> MonitorFilter {
     fn only<T: Copy>(values: &[T]) -> Option<T> {
         match values {
@@ -52,7 +52,7 @@ pub(super) fn widened(filter: &EventFilter) -> MonitorFilter {
     }
 }
 
-/// The filter that passes whatever any of these passes; without any, it passes nothing.
+/// Returns the filter that passes every event that any of `filters` passes; without filters, it passes nothing.
 pub(super) fn union(filters: impl IntoIterator<Item = MonitorFilter>) -> MonitorFilter {
     fn same<T: Default + PartialEq>(a: T, b: T) -> T {
         if a == b { a } else { T::default() }

@@ -1,4 +1,4 @@
-//! `HEALTH_EVENTS` and `HEALTH_MONITOR` from user space.
+//! User-space access to `HEALTH_EVENTS` and `HEALTH_MONITOR`.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -1,5 +1,5 @@
-//! Relays the programs' events to monitors as they happen: each reader gets what it wants, and the programs write only
-//! what some reader wants.
+//! Relays the programs' events to monitors as they happen: each reader gets the events that it wants, and the programs
+//! write only events that some reader wants.
 
 mod filter;
 mod kernel;
@@ -25,7 +25,7 @@ const LINES: usize = 1_024;
 
 /// Selects which events the programs write.
 pub trait Switch: Send + Sync + 'static {
-    /// From now on, the programs write the events that this filter passes.
+    /// Makes the programs write the events that this filter passes, from now on.
     fn set(&self, filter: &MonitorFilter) -> io::Result<()>;
 }
 
@@ -114,7 +114,8 @@ impl Hub {
         })
     }
 
-    /// Adds a reader, which stays until it is dropped. When this returns, the programs write what it wants.
+    /// Adds a reader until the returned subscription is dropped. When this returns, the programs write the events that
+    /// the reader wants.
     pub fn subscribe(
         self: &Arc<Self>,
         filter: EventFilter,
@@ -151,7 +152,7 @@ impl Hub {
         let mut state = self.lock();
         state.is_closed = true;
         for (_, mut reader) in std::mem::take(&mut state.readers) {
-            // If its queue is full, the reader is cut off, which means the same.
+            // If the queue is full, the reader's stream just ends, which means the same.
             reader.send(MonitorLine::End);
         }
         self.switch_to(&MonitorFilter::default());
@@ -206,7 +207,7 @@ impl Hub {
         }
     }
 
-    /// While this fails, the programs write more than any reader wants.
+    /// Sets the programs' filter. On failure, the programs write more than any reader wants.
     fn switch_to(&self, filter: &MonitorFilter) {
         if let Err(error) = self.switch.set(filter) {
             warn!(%error, "cannot set which events the programs write");
@@ -218,7 +219,7 @@ impl Hub {
     }
 }
 
-/// What the programs must write.
+/// Returns the filter for the programs: all events that some reader wants.
 fn wanted(state: &State) -> MonitorFilter {
     filter::union(
         state
@@ -258,7 +259,7 @@ mod tests {
 
     use super::*;
 
-    /// Remembers the last filter that was set.
+    /// Remembers the last filter.
     #[derive(Clone, Default)]
     struct RecordingSwitch(Arc<Mutex<Option<MonitorFilter>>>);
 

@@ -18,7 +18,7 @@ use super::{Hub, show};
 /// Time between two loss checks. Cached device names are at most this old.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The programs' side.
+/// The ring buffer that the programs write to.
 pub trait Ring: Send + 'static {
     /// Waits until there are events.
     fn ready(&mut self) -> impl Future<Output = io::Result<()>> + Send;
@@ -52,7 +52,7 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
                 continue;
             }
         }
-        // If reading fails here, the next tick reports it.
+        // If reading the loss count fails here, the next tick reports it.
         let begun = Instant::now();
         while hand_on(&mut ring, &hub, &mut devices) && begun.elapsed() < PERIOD {
             let _ = losses.report(&ring, &hub);
@@ -91,7 +91,7 @@ impl Losses {
     }
 }
 
-/// Device names by number.
+/// Device names by ifindex.
 type DeviceNames = HashMap<u32, Option<String>>;
 
 fn device(known: &mut DeviceNames, ifindex: u32) -> Option<String> {
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// The relay's activity after some seconds.
+    /// Returns the relay's activity after some seconds.
     async fn of(ring: Silent) -> Activity {
         let (reporter, activity) = activity::channel();
         let hub = Arc::new(Hub::new(NoSwitch).unwrap());

@@ -11,8 +11,8 @@ use health_model::events::{
 use health_model::flow::IpProtocol;
 use jiff::Timestamp;
 
-/// The line for an event that happened at `time` on the device of this name. `None` for kinds that this version does
-/// not know.
+/// Returns the line for an event that happened at `time` on the device of this name; `None` for kinds that this version
+/// does not know.
 pub(super) fn line(event: &Event, time: Timestamp, device: Option<String>) -> Option<MonitorLine> {
     let place = Place {
         endpoint: (event.endpoint != 0).then_some(event.endpoint),

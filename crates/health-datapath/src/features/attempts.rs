@@ -22,7 +22,7 @@ use crate::sys::{self, CreateAttr, LinkTarget};
 const TC_ACT_UNSPEC: i32 = -1;
 /// Newer than the generated bindings.
 const BPF_F_IPV6: i32 = 1 << 7;
-/// The loopback device of a fresh namespace.
+/// Ifindex of the loopback device in a fresh namespace.
 const LOOPBACK: u32 = 1;
 /// A packet with space for IPv6 headers.
 const PACKET: [u8; 128] = [0; 128];
@@ -57,7 +57,7 @@ const HELPERS: [(&str, bpf_func_id); 22] = [
     ("helper-ktime-get-tai-ns", BPF_FUNC_ktime_get_tai_ns),
 ];
 
-/// Kinds of maps that the programs use: name, type, bytes of a key and of a value, flags.
+/// Kinds of maps that the programs use: name, type, key and value sizes in bytes, flags.
 const MAPS: [(&str, bpf_map_type, u32, u32, u32); 7] = [
     ("map-hash", BPF_MAP_TYPE_HASH, 4, 8, BPF_F_NO_PREALLOC),
     ("map-array", BPF_MAP_TYPE_ARRAY, 4, 8, 0),
@@ -74,7 +74,7 @@ const MAPS: [(&str, bpf_map_type, u32, u32, u32); 7] = [
     ("map-ringbuf", BPF_MAP_TYPE_RINGBUF, 0, 0, 0),
 ];
 
-/// Tries everything.
+/// Tries all features.
 pub(super) fn features(bpf_root: &Path) -> Vec<Feature> {
     let required = |name, available, without| Feature {
         name,
@@ -158,13 +158,13 @@ fn load(instructions: &[u64]) -> io::Result<OwnedFd> {
     sys::load_classifier(instructions, &mut [])
 }
 
-/// A program that lets every packet pass.
+/// Loads a program that passes every packet.
 fn load_pass() -> io::Result<OwnedFd> {
     load(&[mov(R0, TC_ACT_UNSPEC), exit()])
 }
 
-/// Whether tc programs may call a helper. Without arguments, the verifier refuses most calls anyway; but it names a
-/// missing helper as such.
+/// Whether tc programs may call a helper. The verifier rejects most calls anyway, because they lack arguments; but its
+/// log tells if the helper is missing.
 fn has_helper(helper: bpf_func_id) -> bool {
     let mut log = vec![0; LOG_ROOM];
     if sys::load_classifier(&[call(helper), exit()], &mut log).is_ok() {
@@ -201,7 +201,7 @@ fn trie_takes_batches() -> io::Result<()> {
     sys::delete_batch(trie.as_fd(), &key, 1).map_err(|(_, error)| error)
 }
 
-/// Loads the types of a single integer.
+/// Whether the kernel loads BTF with a single integer type.
 fn loads_btf() -> bool {
     const MAGIC: u16 = 0xeb9f;
     const VERSION_AND_FLAGS: [u8; 2] = [1, 0];
@@ -233,7 +233,7 @@ fn has_checksum_flag() -> io::Result<bool> {
     Ok(sys::run_classifier(program.as_fd(), &PACKET)? == 0)
 }
 
-/// What works with devices.
+/// The features that work with devices.
 #[derive(Default)]
 struct Devices {
     veth: bool,

@@ -68,13 +68,13 @@ impl Report {
             .any(|feature| feature.name == name && feature.available)
     }
 
-    /// The names of all features that are missing.
+    /// Returns the names of all missing features.
     pub fn missing(&self) -> Vec<&'static str> {
         let missing = self.features.iter().filter(|feature| !feature.available);
         missing.map(|feature| feature.name).collect()
     }
 
-    /// The names of missing features that the agent cannot work without.
+    /// Returns the names of missing features without which the agent cannot work.
     pub fn missing_required(&self) -> Vec<&'static str> {
         let has_attachment = self.has(TCX) || self.has(CLSACT);
         let is_needed = |need| match need {
@@ -88,7 +88,7 @@ impl Report {
     }
 }
 
-/// The running kernel's release name.
+/// Returns the running kernel's release name.
 pub(super) fn release() -> String {
     nix::sys::utsname::uname()
         .map(|name| name.release().to_string_lossy().into_owned())

@@ -5,24 +5,23 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use aya::TestRunOptions;
 use aya::maps::{HashMap, MapData};
-use aya::programs::{SchedClassifier, TestRun as _};
+use aya::programs::SchedClassifier;
 use health_common::addr::Addr;
 use health_common::probe::Path as PathKind;
 use health_common::rtt::{ACCOUNTED, BUSY, RttKey, SOURCE_KERNEL};
 use health_common::tcp::{ConnectionRequest, FlowKey, Peer};
 
-use super::patiently;
-use crate::aya_io::{map_io, program_io};
+use super::{patiently, run};
+use crate::aya_io::map_io;
 use crate::error::DatapathError;
+use crate::layout;
 use crate::maps::typed;
 use crate::program::DatapathProgram;
 use crate::programs::open_classifier;
 use crate::rtt_store::{Connection, Measurement};
-use crate::{layout, sys};
 
-/// `HEALTH_PEERS`, and the program that takes entries from `HEALTH_TCP`.
+/// `HEALTH_PEERS`, and the program that takes entries out of `HEALTH_TCP`.
 pub(super) struct Connections {
     peers: Mutex<HashMap<MapData, Addr, Peer>>,
     account: SchedClassifier,
@@ -62,24 +61,15 @@ impl Connections {
             ..ConnectionRequest::default()
         };
         patiently(|| {
-            let mut answer = [0; size_of::<ConnectionRequest>()];
-            let options = TestRunOptions {
-                data_in: Some(sys::bytes_of(&request)),
-                data_out: Some(&mut answer),
-                ..TestRunOptions::new()
-            };
-            let result = self.account.test_run(options).map_err(program_io)?;
-            match result.return_value {
-                ACCOUNTED => {}
-                BUSY => return Ok(None),
-                _ => return Err(io::ErrorKind::NotFound.into()),
-            }
-            Ok(Some(match sys::read::<ConnectionRequest>(&answer) {
-                Some(answer) if answer.source == SOURCE_KERNEL => {
-                    Measurement::ByKernel(answer.rtt_ns)
+            let mut answer = request;
+            match run(&self.account, &mut answer)? {
+                ACCOUNTED if answer.source == SOURCE_KERNEL => {
+                    Ok(Some(Measurement::ByKernel(answer.rtt_ns)))
                 }
-                _ => Measurement::AtSocket,
-            }))
+                ACCOUNTED => Ok(Some(Measurement::AtSocket)),
+                BUSY => Ok(None),
+                _ => Err(io::ErrorKind::NotFound.into()),
+            }
         })
     }
 

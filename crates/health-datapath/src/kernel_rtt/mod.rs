@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{io, thread};
 
-use aya::TestRunOptions;
 use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
+use aya::{Pod, TestRunOptions};
 use aya_obj::generated::BPF_NOEXIST;
 use health_common::inflight::Inflight;
 use health_common::probe::{Path as PathKind, ProbeId, Protocol};
@@ -29,7 +29,7 @@ use crate::walk::{EntrySize, walk};
 use crate::{layout, sys};
 use connections::Connections;
 
-/// Maximum attempts at a row that others are writing. They finish within a microsecond, unless their virtual CPU is
+/// Maximum attempts at a row that is being written. Writers finish within a microsecond, unless their virtual CPU is
 /// descheduled.
 const ATTEMPTS: u32 = 10_000;
 
@@ -97,7 +97,7 @@ pub(crate) struct Account(SchedClassifier);
 /// The outcome of a request to `rtt_account`.
 enum Answer {
     Done,
-    /// The uplinks' programs had already counted the answer, with this round trip.
+    /// The uplinks' programs had already counted the reply, with this round trip.
     AlreadyAnswered {
         rtt_ns: u64,
     },
@@ -113,21 +113,12 @@ impl Account {
 
     fn ask(&self, request: AccountRequest) -> io::Result<Answer> {
         patiently(|| {
-            let mut answer = [0; size_of::<AccountRequest>()];
-            let options = TestRunOptions {
-                data_in: Some(sys::bytes_of(&request)),
-                data_out: Some(&mut answer),
-                ..TestRunOptions::new()
-            };
-            let result = self.0.test_run(options).map_err(program_io)?;
-            Ok(match result.return_value {
+            let mut answer = request;
+            Ok(match run(&self.0, &mut answer)? {
                 ACCOUNTED => Some(Answer::Done),
-                ALREADY_ANSWERED => {
-                    let answer = sys::read::<AccountRequest>(&answer);
-                    Some(Answer::AlreadyAnswered {
-                        rtt_ns: answer.map_or(0, |answer| answer.rtt_ns),
-                    })
-                }
+                ALREADY_ANSWERED => Some(Answer::AlreadyAnswered {
+                    rtt_ns: answer.rtt_ns,
+                }),
                 ALREADY_LOST => Some(Answer::AlreadyLost),
                 UNKNOWN_PEER => Some(Answer::NoRow),
                 BUSY => None,
@@ -150,7 +141,22 @@ impl Account {
     }
 }
 
-/// Reads a consistent snapshot of a row, with as many copies as that takes; `None` if the row does not exist.
+/// Runs a program on a request, which the program replaces by its reply. Returns the program's result.
+fn run<R: Pod>(program: &SchedClassifier, request: &mut R) -> io::Result<u32> {
+    let mut answer = vec![0; size_of::<R>()];
+    let options = TestRunOptions {
+        data_in: Some(sys::bytes_of(request)),
+        data_out: Some(&mut answer),
+        ..TestRunOptions::new()
+    };
+    let result = program.test_run(options).map_err(program_io)?;
+    if let Some(answer) = sys::read(&answer) {
+        *request = answer;
+    }
+    Ok(result.return_value)
+}
+
+/// Reads a consistent snapshot of a row, with as many copies as necessary; `None` if the row does not exist.
 pub(crate) fn row_of_one_moment(
     copy: impl Fn() -> io::Result<Option<RttRow>>,
 ) -> io::Result<Option<RttRow>> {

@@ -20,7 +20,7 @@ pub(crate) struct EndpointMaps {
     devices: HashMap<MapData, u32, u32>,
 }
 
-/// An entry; for an IPv6 address, also the entry of the endpoint's link-local address.
+/// Returns an entry; for an IPv6 address, also the entry of the endpoint's link-local address.
 pub(crate) fn with_link_local(
     address: Addr,
     info: EndpointInfo,
@@ -39,8 +39,8 @@ impl EndpointMaps {
         })
     }
 
-    /// Makes these addresses, plus those of workloads, exactly the local endpoints, and these the workloads' devices.
-    /// Entries that stay are never missing in between.
+    /// Replaces the local endpoints by these addresses plus those of workloads, and the workloads' devices by
+    /// `devices`. Entries that stay are never missing in between.
     pub(crate) fn set_all(
         &mut self,
         wanted: &[(IpAddr, EndpointInfo)],
@@ -91,7 +91,7 @@ impl EndpointMaps {
         gone(self.endpoints.remove(&addr)).map_err(map_error("write", layout::ENDPOINTS.name))
     }
 
-    /// Attributes what happens at a device to an endpoint.
+    /// Assigns a device to its endpoint.
     pub(crate) fn write_device(&mut self, ifindex: u32, id: u16) -> Result<(), DatapathError> {
         self.devices
             .insert(ifindex, u32::from(id), 0)

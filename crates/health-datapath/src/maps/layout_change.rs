@@ -17,19 +17,20 @@ use crate::layout::{CONFIG, ENDPOINT_MAPS, FAMILIES, MAPS, MapLayout, OWN_MAPS};
 use crate::pin_folder::{LINK_PINS, make_folder, remove_tree, set_aside};
 use crate::sys;
 
-/// Ensures that the pin folder has no maps of another layout, and that all active links stay pinned: there, or in the
-/// folder set aside.
+/// Ensures that the pin folder has no maps of another layout, and that all active links stay pinned, either there or in
+/// the folder set aside.
 pub(crate) fn make_room(pins: &Path) -> Result<(), DatapathError> {
     let aside = set_aside(pins);
     if has_other_layout(pins)? {
         if aside.exists() {
-            // A layout change was interrupted. The links of the earlier programs are set aside; this folder has the
-            // links that the change had already taken over, which are the same ones, and those that it created.
+            // A layout change was interrupted. The links of the earlier programs are pinned in the folder set aside.
+            // This folder has pins of the links that the change had already taken over, which are the same links, and
+            // of those that it created.
             move_links(pins, &aside)?;
             // No link is left there, so this detaches nothing.
             remove_tree(pins)?;
         } else {
-            // All maps and links stay pinned, so the programs serve on.
+            // All maps and links stay pinned, so the programs keep running.
             fs::rename(pins, &aside).map_err(file_error("rename", pins))?;
         }
     }
@@ -37,13 +38,13 @@ pub(crate) fn make_room(pins: &Path) -> Result<(), DatapathError> {
         return Ok(());
     }
     if !pins.exists() && !has_other_layout(&aside)? {
-        // The version that left this folder is back before another one has replaced anything.
+        // The version that owns this folder is back before another version has replaced anything.
         return fs::rename(&aside, pins).map_err(file_error("rename", &aside));
     }
     share_maps(&aside, pins)
 }
 
-/// Whether programs of another layout exist whose maps do not describe the endpoints that they serve.
+/// Whether programs of another layout exist that use their own endpoint maps.
 pub(crate) fn has_other_endpoints(pins: &Path) -> bool {
     let aside = set_aside(pins);
     aside.exists()
@@ -52,7 +53,7 @@ pub(crate) fn has_other_endpoints(pins: &Path) -> bool {
             .all(|map| is_same(&pins.join(map.name), &aside.join(map.name)))
 }
 
-/// Removes what an agent of another map layout left. Must be called when the new programs serve everything that the
+/// Removes the pins of an agent with another map layout. Must be called when the new programs serve everything that the
 /// former ones did.
 pub(crate) fn remove_set_aside(pins: &Path) -> Result<(), DatapathError> {
     let aside = set_aside(pins);
@@ -75,13 +76,13 @@ fn move_links(from: &Path, to: &Path) -> Result<(), DatapathError> {
     for entry in entries {
         let entry = entry.map_err(file_error("read", &from))?;
         let path = entry.path();
-        // It stays pinned all the time. A pin that it replaces is of the same link.
+        // The link stays pinned all the time. Any pin that is replaced belongs to the same link.
         fs::rename(&path, to.join(entry.file_name())).map_err(file_error("rename", &path))?;
     }
     Ok(())
 }
 
-/// Whether there are pinned maps that these programs would misread.
+/// Whether pinned maps exist that these programs would misread.
 fn has_other_layout(pins: &Path) -> Result<bool, DatapathError> {
     for map in &MAPS {
         if has_other_sizes(pins, map)? {
@@ -89,7 +90,7 @@ fn has_other_layout(pins: &Path) -> Result<bool, DatapathError> {
         }
     }
     let version = version(pins)?;
-    // Without a version: the map was created, and its agent stopped before it wrote the settings.
+    // Without a version: an agent created the map, but stopped before it wrote the settings.
     Ok(version.is_some_and(|version| version != LAYOUT_VERSION))
 }
 
@@ -100,7 +101,7 @@ fn has_other_sizes(pins: &Path, map: &MapLayout) -> Result<bool, DatapathError> 
     }))
 }
 
-/// The version of the agent that wrote the settings. It is the first field, whatever the layout of the rest.
+/// Returns the version of the agent that wrote the settings. The version is the first field in every layout.
 fn version(pins: &Path) -> Result<Option<u32>, DatapathError> {
     let pin = pins.join(CONFIG.name);
     let Some((settings, info)) = open(&pin)? else {
@@ -113,7 +114,7 @@ fn version(pins: &Path) -> Result<Option<u32>, DatapathError> {
     Ok(version.filter(|version| *version != 0))
 }
 
-/// Links maps with unchanged layout into both folders, unless others are pinned there by now.
+/// Links maps with unchanged layout into both folders, unless other maps are pinned there by now.
 fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
     let version = version(from)?.unwrap_or_default();
     let is_first = !to.exists();
@@ -132,8 +133,8 @@ fn share_maps(from: &Path, to: &Path) -> Result<(), DatapathError> {
         if to.join(map.name).exists() {
             continue;
         }
-        // First comes what an interrupted size change has not copied yet: a pin of the map itself means that both are
-        // there.
+        // Former maps first, whose entries an interrupted size change has not copied yet: if the map itself is pinned,
+        // its former maps are pinned too.
         for shared in formers(from, map).into_iter().chain([from.join(map.name)]) {
             let pin = shared.file_name().map(|name| to.join(name));
             if let Some(pin) = pin.filter(|pin| !pin.exists()) {
@@ -172,7 +173,7 @@ fn are_as_then(pins: &Path, maps: &[MapLayout], version: u32) -> Result<bool, Da
     Ok(version <= LAYOUT_VERSION)
 }
 
-/// Whether two pins are the same object.
+/// Whether two pins refer to the same object.
 fn is_same(one: &Path, other: &Path) -> bool {
     let inode = |pin: &Path| fs::metadata(pin).map(|data| (data.dev(), data.ino())).ok();
     inode(one).is_some_and(|found| inode(other) == Some(found))

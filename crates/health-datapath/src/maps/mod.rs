@@ -1,4 +1,4 @@
-//! The pinned maps: opening them, writing those of endpoints and settings, and changes of their layout and sizes.
+//! The pinned maps: opening them, writing those of endpoints and settings, and changing their layout and sizes.
 
 mod endpoints;
 mod layout_change;
@@ -35,11 +35,11 @@ const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// The maps of a loaded datapath.
 pub(crate) struct Maps {
-    /// By name, as the loader opened them.
+    /// By name, as opened by the loader.
     opened: HashMap<String, Map>,
     pub(crate) endpoints: EndpointMaps,
     pub(crate) settings: SettingMaps,
-    /// Set until the programs are attached where they must be.
+    /// Set until the programs are attached at all their hooks.
     resizing: Option<PendingResize>,
 }
 
@@ -76,7 +76,7 @@ impl Maps {
         self.opened.contains_key(IP_CALLS.name)
     }
 
-    /// Whether only their contents have changed since they were opened.
+    /// Whether only the maps' contents have changed since they were opened.
     pub(crate) fn are_as_loaded(&self) -> bool {
         // Names all fields, so that a new field must be considered here. Maps are handles.
         let Self {
@@ -88,7 +88,7 @@ impl Maps {
         resizing.is_none()
     }
 
-    /// Pins again what lost its pin. Returns the names of what was pinned again.
+    /// Restores missing pins. Returns the names of the restored maps.
     pub(crate) fn repair_pins(&self, pins: &Path) -> Result<Vec<String>, DatapathError> {
         let mut lost = Vec::new();
         for map in self.pinned() {
@@ -113,23 +113,24 @@ impl Maps {
         self.pinned().all(|map| pins.join(map.name).exists())
     }
 
-    /// The maps that have pins.
+    /// Returns the maps that have pins.
     fn pinned(&self) -> impl Iterator<Item = MapLayout> {
         let of_ip = self.have_ip_calls().then_some(IP_CALLS);
         MAPS.into_iter().chain(of_ip)
     }
 
-    /// Whether some maps change size, and the programs are not attached where they must be yet.
+    /// Whether some maps are changing size and the programs are not yet attached at all their hooks.
     pub(crate) fn are_resizing(&self) -> bool {
         self.resizing.is_some()
     }
 
-    /// Whether new flows would be lost with the former maps, or on programs that still use those.
+    /// Whether flows that start now could be lost: former programs know only the former maps, new programs only the new
+    /// ones.
     pub(crate) fn would_lose_flows(&self) -> bool {
         self.resizing.as_ref().is_some_and(PendingResize::has_flows)
     }
 
-    /// Holds flows, or extends the hold, if they would be lost.
+    /// Holds new flows, or extends the hold, if they could be lost.
     pub(crate) fn hold_flows(&mut self) -> Result<(), DatapathError> {
         match self.would_lose_flows() {
             true => self.settings.hold_flows(LONGEST_HOLD),
@@ -150,7 +151,7 @@ impl Maps {
         }
     }
 
-    /// Copies what programs wrote since then. Must be called right before they are replaced.
+    /// Copies entries that programs have written since then. Must be called right before the programs are replaced.
     pub(crate) fn catch_up(&mut self) -> Result<(), DatapathError> {
         match &mut self.resizing {
             Some(resizing) => resizing.catch_up(),
@@ -158,8 +159,8 @@ impl Maps {
         }
     }
 
-    /// Copies what programs have written so far, and removes the former maps. Must be called when no program uses them
-    /// any more.
+    /// Copies entries that programs have written so far, and removes the former maps. Must be called when no program
+    /// uses the former maps any more.
     pub(crate) fn remove_formers(&mut self) -> Result<(), DatapathError> {
         match &mut self.resizing {
             Some(resizing) => resizing.finish(),
@@ -167,7 +168,7 @@ impl Maps {
         }
     }
 
-    /// Ends all changes of size.
+    /// Ends all size changes.
     pub(crate) fn end_resizing(&mut self, pins: &Path) -> Result<(), DatapathError> {
         self.resizing = None;
         publish_places(pins)

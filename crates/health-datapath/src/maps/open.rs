@@ -10,7 +10,7 @@ use crate::error::{DatapathError, file_error, map_error};
 use crate::layout::MapLayout;
 use crate::sys;
 
-/// Opens a map as the type that `convert` makes of it.
+/// Opens a map and converts it with `convert`.
 pub(crate) fn typed<T>(
     pins: &Path,
     layout: &MapLayout,
@@ -22,7 +22,7 @@ pub(crate) fn typed<T>(
         .map_err(map_error("open", layout.name))
 }
 
-/// Opens a map without a type.
+/// Opens a map without key and value types.
 pub(crate) fn map_data(pins: &Path, layout: &MapLayout) -> Result<MapData, DatapathError> {
     MapData::from_pin(pins.join(layout.name)).map_err(map_error("open", layout.name))
 }
@@ -35,13 +35,13 @@ pub(super) fn open(pin: &Path) -> Result<Option<(OwnedFd, sys::MapInfo)>, Datapa
     }
 }
 
-/// The pins of the maps that a map replaces, oldest first.
+/// Returns the pins of a map's former maps, oldest first.
 pub(crate) fn formers(pins: &Path, map: &MapLayout) -> Vec<PathBuf> {
     let pins = (0..).map(|number| former(pins, map, number));
     pins.take_while(|pin| pin.exists()).collect()
 }
 
-/// The pin of a replaced map, after `number` earlier ones, which were set aside before interrupted changes and which
+/// Returns the pin of the former map with index `number`. Each interrupted size change leaves another former map, which
 /// programs may still use.
 pub(super) fn former(pins: &Path, map: &MapLayout, number: usize) -> PathBuf {
     match number {

@@ -76,7 +76,7 @@ impl Ring {
         }))
     }
 
-    /// Writes all keys of the table to the ring again, each once: if the ring wrapped around before the table was full,
+    /// Rewrites the ring with all keys of the table, each once: if the ring wrapped around before the table was full,
     /// it overwrote keys whose entries still exist. Entries that programs add meanwhile may be missed.
     pub(crate) fn rebuild(&self, layout: &MapLayout, table: &MapData) -> io::Result<()> {
         let places = self.keys.info().map_err(map_io)?.max_entries();
@@ -98,7 +98,7 @@ impl Ring {
                 .map_err(|(_, error)| error)?;
             noted += count;
         }
-        // The next keys are written to slots that hold nothing useful, and only those slots are vacant.
+        // The next keys are written to unused slots, and only those slots are vacant.
         change(self.hands.fd().as_fd(), self.index, |hand| {
             hand.next = noted % places.max(1);
             hand.places = places;

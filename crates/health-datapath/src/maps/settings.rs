@@ -49,7 +49,7 @@ impl SettingMaps {
         self.note_change()
     }
 
-    /// Prevents new service and masquerade flows for this long; zero allows them again.
+    /// Prevents new service and masquerade flows for this long; zero allows new flows again.
     pub(super) fn hold_flows(&mut self, time: Duration) -> Result<(), DatapathError> {
         let name = layout::CONFIG.name;
         let config = self.config.get(&0, 0).map_err(map_error("read", name))?;
@@ -84,7 +84,7 @@ impl SettingMaps {
         self.note_change()
     }
 
-    /// Makes these exactly the devices, by number, on which XDP forwards service packets.
+    /// Replaces the devices on which XDP forwards service packets; `wanted` is by ifindex.
     pub(crate) fn set_xdp_devices(
         &mut self,
         pins: &Path,
@@ -108,7 +108,7 @@ impl SettingMaps {
         self.note_change()
     }
 
-    /// Makes XDP relearn how it forwards packets, after a change that affects that.
+    /// Makes XDP forget its forwarding entries after a change that affects them.
     fn note_change(&mut self) -> Result<(), DatapathError> {
         self.xdp_times
             .set(0, xdp_times(), 0)
@@ -116,7 +116,7 @@ impl SettingMaps {
     }
 }
 
-/// The entry that notifies the XDP program of a change right now.
+/// Returns the entry that notifies the XDP program of a change right now.
 pub(crate) fn xdp_times() -> XdpTimes {
     XdpTimes {
         changed_ns: clock::now_ns(),

@@ -1,4 +1,4 @@
-//! The slots of tail-called programs.
+//! Fills the slots for tail-called programs.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ impl Programs {
         self.connect_to(pins, &IP_CALLS, &DatapathProgram::CALLED_FOR_IP)
     }
 
-    /// Puts the loaded programs into their slots of a map.
+    /// Writes the loaded programs to their slots in a map.
     fn connect_to(
         &self,
         pins: &Path,
@@ -47,8 +47,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Clears the slots of programs that a former agent had and this one did not load. Must not run before all programs
-    /// are attached: an agent that does not get that far leaves the former agent's programs unchanged.
+    /// Clears the slots of programs that a former agent had loaded and this one has not. Must not run before all
+    /// programs are attached: an agent that fails earlier leaves the former agent's programs unchanged.
     pub(crate) fn clear_unused_calls(&self, maps: &mut Maps) -> Result<(), DatapathError> {
         self.clear_unused(maps, &CALLS, &DatapathProgram::CALLED)?;
         if maps.have_ip_calls() {

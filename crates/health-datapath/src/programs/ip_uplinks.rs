@@ -1,4 +1,4 @@
-//! Programs for uplinks whose packets begin with the IP header: tun devices, WireGuard. They are the programs of other
+//! Programs for uplinks whose packets begin with the IP header: tun devices, WireGuard. They are the programs for other
 //! uplinks, loaded a second time with another length of the header before IP, and only if such an uplink exists. They
 //! share all maps with the other programs, except the map of tail-called programs.
 
@@ -20,7 +20,7 @@ use crate::program::DatapathProgram;
 const LINK_HEADER_LEN: &str = "LINK_HEADER_LEN";
 
 impl Programs {
-    /// Loads these programs if one of them is wanted and they are not loaded yet.
+    /// Loads these programs if a hook needs one of them and they are not loaded yet.
     pub(crate) fn load_ip_for(
         &mut self,
         mut wanted: impl Iterator<Item = DatapathProgram>,
@@ -35,7 +35,7 @@ impl Programs {
     }
 
     fn load_ip(&mut self, folder: &mut PinFolder, maps: &mut Maps) -> Result<(), DatapathError> {
-        // The loader creates maps whose pins are missing, so these programs would not share them.
+        // The loader creates maps whose pins are missing, and these programs would not share them.
         self.repair_pins(folder, maps)?;
         let pins = folder.path();
         let from = holds_from();
@@ -46,7 +46,7 @@ impl Programs {
             .map_pin_path(CALLS.name, pins.join(IP_CALLS.name))
             .override_global(LINK_HEADER_LEN, &0_u32, true)
             .override_global(HOLDS_FROM, &from, true)
-            // They log nothing: their logging code is cut out at load time.
+            // They log nothing: their logging code is removed at load time.
             .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
             .load(PROGRAMS)?;
         let all = DatapathProgram::FOR_IP.into_iter();
@@ -62,11 +62,11 @@ impl Programs {
         }
         let map = ebpf.take_map(CALLS.name);
         let map = map.ok_or_else(|| DatapathError::Missing(IP_CALLS.name.to_owned()))?;
-        // Otherwise they are connected with the others, once the maps hold what they need.
+        // During a size change, they are connected with the other programs, once the maps are complete.
         if !maps.are_resizing() {
             self.connect_for_ip(pins)?;
         }
-        // Only now do they count as loaded.
+        // From here on, they count as loaded.
         maps.keep(HashMap::from([(IP_CALLS.name.to_owned(), map)]));
         Ok(())
     }

@@ -21,12 +21,12 @@ use crate::program::DatapathProgram;
 pub(crate) struct LoadedObject {
     ebpf: Ebpf,
     parts: OptionalParts,
-    /// Why programs for sockets could not be loaded.
+    /// Why some socket programs could not be loaded.
     refused: HashMap<DatapathProgram, DatapathError>,
 }
 
 impl LoadedObject {
-    /// Loads the programs of these parts. Creates and pins the maps that are missing.
+    /// Loads the programs of these parts. Creates and pins missing maps.
     pub(crate) fn load(
         pins: &Path,
         parts: OptionalParts,
@@ -59,7 +59,8 @@ impl LoadedObject {
         })
     }
 
-    /// Pins the programs, replacing a former agent's pins. Also returns the object's maps; the rest of it is dropped.
+    /// Pins the programs, replacing a former agent's pins. Also returns the object's maps, and drops the rest of the
+    /// object.
     pub(crate) fn pin(
         mut self,
         pins: &Path,
@@ -85,7 +86,7 @@ impl LoadedObject {
     }
 }
 
-/// The programs of these parts that are always pinned.
+/// Returns the programs of these parts that are always pinned.
 fn needed(parts: OptionalParts) -> impl Iterator<Item = DatapathProgram> {
     let all = DatapathProgram::ALWAYS.into_iter();
     all.filter(move |program| parts.have(*program))

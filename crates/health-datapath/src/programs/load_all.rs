@@ -1,4 +1,4 @@
-//! Loads many programs at once. The verifier takes up to half a second for each, and verifies programs of privileged
+//! Loads many programs at once. The verifier takes up to half a second per program, and verifies programs of privileged
 //! processes in parallel.
 
 use std::collections::HashMap;
@@ -16,8 +16,8 @@ use crate::program::DatapathProgram;
 /// Maximum number of programs loaded at a time: the kernel needs about 10 MB for each during loading.
 const MOST: usize = 4;
 
-/// Loads these programs of an object in order, so name the slowest first. Returns the errors of those that could not be
-/// loaded.
+/// Loads these programs of an object in order; the slowest should come first. Returns the errors of programs that could
+/// not be loaded.
 pub(super) fn load_all(
     ebpf: &mut Ebpf,
     names: impl IntoIterator<Item = DatapathProgram>,
@@ -76,7 +76,7 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
 const LOAD_ATTEMPTS: usize = 100;
 
 /// Loads a program. The kernel gives up with `EAGAIN` when the thread gets a signal (`do_check` in
-/// `kernel/bpf/verifier.c`), which says nothing about the program.
+/// `kernel/bpf/verifier.c`), so this error is not the program's fault.
 pub(super) fn load_program(
     program: DatapathProgram,
     mut load: impl FnMut() -> Result<(), ProgramError>,

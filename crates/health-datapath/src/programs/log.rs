@@ -7,7 +7,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::Programs;
 
-/// How much the programs log. Levels above it are cut out of the programs at load time.
+/// How much the programs log. Higher levels are removed from the programs at load time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramLog {
     /// Warnings and errors.
@@ -22,7 +22,7 @@ pub enum LogError {
     /// The object has no log, or the log was already taken.
     #[error("cannot read the log of the eBPF programs")]
     Missing,
-    /// The runtime cannot wait for it.
+    /// The runtime cannot wait for log output.
     #[error("cannot poll the log of the eBPF programs: {0}")]
     Poll(io::Error),
 }

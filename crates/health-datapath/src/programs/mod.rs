@@ -1,4 +1,4 @@
-//! The programs: loaded from the object, pinned, and connected to those that they tail-call.
+//! The programs: loaded from the object, pinned, and connected to the programs that they tail-call.
 
 mod calls;
 mod ip_uplinks;
@@ -32,9 +32,9 @@ type ProgramLines = EbpfLogger<&'static dyn ::log::Log>;
 pub(crate) struct Programs {
     /// The parts that they are loaded with.
     parts: OptionalParts,
-    /// As opened from their pins. The object they were loaded from, about a megabyte, is not kept.
+    /// As opened from their pins. The object, about a megabyte, is not kept.
     classifiers: HashMap<DatapathProgram, SchedClassifier>,
-    /// Once a hook needs it.
+    /// Set once a hook needs it.
     xdp: Option<Xdp>,
     pub(crate) sockets: SocketPrograms,
     /// Program log output, until it is forwarded.
@@ -55,7 +55,7 @@ impl Programs {
         xdp.is_none()
     }
 
-    /// A loaded program of a tc hook, or one that such programs tail-call.
+    /// Returns a loaded program for a tc hook, or a program that such programs tail-call.
     pub(crate) fn classifier(
         &self,
         program: DatapathProgram,

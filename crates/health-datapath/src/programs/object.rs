@@ -1,4 +1,4 @@
-//! The compiled programs, and what they are loaded with.
+//! The compiled programs, and the variables that are set when they are loaded.
 
 use aya::Ebpf;
 use aya::programs::{Program, SchedClassifier};
@@ -12,16 +12,16 @@ pub static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR")
 
 /// The variable with the time from which programs hold early fragments.
 pub(super) const HOLDS_FROM: &str = "HOLDS_FROM";
-/// How long new programs leave early fragments alone, seconds: they see later fragments of packets whose first fragment
-/// the former programs saw. Loading takes part of this time.
+/// How long new programs do not hold early fragments, seconds: they see later fragments of packets whose first fragment
+/// passed the former programs. Loading takes part of this time.
 const TAKE_OVER_SECS: u64 = 5;
 
-/// The value of [`HOLDS_FROM`] for programs that are loaded now: seconds of `CLOCK_MONOTONIC`.
+/// Returns the value of [`HOLDS_FROM`] for programs that are loaded now: seconds of `CLOCK_MONOTONIC`.
 pub(super) fn holds_from() -> u32 {
     (clock::now_ns() / 1_000_000_000 + TAKE_OVER_SECS) as u32
 }
 
-/// A program of the object.
+/// Returns a program of the object.
 pub(super) fn classifier(
     ebpf: &mut Ebpf,
     program: DatapathProgram,

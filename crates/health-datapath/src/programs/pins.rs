@@ -1,4 +1,4 @@
-//! The pins of programs: made, repaired when others remove them, and removed when unused.
+//! The pins of programs: created, repaired when other processes remove them, and removed when unused.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::pin_folder::{PinFolder, program_pin, remove_tree, replace_pin};
 use crate::program::DatapathProgram;
 
 impl Programs {
-    /// Pins again what lost its pin, maps included. Returns the names of what was pinned again.
+    /// Restores missing pins, maps included. Returns the names of the restored objects.
     pub(crate) fn repair_pins(
         &mut self,
         folder: &mut PinFolder,
@@ -49,14 +49,14 @@ impl Programs {
             && self.sockets.without_pin(pins).is_empty()
     }
 
-    /// Removes a former agent's pins for what this agent did not load.
+    /// Removes a former agent's pins of programs and maps that this agent did not load.
     pub(crate) fn remove_unused_pins(&self, pins: &Path, maps: &Maps) -> Result<(), DatapathError> {
         let used: Vec<_> = self.pinned().chain(self.sockets.names()).collect();
         let unused = DatapathProgram::of_devices()
             .chain(DatapathProgram::FOR_SOCKETS)
             .filter(|program| !used.contains(program));
         for program in unused {
-            // Nothing runs it any more: this agent's programs are attached, and the slots of others are cleared.
+            // Nothing runs these programs any more: this agent's programs are attached, and other slots are cleared.
             // Programs that still serve endpoints with maps of another layout are pinned in the folder set aside.
             remove_tree(&program_pin(pins, program))?;
         }
@@ -67,7 +67,7 @@ impl Programs {
         remove_tree(&pins.join(IP_CALLS.name))
     }
 
-    /// The programs that have pins, except those for sockets.
+    /// Returns the programs that have pins, except socket programs.
     fn pinned(&self) -> impl Iterator<Item = DatapathProgram> {
         DatapathProgram::of_devices().filter(|program| match program {
             DatapathProgram::XdpNetdev => self.xdp.is_some(),
@@ -94,7 +94,7 @@ pub(crate) fn open_classifier(
     SchedClassifier::from_pin(program_pin(pins, program)).map_err(program_error("open", program))
 }
 
-/// Pins a program, atomically replacing another's pin of the same name. Returns the path.
+/// Pins a program, atomically replacing an existing pin of the same name. Returns the path.
 fn pin_program(
     pins: &Path,
     program: DatapathProgram,
@@ -111,7 +111,7 @@ pub(super) fn pin_at(
 ) -> Result<PathBuf, DatapathError> {
     let path = program_pin(pins, program);
     let fresh = path.with_file_name(format!("{}_new", program.name()));
-    // What a former agent pinned there keeps running: links, filters and slots hold their programs.
+    // A former agent's program keeps running without its pin: links, filters and slots hold their programs.
     replace_pin(&path, &fresh, |fresh| {
         pin(fresh).map_err(|source| DatapathError::Pin {
             path: fresh.to_owned(),

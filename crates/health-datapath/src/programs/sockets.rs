@@ -13,7 +13,7 @@ use crate::pin_folder::{program_pin, replace_pin};
 use crate::program::DatapathProgram;
 use crate::{link_pin, sys};
 
-/// The programs; none if the kernel rejects one of them.
+/// The programs; empty if the kernel rejects one of them.
 #[derive(Debug, Default)]
 pub(crate) struct SocketPrograms(BTreeMap<DatapathProgram, SocketProgram>);
 
@@ -24,8 +24,8 @@ pub(crate) struct SocketProgram {
 }
 
 impl SocketPrograms {
-    /// Takes the loaded programs from an object and pins them; `errors` has those that failed to load. The rest of the
-    /// datapath works without them.
+    /// Takes the loaded programs from an object and pins them; `errors` contains the errors of those that failed to
+    /// load. The rest of the datapath works without them.
     pub(super) fn take(
         ebpf: &mut Ebpf,
         mut errors: HashMap<DatapathProgram, DatapathError>,
@@ -52,7 +52,7 @@ impl SocketPrograms {
         Ok(sockets)
     }
 
-    /// The loaded programs, in the order in which they are attached.
+    /// Returns the loaded programs, in the order in which they are attached.
     pub(crate) fn names(&self) -> impl Iterator<Item = DatapathProgram> {
         self.0.keys().copied()
     }
@@ -67,20 +67,20 @@ impl SocketPrograms {
         self.0.get(&program)
     }
 
-    /// The programs without a pin.
+    /// Returns the programs without a pin.
     pub(super) fn without_pin(&self, pins: &Path) -> Vec<DatapathProgram> {
         self.names()
             .filter(|program| !program_pin(pins, *program).exists())
             .collect()
     }
 
-    /// Pins a program, replacing another's pin of the same name.
+    /// Pins a program, replacing an existing pin of the same name.
     pub(super) fn pin(&self, pins: &Path, program: DatapathProgram) -> Result<(), DatapathError> {
         let loaded = self.get(program);
         let loaded = loaded.ok_or_else(|| DatapathError::Missing(program.to_string()))?;
         let path = program_pin(pins, program);
         let fresh = path.with_file_name(link_pin::fresh(program.name()));
-        // What a former agent pinned there keeps running: links hold their programs.
+        // A former agent's program keeps running without its pin: links hold their programs.
         replace_pin(&path, &fresh, |fresh| {
             sys::pin(loaded.fd.as_fd(), fresh).map_err(file_error("pin", fresh))
         })

@@ -14,8 +14,8 @@ use crate::pin_folder::PinFolder;
 use crate::program::DatapathProgram::{self, XdpNetdev};
 
 impl Programs {
-    /// Loads the program if it is wanted and not loaded yet. Parses the object a second time: the one that the other
-    /// programs were loaded from is not kept, and few agents need this program.
+    /// Loads the program if a hook needs it and it is not loaded yet. Parses the object a second time: the first object
+    /// is not kept, because few agents need this program.
     pub(crate) fn load_xdp_for(
         &mut self,
         mut wanted: impl Iterator<Item = DatapathProgram>,
@@ -25,11 +25,11 @@ impl Programs {
         if self.xdp.is_some() || !wanted.any(|program| program == XdpNetdev) {
             return Ok(());
         }
-        // The loader creates maps whose pins are missing, so the program would not share them.
+        // The loader creates maps whose pins are missing, and the program would not share them.
         self.repair_pins(folder, maps)?;
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(folder.path())
-            // It logs nothing; the other programs' logging code is cut out at load time.
+            // It logs nothing, so its logging code is removed at load time; other programs are not affected.
             .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
             .load(PROGRAMS)?;
         let name = XdpNetdev.object_name();

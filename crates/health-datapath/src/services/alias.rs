@@ -1,14 +1,15 @@
 //! Thresholds and aliases of a weighted pool, for [`weighted`](health_common::service::choice::weighted).
 
-/// For each index of a pool: the threshold below which a random 32-bit number keeps the index, and the alias used
-/// otherwise. At least one weight must not be 0. Each index is chosen in proportion to its weight, to within 2^-32.
+/// Returns, for each index of a pool, the threshold below which a random 32-bit number keeps the index, and the alias
+/// used otherwise. At least one weight must not be 0. Each index is chosen in proportion to its weight, to within
+/// 2^-32.
 ///
-/// Vose, "A linear algorithm for generating random numbers with a given distribution", 1991; in integers, so that only
-/// the thresholds are rounded.
+/// Follows Vose, "A linear algorithm for generating random numbers with a given distribution", 1991, but in integers,
+/// so that only the thresholds are rounded.
 pub(super) fn table(weights: &[u16]) -> (Vec<u32>, Vec<u32>) {
     let count = weights.len() as u64;
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
-    // The share of each index, in units where an even share is `total`.
+    // Share of each index, in units in which an even share is `total`.
     let mut shares: Vec<u64> = weights
         .iter()
         .map(|weight| u64::from(*weight) * count)
@@ -31,7 +32,7 @@ pub(super) fn table(weights: &[u16]) -> (Vec<u32>, Vec<u32>) {
     (thresholds, aliases)
 }
 
-/// A share in units of 2^-32, rounded; all ones means always.
+/// Returns a share in units of 2^-32, rounded; all ones means always.
 fn threshold(share: u64, total: u64) -> u32 {
     let (share, total) = (u128::from(share), u128::from(total));
     let scaled = ((share << 32) + total / 2) / total;
@@ -45,7 +46,7 @@ mod tests {
 
     use super::*;
 
-    /// How many of `count` x 2^32 choices fall on each index.
+    /// Returns how many of `count` x 2^32 choices fall on each index.
     fn chosen((thresholds, aliases): &(Vec<u32>, Vec<u32>)) -> Vec<u64> {
         let mut chosen = vec![0; thresholds.len()];
         for (index, (threshold, alias)) in thresholds.iter().zip(aliases).enumerate() {

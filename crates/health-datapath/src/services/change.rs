@@ -1,4 +1,4 @@
-//! Port changes: planned one by one, written together.
+//! Changes of ports: planned one by one, written together.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use super::{FillMaglev, FrontendKey, Port, PortSpec, ServiceTables, ServicesErro
 use crate::layout;
 use crate::trie::Prefix;
 
-/// How many entries a change wrote and removed.
+/// The number of entries that a change wrote and removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Frontends that were written.
@@ -28,8 +28,8 @@ pub struct Written {
     pub source_ranges: usize,
 }
 
-/// A change of ports. If it is dropped, the maps stay unchanged, and the tables must be [read](ServiceTables::read)
-/// again.
+/// A change of ports. If it is dropped without being committed, the maps stay unchanged, and the tables must be
+/// [read](ServiceTables::read) again.
 #[derive(Debug)]
 pub struct Change<'a> {
     pub(super) tables: &'a mut ServiceTables,
@@ -38,7 +38,7 @@ pub struct Change<'a> {
     pub(super) before: ([u32; 2], u32),
     /// Ports that were set or kept, or whose change failed.
     pub(super) seen: HashSet<u32>,
-    /// Ports that were set without the Maglev tables that they should have, with the reason.
+    /// Ports that were set without the Maglev tables that they want, with the reason.
     without_maglev: HashMap<u32, ServicesError>,
     pub(super) backends: Vec<(u32, Backend)>,
     pub(super) slots: Vec<(u32, u32)>,
@@ -46,7 +46,7 @@ pub struct Change<'a> {
     pub(super) source_ranges: Vec<Prefix<SourceRange>>,
     pub(super) source_ranges_gone: Vec<Prefix<SourceRange>>,
     pub(super) frontends: BTreeMap<FrontendKey, Frontend>,
-    /// Frontends among them that are not in the maps yet.
+    /// The frontends among them that are not in the maps yet.
     pub(super) frontends_new: BTreeSet<FrontendKey>,
     pub(super) frontends_gone: BTreeSet<FrontendKey>,
     pub(super) backends_gone: Vec<u32>,
@@ -78,9 +78,9 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Sets the entries of a port. Returns its number: `known`, if an earlier call returned one; otherwise the number
-    /// from a former agent, or a new one. After an error the port keeps its former entries. If no Maglev table fits,
-    /// the port chooses backends at random: [`Change::without_maglev`].
+    /// Sets the entries of a port. Returns the port's number: `known`, if an earlier call returned one; otherwise the
+    /// number from a former agent, or a new one. After an error the port keeps its former entries. If no Maglev table
+    /// fits, the port chooses backends at random: [`Change::without_maglev`].
     pub fn set(
         &mut self,
         known: Option<u32>,
@@ -119,7 +119,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Why a port was last set without the Maglev tables that it should have; `None` if it has them.
+    /// Why a port was last set without the Maglev tables that it wants; `None` if it has them.
     pub fn without_maglev(&mut self, number: u32) -> Option<ServicesError> {
         self.without_maglev.remove(&number)
     }
@@ -158,7 +158,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// The number of a port: the known one, a former agent's, or a new one.
+    /// Returns the number of a port: the known one, a former agent's, or a new one.
     fn number(&mut self, known: Option<u32>, spec: &PortSpec) -> Result<u32, ServicesError> {
         if let Some(known) = known {
             return Ok(known);
@@ -223,7 +223,7 @@ impl<'a> Change<'a> {
         let known = tables.frontends.insert(key, frontend);
         if known.is_none() {
             tables.frontend_counts[family(&key)] += 1;
-            // Otherwise another port has just given up the key.
+            // Otherwise another port has just given the key up.
             if !self.frontends_gone.remove(&key) {
                 self.frontends_new.insert(key);
             }

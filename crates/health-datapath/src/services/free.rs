@@ -1,4 +1,4 @@
-//! The free slots of the arrays, and those that will be free soon.
+//! The free slots of the arrays, and the slots that will be free soon.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,12 +9,12 @@ use super::ranges::Ranges;
 use crate::layout;
 use crate::sys;
 
-/// How long a released slot stays unused while others are free: flow entries may still refer to it. They also have the
-/// backend's address and its port's number, so they never mistake another backend in that slot for theirs; but flows
-/// that end would decrement the other backend's count.
+/// How long a released slot stays unused while others are free, because flow entries may still refer to it. Flow
+/// entries also contain the backend's address and its port's number, so they never mistake another backend in that slot
+/// for theirs; but a flow that ends would decrement the other backend's count.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// This many slots or ranges justify waiting for programs.
+/// Number of slots or ranges that justify waiting for programs.
 const MUCH: usize = 1024;
 
 /// One of the arrays.
@@ -57,7 +57,7 @@ impl Extent {
 #[derive(Debug)]
 pub(super) struct Arrays {
     ranges: [Ranges; 3],
-    /// Slots that are no longer used, with the time from which they are free: nanoseconds of `CLOCK_MONOTONIC`.
+    /// Slots that are no longer used, with the time at which they become free: nanoseconds of `CLOCK_MONOTONIC`.
     retired: VecDeque<(u64, Extent)>,
 }
 
@@ -77,14 +77,14 @@ impl Arrays {
         self.ranges[Store::Backends as usize].take(0, 1);
     }
 
-    /// Takes the retired slots, except those that turned out to be in use.
+    /// Takes the retired slots, except those that turn out to be in use.
     pub(super) fn take_retired(&mut self) {
         let ranges = &mut self.ranges;
         self.retired
             .retain(|(_, extent)| ranges[extent.store as usize].take(extent.at, extent.len));
     }
 
-    /// Takes these slots, if all are free.
+    /// Takes these slots, if all of them are free.
     pub(super) fn take(&mut self, extent: Extent) -> bool {
         self.ranges[extent.store as usize].take(extent.at, extent.len)
     }
@@ -114,7 +114,7 @@ impl Arrays {
         self.ranges[store as usize].size()
     }
 
-    /// The error for `wanted` further slots that do not fit.
+    /// Returns the error for `wanted` further slots that do not fit.
     pub(super) fn full(&self, store: Store, wanted: u32) -> ServicesError {
         let ranges = &self.ranges[store as usize];
         ServicesError::Full {
@@ -126,20 +126,20 @@ impl Arrays {
         }
     }
 
-    /// Frees slots that no program could ever find.
+    /// Frees slots that no program could ever have found.
     pub(super) fn release(&mut self, extent: Extent) {
         self.ranges[extent.store as usize].release(extent.at, extent.len);
     }
 
-    /// Retires slots; they are free after [`GRACE`].
+    /// Retires slots; they become free after [`GRACE`].
     pub(super) fn retire(&mut self, extents: impl IntoIterator<Item = Extent>, now_ns: u64) {
         let free_at = now_ns.saturating_add(GRACE.as_nanos() as u64);
         let extents = extents.into_iter();
         self.retired.extend(extents.map(|extent| (free_at, extent)));
     }
 
-    /// Like [`Arrays::reclaim`], once enough slots are due: the wait takes as long for one slot as for all, and longer
-    /// than a change, and an allocation that needs slots does not depend on it.
+    /// Like [`Arrays::reclaim`], but only once enough slots are due: the wait takes as long for one slot as for all of
+    /// them, and longer than a change. Allocations do not depend on this.
     pub(super) fn tidy(&mut self, now_ns: u64) -> Result<(), ServicesError> {
         let is_due = |(at, _): &(u64, Extent)| *at <= now_ns;
         match self.retired.get(MUCH) {
@@ -148,7 +148,7 @@ impl Arrays {
         }
     }
 
-    /// Frees slots that are past their grace period, once no running program can still have read from them.
+    /// Frees slots that are past their grace period, once no running program can still hold values read from them.
     fn reclaim(&mut self, now_ns: u64) -> Result<(), ServicesError> {
         let due = self.retired.partition_point(|(at, _)| *at <= now_ns);
         if due == 0 {
@@ -163,8 +163,8 @@ impl Arrays {
 }
 
 impl Arrays {
-    /// Like [`Arrays::reclaim`], for all retired slots of an array, even within their grace period: no program that
-    /// starts from now on finds them.
+    /// Like [`Arrays::reclaim`], but for all retired slots of an array, even within their grace period: programs that
+    /// start from now on do not find these slots.
     fn reclaim_early(&mut self, store: Store) -> Result<(), ServicesError> {
         if !self.retired.iter().any(|(_, extent)| extent.store == store) {
             return Ok(());

@@ -25,7 +25,7 @@ pub(super) fn socket_addr((addr, port_be): Socket) -> SocketAddr {
     SocketAddr::new(addr.to_ip(), u16::from_be(port_be))
 }
 
-/// Where a service is reached: the key of a frontend.
+/// The address of a service: the key of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct FrontendKey {
     pub(super) addr: Addr,
@@ -47,7 +47,7 @@ impl FrontendKey {
         socket_addr((self.addr, self.port_be))
     }
 
-    /// Its key in `HEALTH_SVC4`; `None` for IPv6.
+    /// Returns the key in `HEALTH_SVC4`; `None` for IPv6.
     pub(super) fn key4(&self) -> Option<FrontendKey4> {
         self.addr.is_v4().then(|| FrontendKey4 {
             addr_be: self.addr.words_be[3],
@@ -57,7 +57,7 @@ impl FrontendKey {
         })
     }
 
-    /// Its key in `HEALTH_SVC6`; `None` for IPv4.
+    /// Returns the key in `HEALTH_SVC6`; `None` for IPv4.
     pub(super) fn key6(&self) -> Option<FrontendKey6> {
         (!self.addr.is_v4()).then_some(FrontendKey6 {
             addr_be: self.addr.words_be,
@@ -88,14 +88,14 @@ impl From<FrontendKey6> for FrontendKey {
     }
 }
 
-/// The key that allows these sources to use the port with this number.
+/// Returns the key that allows these sources to use the port with this number.
 pub(super) fn source_range(number: u32, sources: IpNet) -> Prefix<SourceRange> {
     let (len, addr) = ipcache::prefix(sources.trunc());
     let service_be = number.to_be();
     (SERVICE_BITS + len, SourceRange { service_be, addr })
 }
 
-/// The number and the sources of such a key; `None` if the key is invalid.
+/// Returns the port number and the sources of such a key; `None` if the key is invalid.
 pub(crate) fn read_source_range((len, range): &Prefix<SourceRange>) -> Option<(u32, IpNet)> {
     let sources = (len.checked_sub(SERVICE_BITS)?, range.addr);
     Some((u32::from_be(range.service_be), ipcache::net(&sources)?))

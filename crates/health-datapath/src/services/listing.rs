@@ -23,7 +23,7 @@ pub struct ListedFrontend {
     pub address: SocketAddr,
     /// IP protocol number.
     pub protocol: u8,
-    /// Its entry.
+    /// The frontend's entry.
     pub entry: Frontend,
     /// The backends of flows from this node and its endpoints.
     pub inside: Vec<ListedBackend>,
@@ -43,7 +43,7 @@ impl ListedFrontend {
 pub struct ListedBackend {
     /// Its index in `HEALTH_BACKENDS`.
     pub index: u32,
-    /// Its entry; all zero if none is there.
+    /// The backend's entry; all zero if it does not exist.
     pub entry: Backend,
     /// Its share of new flows, from 0 to 1.
     pub share: f64,
@@ -56,17 +56,17 @@ impl ListedBackend {
     }
 }
 
-/// The slots and backends that pools refer to, read within a short time.
+/// The slots and backends that pools refer to, read within a short time of each other.
 struct Arrays {
     places: Snapshot,
     backends: BTreeMap<u32, Backend>,
 }
 
 impl ServiceMaps {
-    /// All frontends in order, each with its backends. Anything that changes during the listing is shown as it was at
-    /// some moment.
+    /// Returns all frontends in order, each with its backends. Anything that changes during the listing is shown as it
+    /// was at some moment.
     pub fn list(&self) -> Result<Vec<ListedFrontend>, ServicesError> {
-        // Reads frontends first: pools and backends stay for seconds after the last frontend has dropped them.
+        // Reads frontends first: pools and backends remain for seconds after the last frontend has stopped using them.
         let mut frontends = BTreeMap::new();
         self.for_each_frontend(|key, frontend| {
             frontends.insert(key, frontend);
@@ -110,7 +110,7 @@ impl ServiceMaps {
         Ok(ranges)
     }
 
-    /// One address and protocol per port, by number: its ClusterIP, if it has one.
+    /// Returns one address and protocol per port, by number: its ClusterIP, if it has one.
     pub fn addresses(&self) -> Result<HashMap<u32, (SocketAddr, u8)>, ServicesError> {
         let mut first: HashMap<u32, (u8, FrontendKey)> = HashMap::new();
         self.for_each_frontend(|key, frontend| {
@@ -156,7 +156,7 @@ impl ServiceMaps {
     }
 }
 
-/// The ranges that hold a frontend's pools.
+/// Returns the ranges that hold a frontend's pools.
 fn extents(frontend: &Frontend) -> impl Iterator<Item = Extent> {
     let pools = [frontend.inside, frontend.outside];
     let ranges = pools.map(|pool| Range::of_frontend(frontend, pool));
@@ -174,7 +174,7 @@ fn has_table(frontend: &Frontend) -> bool {
 }
 
 impl Arrays {
-    /// The backend indexes in a pool's slots.
+    /// Returns the backend indexes in a pool's slots.
     fn indexes(&self, frontend: &Frontend, pool: Pool) -> &[u32] {
         let values = match has_table(frontend) {
             true => self.places.get(Store::Maglev, pool.at, pool.len),
@@ -183,14 +183,14 @@ impl Arrays {
         values.unwrap_or_default()
     }
 
-    /// One part of a pool, with one value per backend. All parts follow the counter.
+    /// Returns one part of a pool, with one value per backend. All parts follow the counter.
     fn behind_counter(&self, pool: Pool, part: u32) -> Option<&[u32]> {
         let at = pool.len.checked_mul(part)?.checked_add(1)?;
         self.places
             .get(Store::Slots, pool.at.checked_add(at)?, pool.len)
     }
 
-    /// The backends of a pool in slot order; for a Maglev table, by index.
+    /// Returns the backends of a pool in slot order; for a Maglev table, by index.
     fn pool(&self, frontend: &Frontend, pool: Pool) -> Vec<ListedBackend> {
         let indexes = self.indexes(frontend, pool);
         let even = 1.0 / f64::from(pool.len);

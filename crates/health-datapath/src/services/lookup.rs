@@ -3,8 +3,9 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use aya::Pod;
 use health_common::addr::Addr;
-use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::ct::{FlowTuple, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::service::choice::{flow_hash, ports_and_protocol};
 use health_common::service::{Affinity, AffinityKey, Backend, FLOW_MOVED, Frontend, Pool};
 use health_common::tcp::IP_PROTOCOL_TCP;
@@ -14,15 +15,16 @@ use ipnet::IpNet;
 use super::keys::{FrontendKey, source_range};
 use super::{ServiceMaps, ServicesError};
 use crate::layout;
+use crate::table::Table;
 
 /// The endpoints of a flow, as in its first packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// IP protocol number.
     pub protocol: u8,
-    /// The side that opens it.
+    /// The side that opens the flow.
     pub source: SocketAddr,
-    /// The side that it is opened to.
+    /// The side to which the flow is opened.
     pub destination: SocketAddr,
 }
 
@@ -38,29 +40,31 @@ impl Connection {
         self.protocol == IP_PROTOCOL_TCP
     }
 
-    /// Its tuple as in the maps, for [`TUPLE_OUT`] or [`TUPLE_IN`]; `None` if its addresses differ in IP version.
+    /// Returns the flow's tuple in the maps' form, for [`TUPLE_OUT`] or [`TUPLE_IN`]; `None` if its addresses differ in
+    /// IP version.
     pub(crate) fn tuples(&self, direction: u8) -> Option<Tuples> {
-        let ports = (self.source.port().to_be(), self.destination.port().to_be());
         match (self.source.ip(), self.destination.ip()) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => Some(Tuples::V4(Tuple4 {
-                saddr_be: u32::from(source).to_be(),
-                daddr_be: u32::from(destination).to_be(),
-                sport_be: ports.0,
-                dport_be: ports.1,
-                protocol: self.protocol,
-                direction,
-                pad: 0,
-            })),
-            (IpAddr::V6(source), IpAddr::V6(destination)) => Some(Tuples::V6(Tuple6 {
-                saddr_be: Addr::from(source).words_be,
-                daddr_be: Addr::from(destination).words_be,
-                sport_be: ports.0,
-                dport_be: ports.1,
-                protocol: self.protocol,
-                direction,
-                pad: 0,
-            })),
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let [saddr_be, daddr_be] = [source, destination].map(|ip| u32::from(ip).to_be());
+                Some(Tuples::V4(self.tuple(saddr_be, daddr_be, direction)))
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                let [saddr_be, daddr_be] = [source, destination].map(|ip| Addr::from(ip).words_be);
+                Some(Tuples::V6(self.tuple(saddr_be, daddr_be, direction)))
+            }
             _ => None,
+        }
+    }
+
+    fn tuple<A>(&self, saddr_be: A, daddr_be: A, direction: u8) -> FlowTuple<A> {
+        FlowTuple {
+            saddr_be,
+            daddr_be,
+            sport_be: self.source.port().to_be(),
+            dport_be: self.destination.port().to_be(),
+            protocol: self.protocol,
+            direction,
+            pad: 0,
         }
     }
 }
@@ -76,16 +80,27 @@ pub struct ServiceFlow {
     pub service: u32,
     /// When the flow expires unless another packet arrives: seconds of `CLOCK_MONOTONIC`. Not for TCP.
     pub expires: u32,
-    /// [`health_common::service::FLOW_FROM_OUTSIDE`] and the other bits.
+    /// [`health_common::service::FLOW_FROM_OUTSIDE`] and other bits.
     pub flags: u16,
-    /// Set if the backend sees the client on a port other than its own: that port for an outbound tuple, the client's
-    /// own port for an inbound one.
+    /// Set if the backend sees another client port than the client's own: for an outbound tuple, the port that the
+    /// backend sees; for an inbound tuple, the client's own port.
     pub client_port: Option<u16>,
 }
 
-/// Computes [`ServiceFlow::client_port`] from the parts of an entry.
-pub(crate) fn client_port<A>(parts: &ServiceFlowParts<A>) -> Option<u16> {
-    (parts.flags & FLOW_MOVED != 0).then(|| u16::from_be(parts.client_port_be))
+impl ServiceFlow {
+    /// Converts the parts of an entry, and the address in them.
+    pub(crate) fn new<A>(parts: &ServiceFlowParts<A>, ip: IpAddr) -> Self {
+        let client_port =
+            (parts.flags & FLOW_MOVED != 0).then(|| u16::from_be(parts.client_port_be));
+        Self {
+            to: SocketAddr::new(ip, u16::from_be(parts.to.1)),
+            backend: parts.backend,
+            service: parts.service,
+            expires: parts.expires,
+            flags: parts.flags,
+            client_port,
+        }
+    }
 }
 
 impl ServiceMaps {
@@ -103,7 +118,7 @@ impl ServiceMaps {
         Ok(found.filter(|backend| backend.service != 0))
     }
 
-    /// The backend that a client sticks to, for the port with this number.
+    /// Returns the backend to which a client sticks, for the port with this number.
     pub fn client(&self, client: IpAddr, service: u32) -> Result<Option<Affinity>, ServicesError> {
         let client = client.into();
         let found = self.affinity.get(&AffinityKey { client, service });
@@ -117,12 +132,12 @@ impl ServiceMaps {
         Ok(found.is_some())
     }
 
-    /// Where the packets of a flow to a service are sent.
+    /// Returns where the packets of a flow to a service are sent.
     pub fn flow(&self, flow: &Connection) -> Result<Option<ServiceFlow>, ServicesError> {
         self.flow_in(flow, TUPLE_OUT)
     }
 
-    /// The source address that a backend's packets with these addresses appear to have.
+    /// Returns the source that a backend's packets with these addresses get.
     pub fn answer(&self, packet: &Connection) -> Result<Option<ServiceFlow>, ServicesError> {
         self.flow_in(packet, TUPLE_IN)
     }
@@ -136,26 +151,18 @@ impl ServiceMaps {
         match flow.tuples(direction) {
             Some(Tuples::V4(tuple)) => {
                 let name = [layout::REVNAT4, layout::REVNAT_ANY4][map].name;
-                let found = reading(name, self.flows4[map].get(&tuple))?;
-                Ok(found.map(|flow| {
-                    let parts = Tuple4::service_flow_parts(&flow);
-                    service_flow(&parts, Addr::v4(parts.to.0))
-                }))
+                find(&self.flows4[map], name, &tuple, Addr::v4)
             }
             Some(Tuples::V6(tuple)) => {
                 let name = [layout::REVNAT6, layout::REVNAT_ANY6][map].name;
-                let found = reading(name, self.flows6[map].get(&tuple))?;
-                Ok(found.map(|flow| {
-                    let parts = Tuple6::service_flow_parts(&flow);
-                    service_flow(&parts, Addr::v6(parts.to.0))
-                }))
+                find(&self.flows6[map], name, &tuple, Addr::v6)
             }
             None => Ok(None),
         }
     }
 
-    /// The index of the backend that a Maglev table gives a flow, for a frontend with affinity (`is_by_client`) or
-    /// without.
+    /// Returns the index of the backend that a Maglev table chooses for a flow, for a frontend with affinity
+    /// (`is_by_client`) or without.
     pub fn by_maglev(
         &self,
         pool: Pool,
@@ -179,15 +186,17 @@ impl ServiceMaps {
     }
 }
 
-fn service_flow<A>(parts: &ServiceFlowParts<A>, to: Addr) -> ServiceFlow {
-    ServiceFlow {
-        to: SocketAddr::new(to.to_ip(), u16::from_be(parts.to.1)),
-        backend: parts.backend,
-        service: parts.service,
-        expires: parts.expires,
-        flags: parts.flags,
-        client_port: client_port(parts),
-    }
+fn find<T: Tuple<ServiceFlow: Pod> + Pod>(
+    flows: &Table<T, T::ServiceFlow>,
+    name: &'static str,
+    tuple: &T,
+    addr: fn(T::Address) -> Addr,
+) -> Result<Option<ServiceFlow>, ServicesError> {
+    let found = reading(name, flows.get(tuple))?;
+    Ok(found.map(|flow| {
+        let parts = T::service_flow_parts(&flow);
+        ServiceFlow::new(&parts, addr(parts.to.0).to_ip())
+    }))
 }
 
 pub(super) fn reading<T>(map: &'static str, found: io::Result<T>) -> Result<T, ServicesError> {

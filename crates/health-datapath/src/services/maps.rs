@@ -165,7 +165,7 @@ impl ServiceMaps {
         sixes.map_err(|source| ServicesError::kernel("read", layout::SVC6.name, source))
     }
 
-    /// The port numbers that any entry refers to.
+    /// Returns the port numbers that any entry refers to.
     pub(super) fn named_numbers(&self) -> io::Result<HashSet<u32>> {
         let mut named = self.numbers_of_flows()?;
         self.frontends4
@@ -179,7 +179,7 @@ impl ServiceMaps {
         Ok(named)
     }
 
-    /// The port numbers that flows, sockets and clients refer to.
+    /// Returns the port numbers that flows, sockets and clients refer to.
     pub(super) fn numbers_of_flows(&self) -> io::Result<HashSet<u32>> {
         let mut named = HashSet::new();
         self.affinity

@@ -2,9 +2,10 @@
 //!
 //! [`ServiceTables`] gives each service port a number, which identifies its frontends, backends and source ranges. A
 //! port changes as a whole: first its backends are written, then a pool in slots that no program reads, then each
-//! frontend atomically. Old entries are freed last, and reused only when no program can still use what it read there.
+//! frontend atomically. Old entries are freed last, and their slots are reused only when no program can still use
+//! values that it read there.
 //!
-//! The tables take over what a former agent left: a port with a known address keeps its number, and backends keep the
+//! The tables take over a former agent's entries: a port with a known address keeps its number, and backends keep the
 //! indexes that flows refer to.
 
 mod alias;
@@ -41,8 +42,8 @@ use crate::trie::Prefix;
 pub use crate::maps::ServiceMapSizes;
 pub use change::{Change, Written};
 pub use listing::{ListedBackend, ListedFrontend};
+pub(crate) use lookup::Tuples;
 pub use lookup::{Connection, ServiceFlow};
-pub(crate) use lookup::{Tuples, client_port};
 pub use maps::ServiceMaps;
 pub use pool::{FillMaglev, MaglevBackend};
 pub use shares::SHARE;
@@ -59,7 +60,7 @@ use snapshot::Snapshot;
 /// The desired entries of a service port, for one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortSpec {
-    /// Owner of the port: owners have shares of the tables.
+    /// Owner of the port: each owner has a share of the tables.
     pub owner: Arc<str>,
     /// IP protocol number.
     pub protocol: u8,
@@ -89,7 +90,7 @@ pub struct FrontendSpec {
     pub kind: u8,
     /// Any of [`FRONTEND_RESTRICTED`](health_common::service::FRONTEND_RESTRICTED),
     /// [`FRONTEND_KEEPS_SOURCE`](health_common::service::FRONTEND_KEEPS_SOURCE) and
-    /// [`FRONTEND_DIRECT`](health_common::service::FRONTEND_DIRECT); other bits follow from the rest.
+    /// [`FRONTEND_DIRECT`](health_common::service::FRONTEND_DIRECT); the other bits are derived.
     pub flags: u16,
     /// Where new flows from this node and its endpoints go.
     pub inside: Target,
@@ -104,9 +105,9 @@ pub enum Target {
     Cluster,
     /// To a backend of [`PortSpec::local`]; if that is empty, like [`Target::Reject`].
     Local,
-    /// They are dropped silently.
+    /// New flows are dropped silently.
     Drop,
-    /// They are refused with an ICMP error.
+    /// New flows are refused with an ICMP error.
     Reject,
 }
 
@@ -115,7 +116,7 @@ pub enum Target {
 pub struct BackendSpec {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Its share of new flows, relative to the others in the list. At least 1.
+    /// Its share of new flows, relative to the other backends in the list. At least 1.
     pub weight: u16,
 }
 
@@ -131,15 +132,15 @@ pub enum ServicesError {
         map: &'static str,
         /// How many more entries are needed.
         wanted: u32,
-        /// How many entries are in use, or waiting until no program can use them any more.
+        /// How many entries are in use, or retired but possibly still in use by programs.
         used: u32,
         /// The maximum number of entries.
         size: u32,
         /// The length of the longest free range.
         longest: u32,
     },
-    /// The port's owner has used up its share of a map, and the rest is kept for others. The port keeps its former
-    /// entries.
+    /// The port's owner has used up its share of a map; the remaining space is reserved for other owners. The port
+    /// keeps its former entries.
     #[error(
         "{map} has no room for {wanted} more entries of {owner}, which uses {used} of {size}; the last {free} are reserved for others"
     )]
@@ -152,7 +153,7 @@ pub enum ServicesError {
         wanted: u32,
         /// How many entries the owner has.
         used: u32,
-        /// How many are free.
+        /// How many entries are free.
         free: u32,
         /// The maximum number of entries.
         size: u32,
@@ -160,7 +161,7 @@ pub enum ServicesError {
     /// A system call failed. Some changes may have been made; [`ServiceTables::read`] finds out which.
     #[error("cannot {what} {map}{of}: {source}")]
     Kernel {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// The map.
         map: &'static str,
@@ -173,7 +174,7 @@ pub enum ServicesError {
 }
 
 impl ServicesError {
-    /// The map that was too full; `None` if the error has another reason.
+    /// The map that was too full; `None` for other errors.
     pub fn full_map(&self) -> Option<&'static str> {
         match self {
             Self::Full { map, .. } | Self::Share { map, .. } => Some(map),
@@ -191,7 +192,7 @@ impl ServicesError {
     }
 }
 
-/// The service tables. They have one owner, because they remember what was written.
+/// The service tables. They must have a single owner, because they remember what was written.
 #[derive(Debug)]
 pub struct ServiceTables {
     maps: ServiceMaps,
@@ -200,14 +201,14 @@ pub struct ServiceTables {
     numbers: Numbers,
     /// The frontends in the maps.
     frontends: HashMap<FrontendKey, Frontend>,
-    /// How many of them are IPv4, and IPv6.
+    /// How many of them are IPv4, and how many IPv6.
     frontend_counts: [u32; 2],
     source_range_count: u32,
     /// By number.
     ports: HashMap<u32, Port>,
     /// Numbers of ports that were set.
     claimed: HashSet<u32>,
-    /// What each owner has.
+    /// Each owner's use of the tables.
     shares: Shares,
     arrays: Arrays,
     /// Indexes of duplicate backends.
@@ -227,7 +228,7 @@ struct Sizes {
 /// The entries of a port in the maps.
 #[derive(Debug, Default)]
 struct Port {
-    /// Its frontends, and former ones that other ports may have now.
+    /// Its frontends, and former ones that may belong to other ports now.
     frontends: Vec<FrontendKey>,
     /// Sorted.
     backends: Vec<Known>,
@@ -241,12 +242,12 @@ struct Port {
 struct Known {
     at: Socket,
     index: u32,
-    /// Whether it gets no new flows.
+    /// Whether the backend gets no new flows.
     lingers: bool,
 }
 
 impl ServiceTables {
-    /// Opens the tables and reads what a former agent left. No other process may write to the maps from now on.
+    /// Opens the tables and reads a former agent's entries. No other process may write to the maps from now on.
     pub fn open(maps: ServiceMaps) -> Result<Self, ServicesError> {
         let mut tables = Self {
             maps,
@@ -264,7 +265,7 @@ impl ServiceTables {
             is_current: false,
         };
         tables.read()?;
-        // Numbers of entries that no longer have a port.
+        // Port numbers in entries whose port no longer exists.
         let named = tables.maps.numbers_of_flows();
         let named =
             named.map_err(|source| ServicesError::kernel("read", "the service maps", source))?;
@@ -273,8 +274,8 @@ impl ServiceTables {
         Ok(tables)
     }
 
-    /// Whether the tables agree with the maps, provided that only the owner writes to them. False after
-    /// [`Change::commit`] failed, until the next [`ServiceTables::read`].
+    /// Whether the tables agree with the maps, provided that only the owner writes to the maps. `false` after
+    /// [`Change::commit`] has failed, until the next [`ServiceTables::read`].
     pub fn is_current(&self) -> bool {
         self.is_current
     }
@@ -286,7 +287,7 @@ impl ServiceTables {
         Change::new(self, now_ns)
     }
 
-    /// Removes all ports, whatever their origin. Known flows stay; TCP flows continue until they end.
+    /// Removes all ports, including those of former agents. Known flows stay; TCP flows continue until they end.
     ///
     /// `now_ns`: nanoseconds of `CLOCK_MONOTONIC`.
     pub fn remove_all(&mut self, now_ns: u64) -> Result<Written, ServicesError> {
@@ -298,7 +299,7 @@ impl ServiceTables {
         change.commit()
     }
 
-    /// The addresses of a port, including those from before its last change.
+    /// Returns the addresses of a port, including those from before its last change.
     pub fn addresses(&self, number: u32) -> impl Iterator<Item = SocketAddr> {
         let port = self.ports.get(&number).into_iter();
         port.flat_map(|port| port.frontends.iter().map(FrontendKey::address))

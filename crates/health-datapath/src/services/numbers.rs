@@ -5,7 +5,7 @@ use std::io;
 
 use health_common::service::NUMBER_MASK;
 
-/// Allocates ascending numbers from 1. A number that flows or clients may still refer to is not reused before all
+/// Allocates ascending numbers from 1. A number that flows or clients may still refer to is reused only after all
 /// others have been used.
 #[derive(Debug)]
 pub(super) struct Numbers {
@@ -23,8 +23,8 @@ impl Numbers {
         }
     }
 
-    /// An unused number. `named` returns the numbers that entries refer to; it is called when the numbers wrap around
-    /// to 1.
+    /// Allocates an unused number. `named` returns the numbers that entries refer to; it is called when the numbers
+    /// wrap around to 1.
     pub(super) fn allocate(
         &mut self,
         is_taken: impl Fn(u32) -> bool,

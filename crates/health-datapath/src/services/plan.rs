@@ -1,4 +1,4 @@
-//! Plans what the maps must hold for one port, and where.
+//! Plans which entries the maps must hold for one port, and in which slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use super::{
 use crate::layout;
 use crate::trie::Prefix;
 
-/// What a port becomes.
+/// The change of one port.
 #[derive(Clone, Copy)]
 struct PortChange<'a> {
     number: u32,
@@ -26,7 +26,7 @@ struct PortChange<'a> {
     spec: &'a PortSpec,
 }
 
-/// The future entries of a port, and what must be written for them.
+/// The future entries of a port, and the entries that must be written for them.
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) port: Port,
@@ -40,12 +40,12 @@ pub(super) struct Plan {
     has_one_pool: bool,
     /// Pools whose slots must be filled.
     pub(super) fills: Vec<(Extent, Contents)>,
-    /// Counter values for their first slots, where those are counters.
+    /// Values for the counters in the first slots of these pools, where pools have counters.
     pub(super) counters: Vec<(u32, u32)>,
 }
 
 impl Plan {
-    /// Computes what to write to the slots of pools.
+    /// Computes the contents of the pools' slots.
     fn fill(&mut self, maglev: &mut dyn FillMaglev) {
         self.slots.append(&mut self.counters);
         for (extent, contents) in std::mem::take(&mut self.fills) {
@@ -91,7 +91,7 @@ impl Change<'_> {
         plan
     }
 
-    /// Adds each allocated extent to `allocated`, even if an error follows.
+    /// Plans a change. Adds each allocated extent to `allocated`, even if an error follows.
     fn try_plan(
         &mut self,
         change: PortChange<'_>,
@@ -157,7 +157,7 @@ impl Change<'_> {
         Ok(plan)
     }
 
-    /// The frontends of a port, sorted by key. Fails if they do not fit.
+    /// Returns the frontends of a port, sorted by key. Fails if they do not fit.
     fn keys<'s>(
         &self,
         change: PortChange<'s>,
@@ -199,7 +199,7 @@ impl Change<'_> {
         Ok(keys)
     }
 
-    /// The source ranges of a port, sorted. Fails if they do not fit.
+    /// Returns the source ranges of a port, sorted. Fails if they do not fit.
     fn source_ranges(
         &self,
         change: PortChange<'_>,
@@ -229,7 +229,7 @@ impl Change<'_> {
         Ok(ranges.into_iter().collect())
     }
 
-    /// The backends of a port, sorted. Allocates indexes for new ones.
+    /// Returns the backends of a port, sorted. Allocates indexes for new ones.
     fn backends(
         &mut self,
         change: PortChange<'_>,
@@ -271,7 +271,7 @@ impl Change<'_> {
         Ok(extent.at)
     }
 
-    /// The backend entries that must be written. A backend of which only the flag changes keeps its flow count.
+    /// Returns the backend entries that must be written. A backend whose flag alone changes keeps its flow count.
     fn entries(
         &self,
         change: PortChange<'_>,
@@ -320,7 +320,7 @@ impl Change<'_> {
             (Common::Frontends4, frontends4),
             (Common::Frontends6, frontends6),
             (Common::SourceRanges, tables.sizes.source_ranges),
-            // The first one is never used.
+            // The first slot is never used.
             (
                 Common::Backends,
                 tables.arrays.size(Store::Backends).saturating_sub(1),
@@ -335,9 +335,9 @@ impl Change<'_> {
         shares.admit(number, &spec.owner, (&was, &is), &sizes, maglev_size)
     }
 
-    /// A pool with these contents: an existing pool of the port, or a new one. If no other pool fits, the port's only
-    /// pool gets the new contents in place, provided that its length is the same: each slot leads to a backend of the
-    /// port before and after.
+    /// Finds or allocates a pool with these contents. If no other pool fits, the port's only pool gets the new contents
+    /// in place, provided that its length is the same: each slot refers to a backend of the port before and after the
+    /// change.
     fn pool(
         &mut self,
         contents: Option<Contents>,
@@ -381,8 +381,8 @@ impl Change<'_> {
         Ok(pool)
     }
 
-    /// The round-robin counter of a port's former pool. The new pool continues it: counters that keep restarting at 0
-    /// would favour the first backend.
+    /// Returns the round-robin counter of a port's former pool. The new pool continues this counter: counters that keep
+    /// restarting at 0 would favour the first backend.
     fn counter(&self, change: PortChange<'_>) -> Result<u32, ServicesError> {
         let PortChange { former, spec, .. } = change;
         let mut ranges = former.ranges.iter();
@@ -403,13 +403,13 @@ fn find(backends: &[Known], at: Socket) -> Option<&Known> {
     Some(&backends[found.ok()?])
 }
 
-/// Whether any frontend sends flows there.
+/// Whether any frontend sends flows to this target.
 fn is_used(target: Target, keys: &BTreeMap<FrontendKey, &FrontendSpec>) -> bool {
     let mut frontends = keys.values();
     frontends.any(|frontend| frontend.inside == target || frontend.outside == target)
 }
 
-/// The backends of a list, with their indexes.
+/// Returns the backends of a list, with their indexes.
 fn members(list: &[BackendSpec], backends: &[Known]) -> Vec<MaglevBackend> {
     let member = |backend: &BackendSpec| {
         Some(MaglevBackend {

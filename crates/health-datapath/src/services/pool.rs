@@ -13,7 +13,7 @@ pub trait FillMaglev {
     /// Number of slots in a table.
     fn size(&self) -> u32;
 
-    /// Writes a backend's index to each slot. There is at least one backend, and `table` has the table's size.
+    /// Writes a backend's index to each slot. `backends` is not empty, and `table` has the table's size.
     fn fill(&mut self, backends: &[MaglevBackend], table: &mut [u32]);
 }
 
@@ -24,7 +24,7 @@ pub struct MaglevBackend {
     pub index: u32,
     /// Where it listens.
     pub address: SocketAddr,
-    /// Its share of the slots, relative to the others.
+    /// Its share of the slots, relative to the other backends.
     pub weight: u16,
 }
 
@@ -32,9 +32,9 @@ pub struct MaglevBackend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Contents {
     pub(super) store: Store,
-    /// Whether it has thresholds and aliases.
+    /// Whether the pool has thresholds and aliases.
     pub(super) is_weighted: bool,
-    /// Never empty. If all weights are equal, they are 1.
+    /// Never empty. If all weights are equal, they are all 1.
     pub(super) members: Vec<MaglevBackend>,
     /// [`Pool::len`].
     pub(super) len: u32,
@@ -46,14 +46,14 @@ pub(super) struct Range {
     pub(super) extent: Extent,
     /// [`Pool::len`].
     pub(super) len: u32,
-    /// Whether it has thresholds and aliases.
+    /// Whether the pool has thresholds and aliases.
     is_weighted: bool,
     /// The index and weight of each member; `None` if the pool was only found through a frontend.
     contents: Option<Box<[(u32, u16)]>>,
 }
 
 impl Contents {
-    /// The pool that an algorithm needs for these members.
+    /// Returns the contents of the pool that an algorithm needs for these members.
     pub(super) fn new(
         mut members: Vec<MaglevBackend>,
         algorithm: u8,
@@ -75,12 +75,12 @@ impl Contents {
         }
     }
 
-    /// Number of slots that it takes.
+    /// Returns the number of slots that the pool takes.
     pub(super) fn size(&self) -> u32 {
         size(self.store, self.len, self.is_weighted).unwrap_or(u32::MAX)
     }
 
-    /// The contents of its slots, without the leading counter.
+    /// Returns the contents of the pool's slots, without the leading counter.
     pub(super) fn places(&self, maglev: &mut dyn FillMaglev) -> Vec<u32> {
         if self.store == Store::Maglev {
             let mut table = vec![0; self.len as usize];
@@ -97,7 +97,7 @@ impl Contents {
         places
     }
 
-    /// The pool at this range.
+    /// Returns the pool with these contents at `extent`.
     pub(super) fn into_range(self, extent: Extent) -> Range {
         let contents = self.short();
         Range {
@@ -117,7 +117,7 @@ impl Contents {
 }
 
 impl Range {
-    /// The pool that a frontend refers to; `None` if it is empty.
+    /// Returns the pool that a frontend refers to; `None` if it is empty.
     pub(super) fn of_frontend(frontend: &Frontend, pool: Pool) -> Option<Self> {
         let (store, is_weighted) = match frontend.algorithm {
             ALGORITHM_MAGLEV => (Store::Maglev, false),
@@ -155,14 +155,14 @@ impl Range {
         }
     }
 
-    /// Whether other contents can overwrite its slots while programs read them: each slot is read on its own. Not
-    /// possible with weights, which belong to neighbouring slots.
+    /// Whether other contents can overwrite the pool's slots while programs read them. This works if each slot is read
+    /// on its own; with weights, neighbouring slots belong together.
     pub(super) fn can_become(&self, contents: &Contents) -> bool {
         let is_plain = !self.is_weighted && !contents.is_weighted;
         is_plain && (self.extent.store, self.len) == (contents.store, contents.len)
     }
 
-    /// The same pool, with known contents.
+    /// Returns the same pool, with known contents.
     pub(super) fn with(&self, contents: &Contents) -> Self {
         Self {
             contents: Some(contents.short()),
@@ -170,7 +170,7 @@ impl Range {
         }
     }
 
-    /// The form in which a frontend stores it.
+    /// Converts to the form that frontends store.
     pub(super) fn pool(&self) -> Pool {
         Pool {
             at: self.extent.at,
@@ -178,7 +178,7 @@ impl Range {
         }
     }
 
-    /// What was read from its slots, without the leading counter.
+    /// Returns the values read from the pool's slots, without the leading counter.
     fn places<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a [u32]> {
         let Extent { store, at, len } = self.extent;
         let counter = u32::from(store != Store::Maglev);
@@ -194,7 +194,7 @@ pub(super) fn are_equal(members: &[MaglevBackend]) -> bool {
         .is_none_or(|first| weights.all(|weight| weight == first))
 }
 
-/// Number of slots that a pool takes; `None` on overflow.
+/// Returns the number of slots that a pool takes; `None` on overflow.
 fn size(store: Store, len: u32, is_weighted: bool) -> Option<u32> {
     match store {
         Store::Maglev => Some(len),

@@ -8,14 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Ranges {
     /// The lengths of the free ranges, by start. No two are adjacent.
     free: BTreeMap<u32, u32>,
-    /// The same ranges, as length and start.
+    /// The same ranges, by length and start.
     by_len: BTreeSet<(u32, u32)>,
     size: u32,
     free_places: u32,
 }
 
 impl Ranges {
-    /// An array of this size, with all slots free.
+    /// Creates an array of this size, with all slots free.
     pub(super) fn new(size: u32) -> Self {
         let mut ranges = Self {
             free: BTreeMap::new(),
@@ -41,7 +41,7 @@ impl Ranges {
         self.by_len.last().map_or(0, |(len, _)| *len)
     }
 
-    /// Takes `len` adjacent slots, at least one, and returns the first; `None` if no such range is free.
+    /// Takes `len` adjacent slots (at least one) and returns the first; `None` if no free range is long enough.
     pub(super) fn allocate(&mut self, len: u32) -> Option<u32> {
         let &(_, at) = self.by_len.range((len, 0)..).next()?;
         self.take(at, len).then_some(at)
@@ -64,7 +64,7 @@ impl Ranges {
         true
     }
 
-    /// Releases slots that were taken.
+    /// Releases taken slots.
     pub(super) fn release(&mut self, at: u32, len: u32) {
         let (mut start, mut end) = (at, at + len);
         if let Some((&before, &before_len)) = self.free.range(..at).next_back()
@@ -118,7 +118,7 @@ mod tests {
         ]
     }
 
-    /// Lengths of the longest runs of free slots.
+    /// Returns the lengths of the longest runs of free slots.
     fn runs(taken: &[bool]) -> Vec<u32> {
         let runs = taken.split(|is_taken| *is_taken);
         runs.map(|run| run.len() as u32).collect()

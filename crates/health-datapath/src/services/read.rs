@@ -11,9 +11,9 @@ use super::{Known, ServiceTables, ServicesError, Sizes, family};
 use crate::layout;
 
 impl ServiceTables {
-    /// Reads the maps, whichever process wrote them, unless they have just been read. Does not change them, and ports
-    /// keep their numbers. Wrong entries are corrected when their port is next [set](super::Change::set), or removed by
-    /// [`Change::remove_others`](super::Change::remove_others).
+    /// Reads the maps, whichever process wrote them, unless they have just been read. Does not change the maps, and
+    /// ports keep their numbers. Wrong entries are corrected when their port is next [set](super::Change::set), or
+    /// removed by [`Change::remove_others`](super::Change::remove_others).
     pub fn read(&mut self) -> Result<(), ServicesError> {
         if self.is_current && self.snapshot.is_some() {
             return Ok(());
@@ -120,7 +120,7 @@ impl ServiceTables {
                     continue;
                 };
                 let is_known = port.ranges.iter().any(|known| known.extent == range.extent);
-                // A pool that overlaps another one is damaged, and must not be freed twice.
+                // A pool that overlaps another one is damaged; the shared slots must not be freed twice.
                 if !is_known && range.extent.store != Store::Backends && arrays.take(range.extent) {
                     port.ranges.push(range);
                 }

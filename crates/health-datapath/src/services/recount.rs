@@ -14,8 +14,8 @@ use crate::layout;
 type Counts = HashMap<(u32, u32), u32>;
 
 impl ServiceTables {
-    /// Corrects flow counts if any frontend uses them. Returns how many were wrong: while flows come and go, some are
-    /// off by the flows in transit.
+    /// Corrects flow counts if any frontend uses them. Returns the number of wrong counts. While flows come and go,
+    /// some counts are off by the flows in transit.
     pub fn recount(&self) -> Result<usize, ServicesError> {
         let mut frontends = self.frontends.values();
         if !frontends.any(|frontend| frontend.algorithm == ALGORITHM_LEAST_CONNECTION) {
@@ -33,7 +33,7 @@ impl ServiceTables {
             }
             let now = reading(layout::BACKENDS.name, maps.backends.get(&index))?;
             if let Some(now) = now.filter(|now| now.service == before.service) {
-                // Keeps what was counted in the meantime.
+                // Keeps flows that were counted in the meantime.
                 let flows = now.flows.saturating_add(count);
                 let flows = flows.saturating_sub(before.flows);
                 right.push((index, Backend { flows, ..now }));

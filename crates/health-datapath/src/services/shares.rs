@@ -1,11 +1,11 @@
-//! Shares of the tables that the ports of all owners use together.
+//! Divides the tables among the owners of ports.
 //!
 //! A port may grow while at least an eighth of its owner's resulting total stays free. So a lone owner can use eight
 //! ninths of a table, two owners that want the maximum can use eight seventeenths each, and latecomers always find
-//! space. A 64th of each table is reserved for ports that replace their entries: they never wait for other ports to
-//! release space. A port that does not grow is never refused, whatever others have.
+//! space. A 64th of each table is reserved for ports that replace their entries, so that they never wait for other
+//! ports to release space. A port that does not grow is never refused, however much other ports use.
 //!
-//! Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998.
+//! See Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::free::Store;
 use super::{Port, ServicesError, family};
 use crate::layout;
 
-/// How many times the free space an owner may use: a table 9/8 times as large as needed lets a lone owner use all that
+/// An owner may use this many times the free space: a table 9/8 times as large as needed lets a lone owner use all that
 /// it needs.
 pub const SHARE: u32 = 8;
-/// The reserve for replacements is one part in this many of a table.
+/// The reserve for replacements is a table's size divided by this.
 const SPARE: u32 = 64;
 
 /// A table that all ports share.
@@ -58,7 +58,7 @@ impl Common {
 pub(super) struct Entries([u32; Common::ALL.len()]);
 
 impl Entries {
-    /// What a port uses.
+    /// Counts the entries of a port.
     pub(super) fn of_port(port: &Port) -> Self {
         let mut entries = Self::default();
         for key in &port.frontends {
@@ -98,13 +98,13 @@ impl Entries {
     }
 }
 
-/// What each owner uses of the tables.
+/// Each owner's use of the tables.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     owners: HashMap<Arc<str>, Entries>,
     /// The owners of ports that were set, by number.
     of_port: HashMap<u32, Arc<str>>,
-    /// What all ports use, including those that have not been set since the start.
+    /// The entries of all ports, including those that have not been set since the start.
     total: Entries,
 }
 
@@ -149,9 +149,9 @@ impl Shares {
         }
     }
 
-    /// Fails if the owner would exceed its share once its port has the entries `is` instead of `was`. If the table is
-    /// completely full, this returns no error: the allocation fails. `sizes`: table sizes; `maglev_size`: slots of a
-    /// Maglev table.
+    /// Fails if the owner would exceed its share once its port has the entries `is` instead of `was`. Does not fail if
+    /// the table is completely full: the allocation fails then. `sizes`: table sizes; `maglev_size`: slots of a Maglev
+    /// table.
     pub(super) fn admit(
         &self,
         number: u32,

@@ -1,4 +1,4 @@
-//! The contents of pools' slots. The arrays have capacity for millions, so only the needed parts are read.
+//! The contents of pools' slots. The arrays hold millions of slots, so only the needed parts are read.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,7 +8,7 @@ use super::{ServiceMaps, ServicesError};
 use crate::layout;
 use crate::table::Table;
 
-/// Up to this many unneeded slots between needed ones are read too: one call for all is faster than two.
+/// Up to this many unneeded slots between needed ones are read too: one long read is faster than two short ones.
 const GAP: u32 = 256;
 
 /// The values in some slots of the arrays, as read.
@@ -33,7 +33,7 @@ impl Snapshot {
         })
     }
 
-    /// `len` values from an index of an array; `None` if not all of them were read.
+    /// Returns `len` values from an index of an array; `None` if not all of them were read.
     pub(super) fn get(&self, store: Store, at: u32, len: u32) -> Option<&[u32]> {
         match store {
             Store::Maglev => self.maglev.get(at, len),
@@ -42,7 +42,7 @@ impl Snapshot {
     }
 }
 
-/// Values by the index of the first slot of a run.
+/// Values of runs of slots, by the index of a run's first slot.
 #[derive(Debug, Default)]
 struct Places(BTreeMap<u32, Vec<u32>>);
 

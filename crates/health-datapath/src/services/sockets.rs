@@ -14,7 +14,7 @@ use crate::layout;
 use crate::maps::map_data;
 use crate::table::Table;
 
-/// The maps that show what such sockets are connected to.
+/// The maps that record the peers of such sockets.
 #[derive(Debug)]
 pub struct SocketTable {
     sockets: Table<SocketKey, SocketFlow>,
@@ -23,10 +23,10 @@ pub struct SocketTable {
     frontends6: Table<FrontendKey6, Frontend>,
 }
 
-/// A connected UDP socket whose datagrams no backend serves.
+/// A connected UDP socket whose datagrams reach no backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StuckSocket {
-    /// The kernel's id for it (`SO_COOKIE`).
+    /// The socket's id in the kernel (`SO_COOKIE`).
     pub cookie: u64,
     /// The backend that it was connected to.
     pub backend: SocketAddr,
@@ -43,8 +43,8 @@ impl SocketTable {
         })
     }
 
-    /// The connected UDP sockets whose backend no longer serves, or whose frontend is gone. The sockets may be
-    /// connected elsewhere by now.
+    /// Returns the connected UDP sockets whose backend no longer serves, or whose frontend is gone. These sockets may
+    /// be connected elsewhere by now.
     pub fn stuck(&self) -> io::Result<Vec<StuckSocket>> {
         let mut connected = Vec::new();
         self.sockets.for_each(|key, flow| {
@@ -72,8 +72,8 @@ impl SocketTable {
         }))
     }
 
-    /// Whether the frontend that a socket was connected to still belongs to the service. Also `true` if the frontend is
-    /// unknown.
+    /// Whether the frontend to which a socket was connected still belongs to the service. Also `true` if the frontend
+    /// is unknown.
     fn has_frontend(&self, key: &SocketKey, flow: &SocketFlow) -> io::Result<bool> {
         let answers = key.answers(flow.addr, flow.port_be);
         let Some(named) = self.sockets.get(&answers)? else {

@@ -61,7 +61,7 @@ fn at(ip: &str) -> SocketAddr {
     SocketAddr::new(ip.parse::<IpAddr>().unwrap(), 80)
 }
 
-/// A port at this address with backends of these weights.
+/// Returns a port at this address with backends of these weights.
 fn spec(ip: &str, weights: &[u16]) -> PortSpec {
     let backends = weights.iter().zip(1..);
     PortSpec {
@@ -84,7 +84,7 @@ fn spec(ip: &str, weights: &[u16]) -> PortSpec {
     }
 }
 
-/// Sets one port to this spec, at this second.
+/// Sets one port to this spec at this second.
 fn set(
     tables: &mut ServiceTables,
     known: Option<u32>,
@@ -97,7 +97,7 @@ fn set(
     Ok((number?, written))
 }
 
-/// The last byte of the address of each backend behind a frontend, with its share.
+/// Returns the last byte of the address of each backend behind a frontend, with its share.
 fn led(tables: &ServiceTables, ip: &str) -> Vec<(u8, f64)> {
     let listed = tables.maps().list().unwrap();
     let frontend = listed.iter().find(|frontend| frontend.address == at(ip));
@@ -176,7 +176,7 @@ fn a_backend_that_lingers_keeps_its_index_and_one_that_went_is_zeroed() {
     let mut less = spec("10.96.0.1", &[1]);
     less.lingering = vec![at("10.1.0.2"), at("10.1.0.9")];
     let mut before = tables.maps().backends().unwrap();
-    // Each has two flows.
+    // Each backend has two flows.
     before.values_mut().for_each(|backend| backend.flows = 2);
     let entries: Vec<_> = before
         .iter()
@@ -216,7 +216,7 @@ fn a_backend_that_lingers_keeps_its_index_and_one_that_went_is_zeroed() {
     assert!(now.values().all(|backend| backend.flags == 0), "{now:?}");
 }
 
-/// The indexes of the backends of a number.
+/// Returns the indexes of the backends of the port with this number.
 fn indexes(tables: &ServiceTables, number: u32) -> Vec<u32> {
     let backends = tables.maps().backends().unwrap().into_iter();
     let of_port = backends.filter(|(_, backend)| backend.service == number);
@@ -358,8 +358,8 @@ fn a_round_goes_on_where_it_was_when_backends_change() {
     assert_eq!(tables.maps.slots.get(&pool(&tables)).unwrap(), Some(41));
 }
 
-/// Three flows of the first backend, one of which the map has lost; a socket of the second, which is counted three too
-/// many; and flows of a backend that no longer exists.
+/// Three flows of the first backend, one of which the map has lost; a socket of the second backend, whose count is
+/// three too high; and flows of a backend that no longer exists.
 #[test]
 fn flows_are_counted_anew_where_their_count_decides() {
     if !is_root() {
@@ -510,7 +510,8 @@ const LARGER: ServiceMapSizes = ServiceMapSizes {
     ..SIZES
 };
 
-/// Sets ports of an owner, with this many backends each, until one is refused. Returns their numbers and the error.
+/// Sets ports of an owner, with this many backends each, until one is refused. Returns the ports' numbers and the
+/// error.
 fn take_all(
     tables: &mut ServiceTables,
     owner: &str,
@@ -545,26 +546,26 @@ fn an_owner_that_takes_all_it_can_leaves_room_to_all_others() {
     let (number, _) = set(&mut tables, None, &small, 0).unwrap();
 
     let (greedy, error) = take_all(&mut tables, "greedy", 100, 10);
-    // There are 1,024: the first is unused, and one belongs to the other owner. 910 would be more than eight times the
-    // remainder.
+    // There are 1,024 slots: the first is unused, and one belongs to the other owner. 910 would be more than eight
+    // times the remainder.
     assert_eq!(greedy.len(), 90);
     assert_eq!(
         error,
         "HEALTH_BACKENDS has no room for 10 more entries of greedy, which uses 900 of 1023; the \
          last 122 are reserved for others"
     );
-    // The neighbour replaces its only backend again and again, within the ten seconds of the grace period.
+    // The neighbour replaces its only backend repeatedly within the ten seconds of the grace period.
     for last in 1..=200 {
         small.cluster[0].address = at(&format!("10.1.1.{last}"));
         let (kept, written) = set(&mut tables, Some(number), &small, 1).unwrap();
         assert_eq!((kept, written.backends), (number, 1));
         assert_eq!(led(&tables, "10.96.0.1"), [(last, 1.0)]);
     }
-    // Others come and are served.
+    // Other owners arrive and are served.
     let (second, error) = take_all(&mut tables, "second", 101, 10);
     assert!(error.contains("of second, which uses"), "{error}");
     assert!(second.len() >= 5, "{}", second.len());
-    // An owner that may not grow may still replace its entries, and reduce them.
+    // An owner that may not grow may still replace or reduce its entries.
     let ip = "10.100.0.0";
     let mut own = PortSpec {
         owner: "greedy".into(),
@@ -579,7 +580,7 @@ fn an_owner_that_takes_all_it_can_leaves_room_to_all_others() {
     set(&mut tables, Some(greedy[0]), &own, 2).unwrap();
     assert_eq!(led(&tables, ip)[0].0, 101);
 
-    // After a restart, the entries are found unchanged, in another order too.
+    // After a restart, the entries are found unchanged, even in another order.
     let mut tables = again(&tables);
     let mut change = tables.change(3 * SECOND);
     change.set(None, &own, &mut InTurn).unwrap();

@@ -11,11 +11,11 @@ use crate::table::Table;
 const ALLOWED: u32 = 1;
 
 impl Change<'_> {
-    /// Writes the change. After an error, a part of it is written, and the tables must be [read](ServiceTables::read)
-    /// again.
+    /// Writes the change. After an error, a part of the change is written, and the tables must be
+    /// [read](ServiceTables::read) again.
     pub fn commit(mut self) -> Result<Written, ServicesError> {
         let retired = std::mem::take(&mut self.retired);
-        // After an error some of these stay in use: reading finds out which.
+        // After an error some of these stay in use: reading the maps shows which.
         self.tables.arrays.retire(retired, self.now_ns);
         let written = self.write()?;
         self.tables.snapshot = None;
@@ -45,7 +45,7 @@ impl Change<'_> {
         let gone = maps.backends.write(&gone.collect::<Vec<_>>());
         gone.map_err(writing(layout::BACKENDS.name))?;
         if !self.backends_gone.is_empty() {
-            // Their datagrams go elsewhere from now on.
+            // The backends' datagrams go elsewhere from now on.
             maps.xdp_times
                 .write(&[(0, xdp_times())])
                 .map_err(writing(layout::XDP_TIMES.name))?;
@@ -67,7 +67,7 @@ impl Change<'_> {
     fn write_source_ranges(&self) -> Result<(), ServicesError> {
         let map = layout::SOURCE_RANGES.name;
         let trie = &self.tables.maps.source_ranges;
-        // If old and new entries do not fit together, the old ones are removed first.
+        // Removes the old entries first if old and new ones do not fit together.
         if self.before.1 as usize + self.source_ranges.len()
             > self.tables.sizes.source_ranges as usize
         {
@@ -91,7 +91,7 @@ impl Change<'_> {
             self.before.0[*family] as usize + new[*family]
                 > self.tables.sizes.frontends[*family] as usize
         });
-        // Frontends follow the same rule as source ranges.
+        // Frontends follow the same rule.
         for family in is_tight {
             self.delete_frontends(family)?;
         }
@@ -126,7 +126,7 @@ impl Change<'_> {
     }
 }
 
-/// Writes frontends. If the kernel refuses one, the others are still written. Returns the first error.
+/// Writes frontends. If the kernel rejects one, the others are still written. Returns the first error.
 fn write_all<K: aya::Pod + Into<FrontendKey>>(
     map: &Table<K, Frontend>,
     entries: &[(K, Frontend)],

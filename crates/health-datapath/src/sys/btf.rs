@@ -1,23 +1,11 @@
-//! Type descriptions (BTF).
+//! Type descriptions (BTF, `Documentation/bpf/btf.rst` of the kernel).
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use aya_obj::generated::bpf_cmd::{BPF_BTF_GET_FD_BY_ID, BPF_BTF_LOAD};
+use aya_obj::generated::bpf_cmd::BPF_BTF_LOAD;
 
-use super::{IdAttr, bpf_open, object_info};
-
-/// `struct bpf_btf_info`.
-#[repr(C)]
-#[derive(Default)]
-struct BtfInfo {
-    data: u64,
-    len: u32,
-    id: u32,
-    name: u64,
-    name_len: u32,
-    of_kernel: u32,
-}
+use super::bpf_open;
 
 /// `union bpf_attr` for loading BTF.
 #[repr(C)]
@@ -39,23 +27,4 @@ pub(crate) fn load_btf(data: &[u8]) -> io::Result<OwnedFd> {
         ..BtfAttr::default()
     };
     bpf_open(BPF_BTF_LOAD, &mut attr)
-}
-
-/// The BTF object with this id, as it was loaded.
-pub(crate) fn btf(id: u32) -> io::Result<Vec<u8>> {
-    let mut attr = IdAttr {
-        id,
-        ..IdAttr::default()
-    };
-    let btf = bpf_open(BPF_BTF_GET_FD_BY_ID, &mut attr)?;
-    let mut info = BtfInfo::default();
-    object_info(btf.as_fd(), &mut info)?;
-    let mut data = vec![0_u8; info.len as usize];
-    let mut info = BtfInfo {
-        data: data.as_mut_ptr() as u64,
-        len: info.len,
-        ..BtfInfo::default()
-    };
-    object_info(btf.as_fd(), &mut info)?;
-    Ok(data)
 }

@@ -12,7 +12,7 @@ use aya_obj::generated::bpf_link_type::{
 
 use super::{bpf, bpf_open, object_info, open_pin};
 
-/// The start of `struct bpf_link_info` for a link to a device. For XDP it ends after the device.
+/// The start of `struct bpf_link_info` for a link to a device. For XDP, it ends after the device.
 #[repr(C)]
 #[derive(Default)]
 struct DeviceLinkInfo {
@@ -43,7 +43,7 @@ struct CgroupLinkInfo {
 #[derive(Default)]
 struct LinkAttr {
     program: u32,
-    /// Number of the device, or descriptor of the cgroup.
+    /// Ifindex of the device, or descriptor of the cgroup.
     target: u32,
     attach_type: u32,
     flags: u32,
@@ -54,11 +54,11 @@ struct LinkAttr {
 
 /// Where a link attaches a program.
 pub(crate) enum LinkTarget<'a> {
-    /// A device, by number: after the programs that are already there.
+    /// A device, by ifindex: after the existing programs.
     Tcx { device: u32, hook: bpf_attach_type },
     /// A device without an XDP program, with flags such as `XDP_FLAGS_DRV_MODE`.
     Xdp { device: u32, flags: u32 },
-    /// A cgroup: after the programs that are already there.
+    /// A cgroup: after the existing programs.
     Cgroup {
         group: BorrowedFd<'a>,
         hook: bpf_attach_type,
@@ -88,8 +88,8 @@ pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     bpf(BPF_LINK_DETACH, &mut attr)
 }
 
-/// Number of the device that the TCX or XDP link pinned at `path` is on; `None` for other objects, and if the device is
-/// gone.
+/// Returns the ifindex of the device that the TCX or XDP link pinned at `path` is attached to; `None` for other
+/// objects, and if the device is gone.
 pub(crate) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
     let link = open_pin(path)?;
     let mut info = DeviceLinkInfo::default();
@@ -114,11 +114,11 @@ pub(crate) struct CgroupLink {
     pub(crate) program: u32,
     /// Its hook, as in `enum bpf_attach_type`.
     pub(crate) hook: u32,
-    /// Whether its program runs there: `false` once the link has been detached.
+    /// Whether the program runs at the hook: `false` once the link has been detached.
     pub(crate) is_attached: bool,
 }
 
-/// Details of a link to a cgroup; an error for other objects.
+/// Returns details of a link to a cgroup; an error for other objects.
 pub(crate) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
     let mut info = CgroupLinkInfo::default();
     object_info(link, &mut info)?;

@@ -1,4 +1,4 @@
-//! Maps of any layout: single elements, and many at once.
+//! Maps of any layout: single elements, and batches.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -13,7 +13,7 @@ use aya_obj::generated::bpf_cmd::{
 
 use super::{IdAttr, bpf, bpf_open, object_info, open_pin};
 
-/// The target of a map's link in `/proc/self/fd`, which no other BPF object has.
+/// The target of a map's descriptor link in `/proc/self/fd`, which no other kind of BPF object has.
 const MAP_LINK: &str = "anon_inode:bpf-map";
 
 /// `union bpf_attr` for single elements.
@@ -45,7 +45,7 @@ struct BatchAttr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MapInfo {
-    /// A number of `enum bpf_map_type`.
+    /// A value of `enum bpf_map_type`.
     pub(crate) kind: u32,
     pub(crate) id: u32,
     /// Bytes.
@@ -59,12 +59,9 @@ pub(crate) struct MapInfo {
     vmlinux_value_type: u32,
     netns_device: u64,
     netns_inode: u64,
-    /// Id of the BTF object that describes its types; 0 if none.
-    pub(crate) btf: u32,
-    /// Type of its keys there; 0 if none.
-    pub(crate) btf_key_type: u32,
-    /// Type of its values there; 0 if none.
-    pub(crate) btf_value_type: u32,
+    btf: u32,
+    btf_key_type: u32,
+    btf_value_type: u32,
     vmlinux_btf: u32,
 }
 
@@ -72,7 +69,7 @@ pub(crate) struct MapInfo {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CreateAttr {
-    /// A number of `enum bpf_map_type`.
+    /// A value of `enum bpf_map_type`.
     pub(crate) kind: u32,
     pub(crate) key_size: u32,
     pub(crate) value_size: u32,
@@ -87,7 +84,6 @@ pub(crate) struct CreateAttr {
     pub(crate) btf_value_type: u32,
 }
 
-/// Creates a map.
 pub(crate) fn create_map(mut attr: CreateAttr) -> io::Result<OwnedFd> {
     bpf_open(BPF_MAP_CREATE, &mut attr)
 }
@@ -112,18 +108,17 @@ pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
     bpf_open(BPF_MAP_GET_FD_BY_ID, &mut attr)
 }
 
-/// The kernel's description of a map.
+/// Returns the kernel's description of a map.
 pub(crate) fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
     let mut info = MapInfo::default();
     object_info(map, &mut info)?;
     Ok(info)
 }
 
-/// Reads many entries at once, starting after `cursor`, or at the first entry without one. Returns how many were copied
-/// to `keys` and `values`, and whether these were the last. `next` receives the next call's cursor.
+/// Reads many entries at once, starting after `cursor`, or at the first entry if `cursor` is `None`. Returns how many
+/// were copied to `keys` and `values`, and whether these were the last. `next` receives the cursor for the next call.
 ///
-/// Cursors are opaque and as long as a key, but at least 4 bytes. `ENOSPC`: not even the next bucket of a hash map
-/// fits.
+/// Cursors are opaque and as long as a key, but at least 4 bytes. `ENOSPC`: the next bucket of a hash map does not fit.
 pub(crate) fn lookup_batch(
     map: BorrowedFd<'_>,
     cursor: Option<&[u8]>,
@@ -152,7 +147,7 @@ pub(crate) fn lookup_batch(
     }
 }
 
-/// Writes many entries in sequence; keys and values are in memory order. An error comes with the number of entries that
+/// Writes many entries in sequence; keys and values are in memory order. An error includes the number of entries that
 /// were written.
 pub(crate) fn update_batch(
     map: BorrowedFd<'_>,
@@ -164,7 +159,7 @@ pub(crate) fn update_batch(
     change_batch(BPF_MAP_UPDATE_BATCH, map, keys, values, count)
 }
 
-/// Deletes many entries in sequence. An error, such as `ENOENT`, comes with the number of entries that were deleted.
+/// Deletes many entries in sequence. An error, such as `ENOENT`, includes the number of entries that were deleted.
 pub(crate) fn delete_batch(
     map: BorrowedFd<'_>,
     keys: &[u8],
@@ -190,12 +185,12 @@ fn change_batch(
     let Err(error) = bpf(command, &mut attr) else {
         return Ok(());
     };
-    // If the kernel refuses the whole call, it leaves the count unchanged.
+    // If the kernel rejects the whole call, it leaves the count unchanged.
     let done = if attr.count == count { 0 } else { attr.count };
     Err((done, error))
 }
 
-/// Waits until no running program can still hold what it read from a map before (`synchronize_rcu`).
+/// Waits until no running program can still hold values that it read from a map before (`synchronize_rcu`).
 pub(crate) fn wait_for_programs() -> io::Result<()> {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
     // SAFETY: takes no pointers.
@@ -237,7 +232,7 @@ pub(crate) fn set(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<(
     element(BPF_MAP_UPDATE_ELEM, map, key, value).map(drop)
 }
 
-/// Adds an entry. Returns `false` if the key exists; that entry stays unchanged.
+/// Adds an entry. Returns `false` if the key exists, and leaves its entry unchanged.
 pub(crate) fn add(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<bool> {
     let mut attr = ElementAttr {
         map_fd: map.as_raw_fd() as u32,
@@ -253,7 +248,7 @@ pub(crate) fn add(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<b
     }
 }
 
-/// Returns `false` if the kernel finds no such element.
+/// Runs a command on one element. Returns `false` if the kernel finds no such element.
 fn element(
     command: bpf_cmd,
     map: BorrowedFd<'_>,

@@ -1,5 +1,5 @@
-//! The bpf(2) calls that aya lacks: reading maps of any layout, their type information, small programs, and the devices
-//! of links.
+//! The bpf(2) calls that aya lacks: maps of any layout, their type information, small programs, and the devices of
+//! links.
 
 mod btf;
 mod link;
@@ -14,7 +14,7 @@ use std::path::Path;
 
 use aya_obj::generated::bpf_cmd::{self, BPF_OBJ_GET, BPF_OBJ_GET_INFO_BY_FD, BPF_OBJ_PIN};
 
-pub(crate) use self::btf::{btf, load_btf};
+pub(crate) use self::btf::load_btf;
 pub(crate) use self::link::{
     LinkTarget, cgroup_link, create_link, detach_link, device_of_link, update_link,
 };
@@ -58,8 +58,8 @@ fn bpf<A>(command: bpf_cmd, attr: &mut A) -> io::Result<()> {
 }
 
 fn bpf_fd<A>(command: bpf_cmd, attr: &mut A) -> io::Result<libc::c_long> {
-    // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the kernel takes the rest as
-    // zero. The pointers in it are to live buffers of the sizes the map demands.
+    // SAFETY: `attr` is a prefix of `union bpf_attr` of the given size; the kernel takes the rest as zero. Its pointers
+    // are to live buffers of the sizes that the map demands.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -78,7 +78,7 @@ fn bpf_fd<A>(command: bpf_cmd, attr: &mut A) -> io::Result<libc::c_long> {
 /// Runs a command that returns a descriptor.
 fn bpf_open<A>(command: bpf_cmd, attr: &mut A) -> io::Result<OwnedFd> {
     let fd = bpf_fd(command, attr)?;
-    // SAFETY: the kernel has just opened it for us, and it fits as all descriptors do.
+    // SAFETY: the kernel has just opened this descriptor for us, and every descriptor fits into an `i32`.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
@@ -114,13 +114,13 @@ fn object_info<I>(object: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {
 
 /// Reads a map type from the start of `bytes`; `None` if there are too few.
 pub(crate) fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
-    // SAFETY: enough bytes are there, and every pattern of them is a valid `Pod`.
+    // SAFETY: there are enough bytes, and every bit pattern is a valid `Pod`.
     (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
-/// A map type as bytes.
+/// Returns a map type as bytes.
 pub(crate) fn bytes_of<T: aya::Pod>(value: &T) -> &[u8] {
-    // SAFETY: a `Pod` has no padding that was not initialised, and lives as long as the slice.
+    // SAFETY: a `Pod` has no uninitialised padding, and lives as long as the slice.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 

@@ -48,7 +48,7 @@ struct ProgramAttr {
     log_buf: u64,
 }
 
-/// Loads a tc program. If the verifier refuses it, its output goes to `log`.
+/// Loads a tc program. If the verifier rejects it, the verifier's output goes to `log`.
 pub(crate) fn load_classifier(instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
     load(BPF_PROG_TYPE_SCHED_CLS, instructions, log)
 }
@@ -101,7 +101,7 @@ pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(info.id)
 }
 
-/// Size of a program's machine code, bytes; 0 if it is interpreted.
+/// Returns the size of a program's machine code, bytes; 0 if it is interpreted.
 pub(crate) fn jited_len(program: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = ProgramInfo::default();
     object_info(program, &mut info)?;

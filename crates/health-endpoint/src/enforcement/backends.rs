@@ -1,4 +1,4 @@
-//! The backends of policy enforcement: the programs and their maps, and the cluster's identities. Tests use their own.
+//! The backends of policy enforcement: the eBPF programs, their maps, and the cluster's identities. Tests use fakes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use health_common::ipcache::IpcacheEntry;
-use health_datapath::ipcache::{Ipcache, IpcacheError};
+use health_datapath::ipcache::Ipcache;
 use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
-use health_datapath::{Datapath, DatapathError, Workload};
+use health_datapath::{Datapath, DatapathError, TrieError, Workload};
 use health_model::identity::Identity;
 use health_registry::identity::{Addresses, CidrIdentities, Identities, IdentityAllocator};
 use ipnet::IpNet;
@@ -16,25 +16,26 @@ use tokio::sync::watch;
 
 use super::lock;
 
-/// The programs, to the extent that they serve workloads.
+/// The eBPF programs that serve workloads.
 pub(super) trait Programs: Send + Sync {
-    /// Serves an endpoint, or changes its policy. After a failure, everything is unchanged.
+    /// Serves an endpoint, or changes its policy. On failure, nothing changes.
     fn set(&self, workload: Workload) -> Result<(), DatapathError>;
 
-    /// Makes an endpoint use another table, and changes nothing else; its device is not needed. It is not a failure if
-    /// the endpoint is not served.
+    /// Switches an endpoint to another table and changes nothing else; its device need not exist. Succeeds if the
+    /// endpoint is not served.
     fn set_policy(&self, id: u16, table: u32) -> Result<(), DatapathError>;
 
-    /// Drops all traffic of an endpoint, by a table without entries. It is not a failure if the endpoint is not served.
+    /// Drops all traffic of an endpoint by switching it to a table without entries. Succeeds if the endpoint is not
+    /// served.
     fn shut_off(&self, id: u16, table: u32) -> Result<(), DatapathError>;
 
-    /// Removes an endpoint. It is not a failure if the endpoint is not served.
+    /// Removes an endpoint. Succeeds if the endpoint is not served.
     fn remove(&self, id: u16) -> Result<(), DatapathError>;
 
-    /// The endpoints that are served.
+    /// Returns the served endpoints.
     fn served(&self) -> Vec<Workload>;
 
-    /// Whether programs with another map layout serve some of them.
+    /// Whether some endpoints are still served by programs with another map layout.
     fn is_changing_layout(&self) -> bool;
 }
 
@@ -64,9 +65,9 @@ impl Programs for Mutex<Datapath> {
     }
 }
 
-/// The storage of tables.
+/// Storage for the tables of verdicts.
 pub(super) trait Tables: Send {
-    /// Writes a table, completely or not at all.
+    /// Writes a table atomically: completely or not at all.
     fn install(
         &mut self,
         table: u32,
@@ -77,10 +78,10 @@ pub(super) trait Tables: Send {
     /// Removes tables.
     fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError>;
 
-    /// Numbers of the existing tables.
+    /// Returns the numbers of the existing tables.
     fn numbers(&self) -> BTreeSet<u32>;
 
-    /// Whether a table with this many entries fits once these tables are removed.
+    /// Whether a table with `entries` entries fits once the tables `without` are removed.
     fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool;
 }
 
@@ -107,16 +108,16 @@ impl Tables for PolicyTables {
     }
 }
 
-/// The identity of each prefix, as read by the programs.
+/// The ipcache, from which the programs read the identity of each prefix.
 pub(super) trait Prefixes: Send {
-    /// The written entries.
+    /// Returns all entries of the map.
     fn entries(&self) -> Box<dyn Iterator<Item = (IpNet, IpcacheEntry)> + '_>;
 
     /// Writes one entry.
-    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError>;
+    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), TrieError>;
 
     /// Replaces all entries by these.
-    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), IpcacheError>;
+    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), TrieError>;
 }
 
 impl Prefixes for Ipcache {
@@ -124,37 +125,37 @@ impl Prefixes for Ipcache {
         Box::new(Self::entries(self))
     }
 
-    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError> {
+    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), TrieError> {
         Self::set(self, net, entry)
     }
 
-    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), IpcacheError> {
+    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), TrieError> {
         Self::set_all(self, wanted).map(drop)
     }
 }
 
-/// The identities and addresses of the cluster, and this node's identities of prefixes.
+/// The cluster's identities and addresses, and the identities that this node gives to prefixes.
 pub(super) trait Cluster: Send + Sync {
     fn identities(&self) -> watch::Receiver<Arc<Identities>>;
 
     fn addresses(&self) -> watch::Receiver<Arc<Addresses>>;
 
-    /// The prefixes that have an identity.
+    /// Returns the prefixes that have an identity.
     fn prefixes(&self) -> BTreeMap<IpNet, Identity>;
 
-    /// Gives an identity to exactly these prefixes.
+    /// Gives identities to exactly these prefixes, and returns them.
     fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity>;
 
-    /// Announces to other nodes the identity of an address of this node.
+    /// Announces the identity of one of this node's addresses to the other nodes.
     fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr);
 
     fn withdraw(&self, ip: IpAddr);
 
-    /// Drops what the previous agent acquired and announced, and this one did not.
+    /// Drops whatever the previous agent acquired and announced but this agent did not.
     fn forget_earlier(&self);
 }
 
-/// The cluster as an allocator knows it.
+/// The cluster as seen by an identity allocator.
 pub(super) struct AllocatorCluster {
     allocator: Arc<IdentityAllocator>,
     cidrs: CidrIdentities,

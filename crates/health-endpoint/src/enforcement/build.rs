@@ -11,9 +11,8 @@ use health_common::endpoint::{
     ENDPOINT_DHCPV6, ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo,
 };
 use health_common::ipcache::IpcacheEntry;
-use health_datapath::Workload;
-use health_datapath::ipcache::IpcacheError;
 use health_datapath::policy::PolicyError;
+use health_datapath::{TrieError, Workload};
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use ipnet::IpNet;
@@ -23,14 +22,14 @@ use super::subjects::{BuildFailure, Generation, Subject};
 use super::{EnforceError, Enforcer, lock};
 use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
 
-/// How long building a new endpoint waits for the cluster's identities, if the store can be used.
+/// How long the build of a new endpoint waits for the cluster's identities, provided that the store can be used.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which endpoints to build again, after space was freed.
+/// The endpoints to rebuild after space was freed.
 pub(super) enum Room {
-    /// For some of these, possibly.
+    /// Unused tables were removed; some of these endpoints may fit now.
     Swept(BTreeSet<u16>),
-    /// These endpoints, for which nothing passes until they are built.
+    /// These endpoints were closed: all their traffic is dropped until they are rebuilt.
     Closed(BTreeSet<u16>),
 }
 
@@ -67,15 +66,15 @@ impl Enforcer {
                 .plan(endpoint.id, endpoint.subject(), &labels, generation)?;
         self.0.programs.set(self.workload(endpoint, realized))?;
         let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
-        // The endpoint may send packets at once, which are judged by its identity.
+        // The endpoint may send packets at once, and policy judges them by its identity.
         self.update_ipcache(endpoint)?;
         self.withdraw(former.iter().filter(|ip| !endpoint.addresses.contains(ip)));
         self.announce(endpoint);
         Ok(realized)
     }
 
-    /// Removes unused tables. If all are used, blocks everything for the endpoints of one identity that was not
-    /// `closed` so before: their tables then make space for the new ones. Returns which endpoints may have enough space
+    /// Removes unused tables. If every table is in use, blocks all traffic of the endpoints of one identity that is not
+    /// yet in `closed`; their tables then make space for the new ones. Returns the endpoints that may have enough space
     /// now.
     pub(super) fn make_room(&self, closed: &mut BTreeSet<Subject>) -> Result<Room, EnforceError> {
         let changing = self.0.changing.write();
@@ -97,11 +96,11 @@ impl Enforcer {
         Ok(Room::Closed(ids))
     }
 
-    /// Makes an endpoint use a table that lets nothing pass, in both directions.
+    /// Switches an endpoint to a table that drops everything in both directions.
     fn name_empty_table(&self, id: u16) -> Result<Option<RealizedPolicy>, EnforceError> {
         let changing = self.0.changing.read();
         let _changing = changing.unwrap_or_else(PoisonError::into_inner);
-        // Locked until the endpoint uses the table, so that it is not swept.
+        // Hold the lock until the endpoint uses the table, so that the table is not swept.
         let mut subjects = self.subjects();
         let Some(table) = subjects.empty_table(id)? else {
             return Ok(None);
@@ -115,7 +114,7 @@ impl Enforcer {
         }))
     }
 
-    /// An endpoint in the form that the programs take.
+    /// Converts an endpoint to the form that the programs take.
     fn workload(&self, endpoint: &Regeneration, realized: RealizedPolicy) -> Workload {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         Workload {
@@ -136,7 +135,7 @@ impl Enforcer {
         }
     }
 
-    fn update_ipcache(&self, endpoint: &Regeneration) -> Result<(), IpcacheError> {
+    fn update_ipcache(&self, endpoint: &Regeneration) -> Result<(), TrieError> {
         let entry = IpcacheEntry {
             identity: endpoint.identity.0,
             ..IpcacheEntry::default()
@@ -182,7 +181,7 @@ impl Regenerator for Enforcer {
         Box::pin(async {
             let mut held_back = self.0.held_back.subscribe();
             let mut identities = self.0.identities.clone();
-            // Identities that are still missing arrive with the next change.
+            // Identities still missing by then arrive with the next change.
             tokio::select! {
                 _ = held_back.wait_for(Option::is_none) => {}
                 _ = identities.wait_for(|known| known.stale.is_some()) => {}
@@ -229,8 +228,8 @@ impl Regeneration {
     }
 }
 
-/// The labels by which policy selects an endpoint. Until it has an identity of its own, these are the label of the
-/// reserved identity, whatever the endpoint's labels are.
+/// Returns the labels by which policies select an endpoint. Until the endpoint has an identity of its own, this is only
+/// the label of the reserved identity, whatever labels the endpoint has.
 pub(super) fn subject_labels(identity: Identity, labels: &LabelSet) -> LabelSet {
     identity.reserved_labels().unwrap_or_else(|| labels.clone())
 }

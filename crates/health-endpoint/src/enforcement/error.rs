@@ -1,10 +1,9 @@
-//! Why policy could not be changed or taken over.
+//! Errors of changing policy or taking it over.
 
 use std::io;
 use std::path::PathBuf;
 
-use health_datapath::DatapathError;
-use health_datapath::ipcache::IpcacheError;
+use health_datapath::{DatapathError, TrieError};
 use health_policy::{PolicyError, PolicyName};
 
 /// Why policy could not be changed or taken over.
@@ -16,39 +15,39 @@ pub enum EnforceError {
     /// No policy has this name.
     #[error("no policy {0}; `health-agent policy get` lists the existing ones")]
     NoPolicy(PolicyName),
-    /// More networks than fit beside the addresses of endpoints and nodes.
+    /// All policies together would name more networks than fit beside the addresses of endpoints and nodes.
     #[error(
         "all policies together would name {count} networks; at most {max} are allowed; nothing was imported"
     )]
     TooManyNetworks {
-        /// How many there would be.
+        /// The number of networks that would be named.
         count: usize,
         /// The limit.
         max: usize,
     },
-    /// The saved policies cannot be read. Enforcing nothing instead would let everything pass.
+    /// The saved policies cannot be read. Starting without them would let all traffic pass.
     #[error("cannot read the policies in {}: {source}; fix the file, or delete it to start without policy", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the file.
         source: io::Error,
     },
-    /// A change could not be saved, and was not made.
+    /// A change could not be saved, and so was not made.
     #[error("cannot save the policies in {}: {source}; nothing was changed", path.display())]
     Save {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The system error.
         source: io::Error,
     },
-    /// An error of a table of verdicts.
+    /// An error from a table of verdicts.
     #[error(transparent)]
     Table(#[from] health_datapath::policy::PolicyError),
-    /// An error of the maps.
+    /// An error from the datapath's maps.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
-    /// An error of the map of identities by address.
+    /// An error from the map of identities by address (ipcache).
     #[error(transparent)]
-    Ipcache(#[from] IpcacheError),
+    Ipcache(#[from] TrieError),
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use health_common::addr::Addr;
 use health_common::ipcache::IpcacheEntry;
-use health_datapath::ipcache::IpcacheError;
+use health_datapath::TrieError;
 use health_model::activity::{Problem, Reporter};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
@@ -28,22 +28,22 @@ use super::{Enforcer, lock, uninformed};
 use crate::manager::Manager;
 use crate::regenerate::RegenerationError;
 
-/// How long to wait for endpoints to reach a change; they may fail to.
+/// How long to wait for endpoints to reach a change, as some may never do.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long to collect endpoints that are built or removed. What they need at once was done with them, and the rest is
-/// checked as a whole.
+/// How long to collect built and removed endpoints before the next turn. The build or removal itself did whatever was
+/// urgent; the turn then checks everything.
 const GATHER: Duration = Duration::from_millis(50);
 /// How soon a failed change is retried.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Log message of an endpoint whose old and new policy do not fit at the same time.
+/// Log message for an endpoint whose old and new policies do not fit at the same time.
 const CLOSED: &str = "its policy denies everything until it is regenerated: no room for the former \
                       policy beside the new one";
 
 /// Reports which prefixes lead to this host.
 pub trait HostRoutes: Send + Sync {
-    /// Returns its addresses, the broadcast and anycast addresses of their networks, and everything else in the local
-    /// routing table.
+    /// Returns the host's addresses, the broadcast and anycast addresses of their networks, and everything else in the
+    /// local routing table.
     fn to_this_host(
         &self,
     ) -> Pin<Box<dyn Future<Output = Result<Vec<IpNet>, KernelError>> + Send + '_>>;
@@ -60,23 +60,23 @@ impl HostRoutes for Handle {
     }
 }
 
-/// Everything around the endpoints.
+/// Everything besides the endpoints that enforcement follows.
 pub struct Surroundings {
     /// This node's full name, `cluster/node`.
     pub own: String,
     /// Addresses of this node.
     pub host: Vec<IpAddr>,
-    /// Reports which other addresses this host has.
+    /// Reports the other addresses of this host.
     pub routes: Box<dyn HostRoutes>,
     /// Other prefixes that lead to this host, as last read; `None` before the first read.
     pub host_prefixes: Option<Vec<IpNet>>,
-    /// Addresses of services that are not translated before policy is applied.
+    /// Service addresses that are not translated before policy is applied.
     pub services: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
     /// Addresses of this node's health endpoint.
     pub health: watch::Receiver<Vec<IpAddr>>,
     /// All nodes.
     pub nodes: watch::Receiver<Arc<NodeSet>>,
-    /// Whether all sources of addresses have been heard since the start, including this node's endpoints.
+    /// Whether every source of addresses, including this node's endpoints, has reported since the start.
     pub has_heard: bool,
 }
 
@@ -97,7 +97,7 @@ impl Surroundings {
 }
 
 impl Enforcer {
-    /// Follows everything that policy depends on until the agent stops, and reports each turn.
+    /// Follows everything that policy depends on until the agent stops, and reports the outcome of each turn.
     pub async fn follow(self, manager: Manager, mut around: Surroundings, reporter: Reporter) {
         let mut revisions = self.0.revision.subscribe();
         let mut settings = self.0.settings.subscribe();
@@ -133,12 +133,12 @@ impl Enforcer {
         }
     }
 
-    /// Brings endpoints and maps up to date. Fails with the worst of the problems; returns a problem that only others
-    /// can fix.
+    /// Brings endpoints and maps up to date. Fails with the worst of the problems; returns any problem that this node
+    /// cannot fix by itself.
     ///
-    /// An address gets the identity of a prefix only once the tables know that identity, and keeps it until they no
-    /// longer need it. Otherwise packets would briefly be judged by an identity that the rules do not mean yet. As long
-    /// as endpoints lag behind, prefixes stay unchanged, and all other addresses change.
+    /// An address gets the identity of a prefix only once the tables know that identity, and keeps it for as long as
+    /// they need it. Otherwise packets would briefly be judged by an identity that the rules do not cover yet. While
+    /// endpoints lag behind, prefixes stay unchanged, but all other addresses are updated.
     async fn carry_on(
         &self,
         manager: &Manager,
@@ -147,7 +147,7 @@ impl Enforcer {
     ) -> Result<Option<Problem>, Problem> {
         let host_read = around.read_host().await;
         if around.host_prefixes.is_none() {
-            // Without it, this host's addresses would count as world.
+            // Without the host's prefixes, its addresses would count as world.
             return host_read.map(|()| None);
         }
         let repository = self.repository();
@@ -176,7 +176,7 @@ impl Enforcer {
 
         let cidrs = match tables_follow {
             true => cidrs,
-            // Tables that are still in use know no other prefixes.
+            // Tables still in use know no prefixes besides those already in the ipcache.
             false => self.in_ipcache(&known),
         };
         let written = self
@@ -201,7 +201,7 @@ impl Enforcer {
         written?;
         swept.map(drop)?;
         match lag {
-            // They are retried when someone deletes them again.
+            // Their deletion is retried on the next request.
             Some(lag) if behind.are_all_leaving() => Ok(Some(Problem::warning(in_words(&lag)))),
             Some(lag) => Err(Problem::warning(in_words(&lag))),
             None if tables_follow => Ok(None),
@@ -211,15 +211,15 @@ impl Enforcer {
         }
     }
 
-    /// Lets endpoints of the previous agent be built if the cluster's identities are known, and else reports why they
-    /// are not.
+    /// Allows endpoints of the previous agent to be built once the cluster's identities are known; until then, reports
+    /// why they are held back.
     fn inform(
         &self,
         around: &mut Surroundings,
         cidrs: &BTreeMap<IpNet, Identity>,
     ) -> Result<(), Problem> {
         let stale = self.0.identities.borrow().stale.clone();
-        // From here on endpoints are built, and are judged by this map at once.
+        // From here on, endpoints may be built, and this map judges their packets at once.
         if stale.is_none() && self.0.is_blank {
             let announced = self.0.cluster.addresses().borrow().clone();
             self.write_ipcache(around, &announced, cidrs)
@@ -234,13 +234,13 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Builds the endpoints that do not use their current tables, and makes space for them. Returns those that failed,
-    /// or were not built within [`PATIENCE`].
+    /// Builds the endpoints that do not use their current tables, and makes space for those tables. Returns the
+    /// endpoints that failed or were not built within [`PATIENCE`].
     async fn bring_endpoints(&self, manager: &Manager) -> Behind {
         let generation = self.generation();
         let mut closed = BTreeSet::new();
         loop {
-            // Endpoints that are not built by then are requested again in the next turn.
+            // Endpoints not built by then are requested again in the next turn.
             let _ = timeout(PATIENCE, self.wait_built(manager, &generation)).await;
             let made = self.make_room_aside(closed).await;
             let room = match made {
@@ -271,7 +271,7 @@ impl Enforcer {
         self.behind(manager, &generation)
     }
 
-    /// The endpoints that lag behind a generation.
+    /// Returns the endpoints that lag behind a generation.
     fn behind(&self, manager: &Manager, generation: &Generation) -> Behind {
         let leaving = manager.leaving();
         let mut subjects = self.subjects();
@@ -279,7 +279,7 @@ impl Enforcer {
         subjects.behind(generation)
     }
 
-    /// Waits until each endpoint uses its current table, or could not be built.
+    /// Waits until each endpoint uses its current table or has failed to build.
     async fn wait_built(&self, manager: &Manager, generation: &Generation) {
         let mut asked = BTreeSet::new();
         loop {
@@ -308,7 +308,7 @@ impl Enforcer {
         .await
     }
 
-    /// Reports which endpoints lag behind, if that changed.
+    /// Reports which endpoints lag behind, if that has changed.
     fn report_lag(&self, lag: Option<PolicyLag>) {
         self.0.lag.send_if_modified(|known| {
             if *known == lag {
@@ -328,7 +328,7 @@ impl Enforcer {
         });
     }
 
-    /// The given prefixes whose identity is in the ipcache now.
+    /// Returns those prefixes whose identity is in the ipcache now.
     fn in_ipcache(&self, cidrs: &BTreeMap<IpNet, Identity>) -> BTreeMap<IpNet, Identity> {
         let map = lock(&self.0.ipcache);
         let known = map.entries();
@@ -338,14 +338,14 @@ impl Enforcer {
             .collect()
     }
 
-    /// Writes what is known to the ipcache. Until all sources have been heard since the start, the entries of the
-    /// previous agent stand.
+    /// Writes all known addresses to the ipcache. The previous agent's entries stay until every source has reported
+    /// since the start.
     pub(super) fn write_ipcache(
         &self,
         around: &mut Surroundings,
         announced: &Addresses,
         cidrs: &BTreeMap<IpNet, Identity>,
-    ) -> Result<(), IpcacheError> {
+    ) -> Result<(), TrieError> {
         // Locked from here on, so that no concurrent update is lost.
         let mut map = lock(&self.0.ipcache);
         let (endpoints, has_former) = {
@@ -355,7 +355,7 @@ impl Enforcer {
         let nodes = around.nodes.borrow_and_update().clone();
         let health = around.health.borrow_and_update().clone();
         let services = around.services.borrow_and_update().clone();
-        // The store may have been read, and the endpoints built, since this turn started.
+        // Since this turn started, the store may have been read and the endpoints built.
         let is_latest = || *announced == **self.0.cluster.addresses().borrow();
         around.has_heard = around.has_heard
             || self.is_informed()
@@ -396,13 +396,13 @@ impl Enforcer {
                 .iter()
                 .all(|identity| known.labels.contains_key(identity))
         });
-        // They arrive within 100 ms; any that are missing come with the next change.
+        // Labels arrive within 100 ms; any still missing come with the next change.
         let _ = timeout(PATIENCE, known).await;
     }
 }
 
-/// Logs what could not be done in this turn: until it is, policy is not fully enforced. A restarted agent could do no
-/// more.
+/// Logs a step that failed in this turn. Until it succeeds, policy is not fully enforced. Restarting the agent would
+/// not help.
 fn to_be_tried_again(what: &str, error: &dyn std::error::Error) -> Problem {
     warn!(%error, "{what}; it will be retried");
     Problem::warning(format!("{what}: {error}"))
@@ -425,7 +425,7 @@ fn in_words(PolicyLag { endpoints, reason }: &PolicyLag) -> String {
     format!("not in force for {endpoints} endpoint{plural}: {reason}")
 }
 
-/// The identities of the wanted prefixes.
+/// Returns the identities of the wanted prefixes.
 fn of_prefixes(
     cidrs: &BTreeMap<IpNet, Identity>,
     wanted: &BTreeSet<IpNet>,

@@ -1,5 +1,5 @@
-//! Policy enforcement: compiles rules and identities to tables of verdicts that this node's endpoints use, and keeps in
-//! the ipcache which identity each address has.
+//! Policy enforcement: compiles rules and identities to the tables of verdicts that this node's endpoints use, and
+//! keeps the identity of each address in the ipcache.
 //!
 //! [`Enforcer::import`] and similar methods change the rules. [`Enforcer::follow`] propagates every change to the
 //! affected endpoints, which the [`Manager`] regenerates through this module.
@@ -19,8 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use health_common::ipcache::{IPCACHE_ENTRIES, IpcacheEntry};
-use health_datapath::ipcache::IpcacheError;
-use health_datapath::{Datapath, Workload};
+use health_datapath::{Datapath, TrieError, Workload};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_model::labels::Label;
@@ -44,7 +43,7 @@ use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
 use self::store::Store;
 use self::subjects::{Generation, Subjects};
 
-/// Enforces policy. Clones share the state.
+/// Enforces policy. Clones share their state.
 #[derive(Clone)]
 pub struct Enforcer(Arc<Shared>);
 
@@ -58,44 +57,40 @@ struct Shared {
     cluster: Box<dyn Cluster>,
     identities: watch::Receiver<Arc<Identities>>,
     subjects: Mutex<Subjects>,
-    /// Shared by builds of single endpoints; exclusive for changes to the tables of several endpoints.
+    /// Held shared while building single endpoints, and exclusively while changing the tables of several endpoints.
     changing: RwLock<()>,
     /// The latest generation.
     generation: Mutex<Generation>,
     ipcache: Mutex<Box<dyn Prefixes>>,
-    /// Whether, at the start, the ipcache lacked what the previous agent knew.
+    /// Whether the ipcache lacked the previous agent's entries at the start.
     is_blank: bool,
     programs: Arc<dyn Programs>,
-    /// The node's own addresses, under which its endpoints are announced to other nodes.
+    /// The node's own addresses, under which it announces its endpoints to other nodes.
     node_addresses: Vec<IpAddr>,
     /// Notified when an endpoint was built or removed.
     built: Notify,
-    /// Repository revision that endpoints and maps have reached.
+    /// The repository revision that endpoints and maps have reached.
     followed: watch::Sender<u64>,
     lag: watch::Sender<Option<PolicyLag>>,
-    /// Why endpoints of the previous agent keep their policy: until the cluster's identities have been known once since
-    /// the start, new tables would lack them and drop what the previous tables let pass.
+    /// Why endpoints of the previous agent keep their old policy. Until the cluster's identities have been known once
+    /// since the start, new tables would lack them and drop packets that the old tables let pass.
     held_back: watch::Sender<Option<RegenerationError>>,
 }
 
-/// The parts of an enforcer.
-pub struct EnforcerParts {
+/// The options of an enforcer.
+pub struct EnforcerOptions {
     /// Settings besides the rules.
     pub settings: PolicySettings,
     /// Whether endpoints may request addresses by DHCPv6.
     pub allow_dhcpv6: bool,
-    /// Allocates identities, and knows the cluster's.
-    pub allocator: Arc<IdentityAllocator>,
-    /// The programs and their maps.
-    pub datapath: Arc<Mutex<Datapath>>,
     /// The node's own addresses.
     pub node_addresses: Vec<IpAddr>,
     /// Reports endpoints that lag behind.
     pub lag: watch::Sender<Option<PolicyLag>>,
 }
 
-/// Maximum networks that all policies name together: half the capacity of the map of identities, so that the addresses
-/// of endpoints and nodes always fit.
+/// Maximum number of networks that all policies may name together: half the capacity of the map of identities, so that
+/// the addresses of endpoints and nodes always fit.
 const NETWORKS_MAX: usize = IPCACHE_ENTRIES as usize / 2;
 
 fn check_networks(count: usize, max: usize) -> Result<(), EnforceError> {
@@ -106,15 +101,20 @@ fn check_networks(count: usize, max: usize) -> Result<(), EnforceError> {
 }
 
 impl Shared {
-    /// The state of an enforcer that announces no addresses.
     fn new(
         state_dir: &Path,
-        settings: PolicySettings,
+        options: EnforcerOptions,
         cluster: Box<dyn Cluster>,
         programs: Arc<dyn Programs>,
         tables: Box<dyn Tables>,
         mut ipcache: Box<dyn Prefixes>,
     ) -> Result<Self, EnforceError> {
+        let EnforcerOptions {
+            settings,
+            allow_dhcpv6,
+            node_addresses,
+            lag,
+        } = options;
         let store = Store::in_dir(state_dir);
         let repository = store.load()?;
         for error in repository.outdated() {
@@ -139,7 +139,7 @@ impl Shared {
         };
         Ok(Self {
             settings: watch::Sender::new(settings),
-            allow_dhcpv6: false,
+            allow_dhcpv6,
             store,
             revision: watch::Sender::new(repository.revision()),
             repository: Mutex::new(repository),
@@ -151,49 +151,42 @@ impl Shared {
             ipcache: Mutex::new(ipcache),
             is_blank,
             programs,
-            node_addresses: Vec::new(),
+            node_addresses,
             built: Notify::new(),
             followed: watch::Sender::new(0),
-            lag: watch::Sender::default(),
+            lag,
             held_back: watch::Sender::new(Some(uninformed(None))),
         })
     }
 }
 
 impl Enforcer {
-    /// Takes over the rules that the previous agent saved in `state_dir`, and the tables that it left.
-    pub fn open(state_dir: &Path, parts: EnforcerParts) -> Result<Self, EnforceError> {
-        let datapath = parts.datapath;
-        let cluster = Box::new(AllocatorCluster::new(parts.allocator, state_dir));
+    /// Takes over the rules that the previous agent saved in `state_dir`, and the tables that it left in the maps of
+    /// `datapath`. `allocator` allocates identities, and knows the cluster's.
+    pub fn open(
+        state_dir: &Path,
+        options: EnforcerOptions,
+        allocator: Arc<IdentityAllocator>,
+        datapath: Arc<Mutex<Datapath>>,
+    ) -> Result<Self, EnforceError> {
+        let cluster = Box::new(AllocatorCluster::new(allocator, state_dir));
         let tables = Box::new(lock(&datapath).policy()?);
         let ipcache = Box::new(lock(&datapath).ipcache()?);
-        let shared = Shared {
-            allow_dhcpv6: parts.allow_dhcpv6,
-            node_addresses: parts.node_addresses,
-            lag: parts.lag,
-            ..Shared::new(
-                state_dir,
-                parts.settings,
-                cluster,
-                datapath,
-                tables,
-                ipcache,
-            )?
-        };
-        Ok(Self(Arc::new(shared)))
+        Shared::new(state_dir, options, cluster, datapath, tables, ipcache)
+            .map(|shared| Self(Arc::new(shared)))
     }
 
-    /// The current rules.
+    /// Returns the current rules.
     pub fn repository(&self) -> Arc<Repository> {
         lock(&self.0.repository).clone()
     }
 
-    /// The settings of policy.
+    /// Returns the current policy settings.
     pub fn settings(&self) -> PolicySettings {
         *self.0.settings.borrow()
     }
 
-    /// Changes when policy is enforced; endpoints follow.
+    /// Sets when policy is enforced; endpoints follow.
     pub fn set_mode(&self, mode: PolicyMode) {
         self.0.settings.send_if_modified(|settings| {
             let is_news = settings.mode != mode;
@@ -202,8 +195,8 @@ impl Enforcer {
         });
     }
 
-    /// Imports the policies of a text in YAML or JSON, all or none, and saves them. Returns what was done, and the new
-    /// revision; [`Self::in_force`] waits until endpoints have reached it.
+    /// Imports all policies in a YAML or JSON document, or none, and saves them. Returns the outcome and the new
+    /// revision; [`Self::in_force`] waits until endpoints have reached that revision.
     pub fn import(&self, text: &str) -> Result<(ImportOutcome, u64), EnforceError> {
         // Parsing megabytes must not block other callers.
         let Documents { policies, skipped } = parse(text)?;
@@ -214,7 +207,7 @@ impl Enforcer {
         })
     }
 
-    /// Deletes a policy by name. If it does not exist, this is an error and nothing is deleted.
+    /// Deletes a policy by name. Fails without deleting anything if there is no such policy.
     pub fn delete(&self, name: &PolicyName) -> Result<u64, EnforceError> {
         let deleted = self.change(|repository| match repository.delete(name) {
             true => Ok(()),
@@ -223,7 +216,7 @@ impl Enforcer {
         deleted.map(|((), revision)| revision)
     }
 
-    /// Deletes the policies that have a rule with all of these labels; without labels, all policies.
+    /// Deletes the policies that have a rule with all of these labels; without labels, deletes all policies.
     pub fn delete_labelled(
         &self,
         labels: &[Label],
@@ -231,29 +224,29 @@ impl Enforcer {
         self.change(|repository| Ok(repository.delete_labelled(labels)))
     }
 
-    /// Waits up to `patience` until endpoints have reached a revision. Returns whether they have.
+    /// Waits up to `patience` for endpoints to reach a revision. Returns whether they have.
     pub async fn in_force(&self, revision: u64, patience: Duration) -> bool {
         let mut followed = self.0.followed.subscribe();
         let reached = followed.wait_for(|followed| *followed >= revision);
         tokio::time::timeout(patience, reached).await.is_ok()
     }
 
-    /// The endpoints that lag behind the latest policy, if any.
+    /// Returns the endpoints that lag behind the latest policy, if any.
     pub fn lag(&self) -> Option<PolicyLag> {
         self.0.lag.borrow().clone()
     }
 
-    /// Explains why a packet passes or not.
+    /// Explains why a packet passes or is dropped.
     pub fn trace(&self, request: &TraceRequest<'_>) -> Trace {
         self.repository().trace(request, self.settings())
     }
 
-    /// All known identities.
+    /// Returns all known identities.
     pub fn identities(&self) -> Arc<Identities> {
         self.0.identities.borrow().clone()
     }
 
-    /// The identity by which policy judges packets of an address.
+    /// Returns the identity by which policy judges packets of an address.
     pub fn identity_of(&self, ip: IpAddr) -> Identity {
         let entries = lock(&self.0.ipcache);
         let covering = entries.entries().filter(|(prefix, _)| prefix.contains(&ip));
@@ -302,7 +295,7 @@ impl Enforcer {
         self.0.held_back.borrow().is_none()
     }
 
-    /// Runs work where it may block.
+    /// Runs `work` where it may block.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, RegenerationError> + Send + 'static,
@@ -321,7 +314,7 @@ fn uninformed(stale: Option<&Staleness>) -> RegenerationError {
 }
 
 /// Writes the identities of taken-over endpoints' addresses, so that endpoints built earlier know those built later.
-fn announce_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(), IpcacheError> {
+fn announce_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(), TrieError> {
     for workload in former {
         let entry = IpcacheEntry {
             identity: workload.info.identity,

@@ -1,4 +1,4 @@
-//! Keeps the rules across restarts, in a file in the state folder.
+//! Keeps the rules across restarts in a file in the state directory.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -24,7 +24,7 @@ impl Store {
         }
     }
 
-    /// Reads the saved rules; without a file, there are none.
+    /// Reads the saved rules. If there is no file, there are no rules.
     pub(super) fn load(&self) -> Result<Repository, EnforceError> {
         let read = match fs::read(&self.path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
@@ -37,12 +37,9 @@ impl Store {
         })
     }
 
-    /// Writes the rules so that a crash at any moment leaves either the old or the new ones.
+    /// Writes the rules atomically: a crash at any moment leaves either the old or the new rules.
     pub(super) fn save(&self, repository: &Repository) -> Result<(), EnforceError> {
-        let written = serde_json::to_vec(repository)
-            .map_err(io::Error::from)
-            .and_then(|text| durable::write(&self.path, &text));
-        written.map_err(|source| EnforceError::Save {
+        durable::write(&self.path, repository).map_err(|source| EnforceError::Save {
             path: self.path.clone(),
             source,
         })

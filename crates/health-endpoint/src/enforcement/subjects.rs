@@ -18,7 +18,7 @@ use crate::regenerate::RealizedPolicy;
 /// Everything that verdicts depend on.
 #[derive(Clone)]
 pub(super) struct Generation {
-    /// Increases.
+    /// Increases with each generation.
     pub(super) number: u64,
     pub(super) repository: Arc<Repository>,
     pub(super) settings: PolicySettings,
@@ -35,7 +35,7 @@ impl Generation {
     fn compile(&self, subject: Subject, labels: &LabelSet) -> CompiledPolicy {
         let mut settings = self.settings;
         if subject.fails_closed && settings.mode == PolicyMode::Default {
-            // Possibly no rule selects it now, although a rule would select its own labels.
+            // Perhaps no rule selects the subject now, although a rule would select its actual labels.
             settings.mode = PolicyMode::Always;
         }
         let resolved = self.repository.resolve(labels, settings);
@@ -47,7 +47,7 @@ impl Generation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Subject {
     pub(super) identity: Identity,
-    /// Whether policy is enforced although no rule selects it, because the identity of its labels is not known.
+    /// Whether policy is enforced even if no rule selects the subject, because the labels of its identity are unknown.
     pub(super) fails_closed: bool,
 }
 
@@ -63,28 +63,28 @@ impl From<Identity> for Subject {
 /// The policy in force for an identity.
 struct InForce {
     labels: LabelSet,
-    /// `None` while nothing passes, to make space for the next policy.
+    /// `None` while the subject is closed, to make space for its next policy.
     policy: Option<Arc<CompiledPolicy>>,
-    /// The generation by which it was last compiled.
+    /// The latest generation for which the policy was compiled.
     generation: Generation,
     realized: RealizedPolicy,
-    /// The policy by a later generation, until an endpoint is built by that.
+    /// The policy of a later generation, until an endpoint is built with it.
     next: Option<(Generation, Arc<CompiledPolicy>)>,
 }
 
 impl InForce {
-    /// Whether the policy is that of a generation, or of a later one.
+    /// Whether the policy is up to date with this generation, or a later one.
     fn is_of(&self, generation: &Generation) -> bool {
         self.generation.is_same(generation) || self.generation.number > generation.number
     }
 
-    /// The policy of these labels by a generation, if it is already prepared.
+    /// Returns the policy for these labels and this generation, if it is already prepared.
     fn prepared(&self, labels: &LabelSet, generation: &Generation) -> Option<Arc<CompiledPolicy>> {
         let (of, policy) = self.next.as_ref()?;
         (self.labels == *labels && of.is_same(generation)).then(|| policy.clone())
     }
 
-    /// Prepares the policy of a generation, if it differs.
+    /// Prepares the policy of a generation if it differs from the current one.
     fn look_ahead(&mut self, subject: Subject, generation: &Generation) {
         let is_known = self.is_of(generation)
             || self
@@ -106,7 +106,7 @@ impl InForce {
 /// Why an endpoint still uses its old table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BuildFailure {
-    /// Number of the generation by which it was built.
+    /// Number of the generation with which the endpoint was built.
     pub(super) generation: u64,
     /// Whether there was no space for its table.
     pub(super) lacks_room: bool,
@@ -119,35 +119,36 @@ pub(super) struct BuildFailure {
 pub(super) struct Behind {
     /// Endpoints that must be built or are being built.
     pub(super) pending: BTreeSet<u16>,
-    /// Endpoints whose build failed, with the reason; it will be retried. Also endpoints that cannot be deleted.
+    /// Endpoints whose build failed, and that will be rebuilt, and endpoints that cannot be deleted; each with the
+    /// reason.
     pub(super) failed: BTreeMap<u16, String>,
-    /// Endpoints that are being deleted. They are not built or waited for.
+    /// Endpoints that are being deleted. These are neither built nor waited for.
     pub(super) leaving: BTreeSet<u16>,
 }
 
 impl Behind {
-    /// Whether no endpoint is left to build: the remaining ones cannot be deleted.
+    /// Whether there is no endpoint left to build, because the remaining ones cannot be deleted.
     pub(super) fn are_all_leaving(&self) -> bool {
         self.pending.is_empty() && self.failed.keys().all(|id| self.leaving.contains(id))
     }
 }
 
-/// The table that an endpoint uses.
+/// The table in use by an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NamedByEndpoint {
-    /// `None` for an endpoint that was taken over and not built since.
+    /// `None` for an endpoint that was taken over and has not been built since.
     subject: Option<Subject>,
     table: u32,
     addresses: Vec<IpAddr>,
 }
 
-/// The tables, and which endpoints use them.
+/// The tables, and the endpoints that use them.
 pub(super) struct Subjects {
     tables: Box<dyn Tables>,
     last: u32,
     in_force: BTreeMap<Subject, InForce>,
     named: BTreeMap<u16, NamedByEndpoint>,
-    /// The tables that endpoints being built will use.
+    /// The tables that endpoints will use once their current build is complete.
     planned: BTreeMap<u16, (Subject, u32)>,
     /// Endpoints whose last build failed.
     failures: BTreeMap<u16, BuildFailure>,
@@ -156,7 +157,7 @@ pub(super) struct Subjects {
 }
 
 impl Subjects {
-    /// `named` are the tables that endpoints currently use.
+    /// Takes over the tables that endpoints currently use (`named`).
     pub(super) fn new(
         tables: Box<dyn Tables>,
         named: impl IntoIterator<Item = (u16, u32)>,
@@ -170,8 +171,8 @@ impl Subjects {
             (id, one)
         });
         Self {
-            // Conntrack entries contain the table that allowed them. A random start makes it unlikely that a number of
-            // an earlier agent is reused.
+            // Conntrack entries name the table that allowed them. With a random start, a number of an earlier agent is
+            // unlikely to be reused.
             last: rand::random(),
             tables,
             in_force: BTreeMap::new(),
@@ -182,14 +183,14 @@ impl Subjects {
         }
     }
 
-    /// Sets which endpoints are being deleted now.
+    /// Records which endpoints are being deleted now.
     pub(super) fn note_leaving(&mut self, leaving: BTreeMap<u16, Option<String>>) {
         self.leaving = leaving;
     }
 
-    /// Plans the table that an endpoint of this subject with these labels will use. Writes the table if it differs from
-    /// the existing one. The caller must then [settle](Self::settle) the plan, or mark it as [failed](Self::fail), also
-    /// after a failure here.
+    /// Plans the table for an endpoint with this subject and these labels. Writes the table if it differs from the
+    /// existing one. Afterwards, even if this fails, the caller must either [settle](Self::settle) the plan or mark it
+    /// as [failed](Self::fail).
     pub(super) fn plan(
         &mut self,
         id: u16,
@@ -207,7 +208,7 @@ impl Subjects {
         Ok(realized)
     }
 
-    /// Brings the policy of a subject to a generation.
+    /// Updates the policy of a subject to a generation.
     fn renew(
         &mut self,
         subject: Subject,
@@ -275,7 +276,7 @@ impl Subjects {
         Ok(realized)
     }
 
-    /// A number that no table has. Numbers wrap around, so one is not reused soon.
+    /// Returns an unused table number. Numbers only repeat after wrapping around, so none is reused soon.
     fn free_table(&self) -> u32 {
         let taken = self.tables.numbers();
         let after = self.last.checked_add(1).unwrap_or(1);
@@ -285,7 +286,7 @@ impl Subjects {
             .unwrap_or(after)
     }
 
-    /// Notes that an endpoint uses the planned table. Returns its former addresses.
+    /// Records that an endpoint uses its planned table. Returns the endpoint's former addresses.
     pub(super) fn settle(&mut self, id: u16, addresses: &[IpAddr]) -> Vec<IpAddr> {
         self.failures.remove(&id);
         let Some((subject, table)) = self.planned.remove(&id) else {
@@ -300,13 +301,13 @@ impl Subjects {
         former.map(|former| former.addresses).unwrap_or_default()
     }
 
-    /// Notes that an endpoint keeps its old table.
+    /// Records that an endpoint keeps its old table.
     pub(super) fn fail(&mut self, id: u16, failure: BuildFailure) {
         self.planned.remove(&id);
         self.failures.insert(id, failure);
     }
 
-    /// Notes that an endpoint no longer exists. Returns its former addresses.
+    /// Records that an endpoint no longer exists. Returns its former addresses.
     pub(super) fn forget(&mut self, id: u16) -> Vec<IpAddr> {
         self.planned.remove(&id);
         self.failures.remove(&id);
@@ -314,8 +315,8 @@ impl Subjects {
         former.map(|former| former.addresses).unwrap_or_default()
     }
 
-    /// The endpoints that do not use the tables of a generation, whatever came of earlier builds. An endpoint that was
-    /// taken over and not built since is not included.
+    /// Returns the endpoints that do not use the tables of a generation, regardless of how earlier builds ended.
+    /// Endpoints that were taken over and not built since are not included.
     pub(super) fn behind(&mut self, generation: &Generation) -> Behind {
         let behind = self.behind_tables(generation);
         let staying = behind
@@ -341,14 +342,14 @@ impl Subjects {
         }
     }
 
-    /// Whether all endpoints use the tables of a generation, even if they could not be built since. Endpoints that are
+    /// Whether all endpoints use the tables of a generation, even if later builds of them failed. Endpoints that are
     /// being deleted do not count.
     pub(super) fn name_their_tables(&mut self, generation: &Generation) -> bool {
         let behind = self.behind_tables(generation);
         behind.iter().all(|id| self.leaving.contains_key(id))
     }
 
-    /// The endpoints that use, or are about to use, other tables than these.
+    /// Returns the endpoints that use, or are about to use, tables other than those of this generation.
     fn behind_tables(&mut self, generation: &Generation) -> BTreeSet<u16> {
         for (subject, known) in &mut self.in_force {
             known.look_ahead(*subject, generation);
@@ -367,7 +368,7 @@ impl Subjects {
             .collect()
     }
 
-    /// Endpoints whose tables did not fit when they were built.
+    /// Returns the endpoints whose tables did not fit when they were built.
     pub(super) fn cramped(&self) -> BTreeSet<u16> {
         let failures = self.failures.iter();
         let cramped =
@@ -380,7 +381,7 @@ impl Subjects {
         self.failures.retain(|id, _| !ids.contains(id));
     }
 
-    /// A subject whose next table fits only without the tables that its endpoints use.
+    /// Returns a subject whose next table fits only if the tables that its endpoints use now are removed.
     pub(super) fn to_close(&self) -> Option<Subject> {
         let cramped = self.cramped();
         let fits = |(subject, known): &(&Subject, &InForce)| {
@@ -397,8 +398,8 @@ impl Subjects {
         fit.map(|(subject, _)| *subject)
     }
 
-    /// Lets nothing pass for a subject, so that the tables of its endpoints make space. Returns the table that they
-    /// must use until they are built, and the endpoints that use another one; each of these must be
+    /// Drops all traffic of a subject, so that the tables of its endpoints can be removed. Returns the table that the
+    /// endpoints must use until they are built, and the endpoints that still use another one; each of those must be
     /// [moved](Self::moved).
     pub(super) fn close(&mut self, subject: Subject) -> Result<(u32, BTreeSet<u16>), PolicyError> {
         let Some(known) = self.in_force.get(&subject) else {
@@ -416,8 +417,8 @@ impl Subjects {
         Ok((closed, others.map(|(id, _)| id).collect()))
     }
 
-    /// Writes a table that lets nothing pass, for a single endpoint, which must then be [moved](Self::moved) to it.
-    /// `None` if the endpoint uses no table.
+    /// Writes an empty table, which drops everything, for a single endpoint. The endpoint must then be
+    /// [moved](Self::moved) to it. Returns `None` if the endpoint uses no table.
     pub(super) fn empty_table(&mut self, id: u16) -> Result<Option<u32>, PolicyError> {
         let Some(named) = self.named.get(&id) else {
             return Ok(None);
@@ -434,27 +435,27 @@ impl Subjects {
         Ok(table)
     }
 
-    /// Notes that an endpoint uses this table.
+    /// Records that an endpoint uses this table.
     pub(super) fn moved(&mut self, id: u16, table: u32) {
         if let Some(named) = self.named.get_mut(&id) {
             named.table = table;
         }
     }
 
-    /// The endpoints of a subject, with the tables that they use.
+    /// Returns the endpoints of a subject and the tables that they use.
     fn of_subject(&self, subject: Subject) -> impl Iterator<Item = (u16, u32)> + Clone {
         let named = self.named.iter();
         let named = named.filter(move |(_, named)| named.subject == Some(subject));
         named.map(|(id, named)| (*id, named.table))
     }
 
-    /// Whether any endpoint was taken over from the previous agent and has yet to be built.
+    /// Whether any endpoint was taken over from the previous agent and still has to be built.
     pub(super) fn has_former(&self) -> bool {
         let mut named = self.named.iter();
         named.any(|(id, named)| named.subject.is_none() && !self.leaving.contains_key(id))
     }
 
-    /// The identity of each endpoint address.
+    /// Returns the identity of each endpoint address.
     pub(super) fn addresses(&self) -> BTreeMap<IpAddr, Identity> {
         let known = self.named.values();
         known
@@ -463,8 +464,7 @@ impl Subjects {
             .collect()
     }
 
-    /// Removes the tables that are no longer used, and forgets the identities that no endpoint has. Returns whether any
-    /// table was removed.
+    /// Removes unused tables, and forgets identities that no endpoint has. Returns whether any table was removed.
     pub(super) fn sweep(&mut self) -> Result<bool, PolicyError> {
         let planned = self.planned.values().map(|(subject, _)| *subject);
         let subjects: BTreeSet<Subject> = self

@@ -22,7 +22,7 @@ use crate::manager::tests::World;
 use crate::manager::{self, Manager, ManagerOptions, NewEndpoint, Selector};
 use crate::workload::{SavedEndpoint, StateDir};
 
-/// What outlives an agent.
+/// State that outlives an agent.
 struct Site {
     kernel: Kernel,
     store: Store,
@@ -30,7 +30,7 @@ struct Site {
     dir: TempDir,
 }
 
-/// The parts of an agent that deal with endpoints.
+/// The parts of an agent that handle endpoints.
 #[derive(Clone)]
 struct Agent {
     manager: Manager,
@@ -62,14 +62,12 @@ impl Site {
             health: None,
             mtu: 1500,
             parallel: 2,
-        };
-        let parts = manager::ManagerParts {
             devices: self.devices.clone(),
             identities: session.clone(),
             regenerator: Arc::new(enforcer.clone()),
             clock: || Timestamp::UNIX_EPOCH,
         };
-        let manager = Manager::start(options, parts, survey);
+        let manager = Manager::start(options, survey);
         let (reporter, _) = health_model::activity::channel();
         tokio::spawn(
             enforcer
@@ -85,21 +83,24 @@ impl Site {
 
     fn enforcer(&self, session: &Arc<Session>) -> Enforcer {
         let kernel = &self.kernel;
+        let options = EnforcerOptions {
+            settings: PolicySettings::default(),
+            allow_dhcpv6: false,
+            node_addresses: vec![NODE_ADDRESS],
+            lag: watch::Sender::default(),
+        };
         let shared = Shared::new(
             self.dir.path(),
-            PolicySettings::default(),
+            options,
             Box::new(SessionCluster(session.clone())),
             Arc::new(kernel.clone()),
             Box::new(kernel.clone()),
             Box::new(kernel.clone()),
         );
-        Enforcer(Arc::new(Shared {
-            node_addresses: vec![NODE_ADDRESS],
-            ..shared.unwrap()
-        }))
+        Enforcer(Arc::new(shared.unwrap()))
     }
 
-    /// The programs continue to serve the live endpoints, and no others.
+    /// Makes the programs continue to serve the living endpoints, and no others.
     fn adopt(&self, living: &[SavedEndpoint]) {
         let mut kernel = self.kernel.now();
         let former = std::mem::take(&mut kernel.served);
@@ -140,7 +141,7 @@ fn surroundings() -> Surroundings {
     }
 }
 
-/// Number of sequences to try a model on. A long test tries enough to find rare failures.
+/// Number of random sequences to try on a model. Long tests try enough of them to find rare failures.
 fn cases(usual: u32) -> u32 {
     match std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1") {
         true => 100_000,
@@ -153,7 +154,7 @@ fn labels(text: &str) -> LabelSet {
     LabelSet::new(labels.map(|label| label.parse().unwrap())).unwrap()
 }
 
-/// A new endpoint in the namespace `/nN`.
+/// A new endpoint in the namespace `/n<n>`.
 fn new(n: u16, text: &str) -> NewEndpoint {
     NewEndpoint {
         netns: format!("/n{n}").into(),
@@ -163,7 +164,8 @@ fn new(n: u16, text: &str) -> NewEndpoint {
     }
 }
 
-/// A policy: endpoints with the label `peer` may reach endpoints with `subject` at `ports` ports, starting at `port`.
+/// A policy that lets endpoints with the label `peer` reach endpoints with `subject` on `ports` ports, starting at
+/// `port`.
 fn policy(name: &str, subject: &str, peer: &str, port: u16, ports: u16) -> String {
     let key_value = |label: &str| {
         let (key, value) = label.split_once('=').unwrap();
@@ -207,7 +209,7 @@ async fn siblings_of_an_endpoint_without_programs_get_the_new_policy() {
     assert!(first.len() >= 20);
     // A second table does not fit beside the first.
     site.kernel.now().filled = filled_but(first.len() + 5);
-    // The first of the two endpoints no longer has programs, and gets none.
+    // The first of the two endpoints has lost its programs, and gets none.
     site.kernel.now().attached.remove(&one.min(two));
     site.kernel.now().refuses_programs = true;
     let text = policy("p", "app=a", "app=p", 3000, 20);

@@ -22,7 +22,7 @@ pub enum RemovedResource {
     Netns(PathBuf),
     /// A route.
     Route(Route),
-    /// A kernel setting, which has its old value again.
+    /// A kernel setting that was restored to its old value.
     Setting(Setting),
     /// The state file.
     StateFile(PathBuf),
@@ -45,12 +45,12 @@ impl fmt::Display for RemovedResource {
     }
 }
 
-/// Result of [`cleanup()`].
+/// The result of [`cleanup()`].
 #[derive(Debug, Default)]
 pub struct Cleanup {
-    /// What it removed.
+    /// The removed or restored resources.
     pub removed: Vec<RemovedResource>,
-    /// What it could not remove. Everything else was still tried.
+    /// The errors. Cleanup continues after each of them.
     pub failed: Vec<HealthError>,
 }
 
@@ -60,14 +60,14 @@ impl Cleanup {
     }
 }
 
-/// Removes an instance's health endpoint, all routes of our protocol, and the state file, and restores the kernel's
-/// settings. It is not a failure if something does not exist. A foreign `lxc_health` or namespace is left alone. If
-/// another agent created the device, the routes belong to that agent and stay too.
+/// Removes an instance's health endpoint, all routes of our protocol and the state file, and restores the kernel's
+/// settings. Resources that do not exist are skipped. A foreign `lxc_health` or namespace is left alone. If another
+/// agent created the device, the routes belong to that agent and also stay.
 pub async fn cleanup(instance: &str, state_dir: &Path) -> Cleanup {
     let mut report = Cleanup::default();
     let file = StateFile::in_dir(state_dir);
     let saved = file.load();
-    // This is recognized by the namespace's contents, so it comes before any removal.
+    // Whether the namespace is foreign shows in its contents, so check this before removing anything.
     let foreign = report.record(pair::netns_is_foreign(instance, saved.as_ref()).await);
     if let Some(host) = report.record(netlink::open()) {
         remove_from_host(&host, instance, &mut report).await;
@@ -81,7 +81,7 @@ pub async fn cleanup(instance: &str, state_dir: &Path) -> Cleanup {
     if report.record(file.remove()) == Some(true) {
         report.removed.push(RemovedResource::StateFile(file.path()));
     }
-    // Originals of a node without a health endpoint.
+    // The original settings of a node without a health endpoint.
     let file = OriginalsFile::in_dir(state_dir);
     give_back(&file.load(), &mut report);
     if report.record(file.remove()) == Some(true) {

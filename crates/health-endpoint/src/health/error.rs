@@ -16,23 +16,23 @@ pub enum HealthError {
     /// All ids are in use.
     #[error("no free endpoint id for the health endpoint; delete an endpoint")]
     NoIds,
-    /// The device's name is used by someone else.
+    /// The device's name is already taken by a device that is not ours.
     #[error(
         "device {DEVICE} exists and is not this agent's (alias {alias:?}): stop the agent that made \
          it and run its cleanup, or delete it with `ip link delete {DEVICE}`"
     )]
     ForeignDevice {
-        /// The alias that the device has instead of our mark; empty if it has none.
+        /// The device's alias in place of our mark; empty if it has none.
         alias: String,
     },
-    /// The namespace's name is used by someone else.
+    /// The namespace's name is already taken by a namespace that is not ours.
     #[error(
         "network namespace {} exists and is not this agent's: delete it with `ip netns delete`, or \
          give the agent another --instance",
         .0.display()
     )]
     ForeignNetns(PathBuf),
-    /// A device of the settings does not exist.
+    /// A device named in the settings does not exist.
     #[error("no device {0}; use one that `ip link` shows")]
     NoSuchDevice(String),
     /// A node address in the registry is not on this host.
@@ -50,34 +50,34 @@ pub enum HealthError {
     /// The MTU is too small for IPv6.
     #[error("MTU {0} is too small for IPv6, which needs 1280: raise it or use IPv4 only")]
     MtuTooSmall(u32),
-    /// No address of the pod CIDRs could be allocated.
+    /// No address could be allocated from the pod CIDRs.
     #[error(transparent)]
     Ipam(#[from] IpamError),
-    /// An error of a network namespace.
+    /// A network namespace error.
     #[error(transparent)]
     NetNs(#[from] NetNsError),
-    /// An error of a device, an address, a route or a setting.
+    /// An error from a device, an address, a route or a kernel setting.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// An error of the state file.
+    /// A state file error.
     #[error("cannot {attempt} {}: {source}", path.display())]
     State {
         /// The attempted operation.
         attempt: &'static str,
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The system error.
         source: io::Error,
     },
     /// Something keeps undoing the agent's changes.
     #[error("cannot repair the health endpoint; another program keeps changing it: {0}")]
     Unrepaired(Fault),
-    /// An error of a listener inside the namespace.
+    /// A listener inside the namespace could not be opened.
     #[error("cannot listen on {address} in the health endpoint: {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// The error of the kernel.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Faults of a health endpoint that was once in order.
+//! Faults of a health endpoint that was in order before.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,17 +10,17 @@ use health_net::sysctl::Setting;
 
 use super::{DEVICE, INNER_DEVICE};
 
-/// One end of the veth pair, with its namespace.
+/// One end of the veth pair, and the namespace in which it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The host's.
+    /// The host's end.
     Outer,
-    /// The endpoint's.
+    /// The endpoint's end.
     Inner,
 }
 
 impl End {
-    /// The device's name.
+    /// Returns the device's name.
     pub const fn device(self) -> &'static str {
         match self {
             Self::Outer => DEVICE,
@@ -34,9 +34,9 @@ impl End {
 pub enum Fault {
     /// The host's end of the veth pair does not exist.
     VethGone,
-    /// A device of that name exists, but it is a different one.
+    /// A different device now has the name of the host's end.
     VethReplaced,
-    /// The namespace's file is missing, or leads to another namespace.
+    /// The namespace's file is missing, or refers to another namespace.
     NetnsGone(PathBuf),
     /// The endpoint's end of the veth pair does not exist.
     PeerGone,
@@ -44,14 +44,14 @@ pub enum Fault {
     Down(End),
     /// The loopback in the namespace is down.
     LoopbackDown,
-    /// An end of the veth pair has another hardware address.
+    /// The hardware address of an end of the veth pair was changed.
     MacChanged {
         /// The end.
         end: End,
         /// The intended address.
         wanted: MacAddr,
     },
-    /// An end of the veth pair has another MTU.
+    /// The MTU of an end of the veth pair was changed.
     MtuChanged {
         /// The end.
         end: End,
@@ -60,18 +60,18 @@ pub enum Fault {
     },
     /// The endpoint lacks its address.
     AddressMissing(IpAddr),
-    /// The endpoint has an address that it must no longer have.
+    /// The endpoint still has an address that it should no longer have.
     AddressOutdated(IpAddr),
     /// The host's neighbour table lacks the endpoint's hardware address.
     NeighbourMissing(IpAddr),
-    /// A route is missing, or leads elsewhere.
+    /// A route is missing or leads elsewhere.
     RouteLost {
         /// The namespace.
         end: End,
         /// The intended route.
         wanted: Route,
     },
-    /// A setting of the host's kernel was changed.
+    /// A kernel setting of the host was changed.
     SettingChanged {
         /// The current value.
         value: String,
@@ -81,7 +81,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// A short constant name, for counters.
+    /// Returns a short constant name for counters.
     pub const fn cause(&self) -> &'static str {
         match self {
             Self::VethGone => "veth-gone",

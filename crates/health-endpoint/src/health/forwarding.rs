@@ -1,5 +1,5 @@
-//! The host's settings for forwarding between its uplinks and its endpoints. The health endpoint maintains them; on a
-//! node without one, [`ensure`] does.
+//! The host's kernel settings for forwarding between its uplinks and its endpoints. The health endpoint maintains them;
+//! on nodes without one, [`ensure`] does.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use super::HealthError;
 /// Name of the file with the original settings.
 const FILE_NAME: &str = "forwarding.json";
 
-/// The settings, in the order in which to apply them, for endpoints with addresses of these families.
+/// Returns the settings for endpoints with addresses of these families, in the order in which to apply them.
 pub(super) fn settings(
     uplinks: &[String],
     families: &BTreeSet<Family>,
@@ -29,8 +29,8 @@ pub(super) fn settings(
     }
     if families.contains(&Family::V6) {
         for uplink in uplinks {
-            // A router ignores advertisements, and would lose its default route with the next step unless configured to
-            // accept them anyway.
+            // A router ignores advertisements. Unless configured to accept them anyway, the host would lose its default
+            // route with the next setting.
             let key = format!("ipv6/conf/{uplink}/accept_ra");
             if sysctl::read(&key)?.as_deref() == Some("1") {
                 settings.push(Setting::new(key, "2"));
@@ -41,8 +41,8 @@ pub(super) fn settings(
     Ok(settings)
 }
 
-/// Makes the host forward packets of endpoints with addresses of these families. Returns the settings that had other
-/// values. Saves the original values in `state_dir`, for [`cleanup`](super::cleanup()).
+/// Makes the host forward the packets of endpoints with addresses of these families. Returns the settings that it
+/// changed. Saves the original values in `state_dir`, for [`cleanup`](super::cleanup()).
 pub fn ensure(
     state_dir: &Path,
     uplinks: &[String],
@@ -50,7 +50,7 @@ pub fn ensure(
 ) -> Result<Vec<Setting>, HealthError> {
     let mut changes = Vec::new();
     for wanted in settings(uplinks, &families.collect())? {
-        // A kernel without IPv6 has nothing to set.
+        // On a kernel without IPv6, there is nothing to set.
         let now = sysctl::read(&wanted.key)?;
         if now.is_some_and(|now| now != wanted.value) {
             changes.push(wanted);
@@ -64,7 +64,7 @@ pub fn ensure(
     for change in &changes {
         originals.remember(change)?;
     }
-    // Before the first change, so that it can be undone whatever happens.
+    // Save before the first change, so that it can be undone whatever happens.
     file.save(&originals)?;
     for change in &changes {
         change.apply()?;
@@ -84,7 +84,7 @@ impl OriginalsFile {
         &self.0
     }
 
-    /// Reads the file. If it cannot be read, returns nothing and logs that.
+    /// Reads the file. Logs if the file cannot be read, and then returns nothing.
     pub(super) fn load(&self) -> Originals {
         let read = match fs::read(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Originals::default(),
@@ -98,10 +98,7 @@ impl OriginalsFile {
     }
 
     fn save(&self, originals: &Originals) -> Result<(), HealthError> {
-        let written = serde_json::to_vec(originals)
-            .map_err(io::Error::from)
-            .and_then(|text| durable::write(&self.0, &text));
-        written.map_err(|source| self.error("write", source))
+        durable::write(&self.0, originals).map_err(|source| self.error("write", source))
     }
 
     /// Removes the file. Returns whether it existed.

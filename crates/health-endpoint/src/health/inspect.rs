@@ -12,17 +12,17 @@ use super::{DEVICE, HealthEndpoint, HealthError, INNER_DEVICE, pair};
 
 const LOOPBACK: &str = "lo";
 
-/// How often faults are searched and repaired before they are blamed on something else. One repair may uncover another
+/// How many times to look for faults and repair them before blaming something else. One repair may uncover another
 /// fault, for example when a device is brought up.
 const ROUNDS: usize = 3;
 
-/// How long the kernel may take to notice that both ends are up: it checks once a second.
+/// How long the kernel may take to notice that both ends are up; it checks once a second.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(3);
 const CARRIER_POLL: Duration = Duration::from_millis(2);
 
 impl HealthEndpoint {
-    /// Finds everything that differs from what [`HealthEndpoint::ensure`] left. Takes about a dozen system calls, and
-    /// changes nothing.
+    /// Finds all differences from the state that [`HealthEndpoint::ensure`] established. Takes about a dozen system
+    /// calls, and changes nothing.
     pub async fn check(&self) -> Result<Vec<Fault>, HealthError> {
         let Some(outer) = link::by_name(&self.host, DEVICE).await? else {
             return Ok(vec![Fault::VethGone]);
@@ -41,8 +41,8 @@ impl HealthEndpoint {
         let Some(inner) = links.iter().find(is_inner) else {
             return Ok(vec![Fault::PeerGone]);
         };
-        // In the order in which they can be repaired: only a device that is up can get addresses, and routes need
-        // addresses.
+        // Checked in the order in which faults can be repaired: only a device that is up can get addresses, and routes
+        // need addresses.
         let mut faults = self.changed_settings()?;
         let mtu = self.wanted_mtu().await?;
         faults.extend(self.device_faults(End::Outer, &outer, mtu));
@@ -56,7 +56,7 @@ impl HealthEndpoint {
         Ok(faults)
     }
 
-    /// Repairs until there is nothing left to repair and packets pass. Returns the faults.
+    /// Repairs until no fault is left and packets pass. Returns the faults that it found.
     pub(super) async fn put_in_order(&self) -> Result<Vec<Fault>, HealthError> {
         let mut repaired = Vec::new();
         for _ in 0..ROUNDS {
@@ -128,7 +128,7 @@ impl HealthEndpoint {
                 route::replace(self.side(*end).0, wanted).await?;
             }
             Fault::SettingChanged { wanted, .. } => wanted.apply()?,
-            // These need a new pair, which is not created here.
+            // These faults require a new pair, which is not created here.
             Fault::VethGone
             | Fault::VethReplaced
             | Fault::NetnsGone(_)
@@ -153,7 +153,7 @@ impl HealthEndpoint {
             .into_iter()
             .chain(self.plan.host_settings()?)
         {
-            // There is nothing to set for a device that is gone, or in a kernel without IPv6.
+            // There is nothing to set if the device is gone or the kernel has no IPv6.
             let Some(value) = sysctl::read(&wanted.key)? else {
                 continue;
             };
@@ -164,7 +164,8 @@ impl HealthEndpoint {
         Ok(faults)
     }
 
-    /// The MTU of the device that determines it, which may have changed. If that device is gone, the last MTU.
+    /// Returns the current MTU of the device that determines the endpoint's MTU, or the last known MTU if that device
+    /// is gone.
     async fn wanted_mtu(&self) -> Result<u32, HealthError> {
         let device = match &self.mtu_device {
             Some(name) => link::by_name(&self.host, name).await?,
@@ -215,7 +216,7 @@ impl HealthEndpoint {
 
     async fn lost_routes(&self) -> Result<Vec<Fault>, HealthError> {
         let mut lost = Vec::new();
-        // The host may have very many routes, so these are looked up one by one.
+        // The host may have very many routes, so look each of these up instead of dumping all.
         for wanted in self.plan.host_routes(self.pair.outer.index) {
             let found = route::matching(&self.host, wanted.destination.addr()).await?;
             if found.as_ref() != Some(&wanted) {

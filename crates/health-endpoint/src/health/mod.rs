@@ -1,8 +1,8 @@
 //! The node's health endpoint: a network namespace behind a veth pair, whose host side is `lxc_health`.
-//! [`HealthEndpoint::ensure`] creates, adopts or repairs it, [`HealthEndpoint::check`] reports whether that is
-//! necessary, and [`cleanup()`] removes it.
+//! [`HealthEndpoint::ensure`] creates, adopts or repairs the endpoint, [`HealthEndpoint::check`] reports whether that
+//! is necessary, and [`cleanup()`] removes the endpoint.
 //!
-//! Its gateway is not on any device: the programs on `lxc_health` answer for it.
+//! The endpoint's gateway is not on any device: the programs on `lxc_health` answer for it.
 
 mod cleanup;
 mod error;
@@ -48,7 +48,7 @@ pub const INNER_DEVICE: &str = "health0";
 /// Default MTU in bytes, if no device determines it.
 pub const ETHERNET_MTU: u32 = 1500;
 
-/// Maximum connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const LISTEN_BACKLOG: i32 = 1024;
 
 /// The settings of a health endpoint.
@@ -58,23 +58,25 @@ pub struct HealthEndpointSpec {
     pub instance: String,
     /// The node's own addresses.
     pub node_addresses: Vec<IpAddr>,
-    /// Node addresses that are currently on no device, so that nothing can be sent from them. The others must belong to
-    /// this host.
+    /// Node addresses that are currently on no device, so that nothing can be sent from them. All other node addresses
+    /// must belong to this host.
     pub unusable_addresses: Vec<IpAddr>,
-    /// Prefixes of endpoints' addresses. The endpoint gets an address of each family that occurs here.
+    /// Prefixes for endpoint addresses. The health endpoint gets one address of each family that occurs here.
     pub pod_cidrs: Vec<IpNet>,
-    /// Addresses that it must have, at most one per family. For a family without one, an address is allocated.
+    /// Addresses that the endpoint must have, at most one per family. For a family without one, an address is
+    /// allocated.
     pub fixed_addresses: Vec<IpAddr>,
-    /// Addresses that it must not have.
+    /// Addresses that the endpoint must not have.
     pub excluded: Vec<AddressRange>,
     /// Ids of other endpoints.
     pub taken_ids: BTreeSet<u16>,
-    /// The device whose MTU it gets. `None`: the smallest MTU of all devices that are up, except the loopback.
+    /// The device that determines the endpoint's MTU. `None`: the smallest MTU of all devices that are up, except the
+    /// loopback.
     pub mtu_device: Option<String>,
-    /// Devices that lead to other nodes; the host forwards between them and the endpoint. Empty: the devices that carry
-    /// the node's addresses.
+    /// Devices that lead to other nodes; the host forwards between these devices and the endpoint. Empty: the devices
+    /// that carry the node's addresses.
     pub uplinks: Vec<String>,
-    /// Folder for state that must survive a reboot.
+    /// Directory for state that must survive a reboot.
     pub state_dir: PathBuf,
 }
 
@@ -87,32 +89,32 @@ pub struct HealthDescription {
     pub ipv4: Option<Ipv4Addr>,
     /// IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
-    /// Number of the host's end of the veth pair.
+    /// Ifindex of the host's end of the veth pair.
     pub ifindex: u32,
     /// The endpoint's own hardware address.
     pub mac: MacAddr,
     /// The host side's hardware address.
     pub host_mac: MacAddr,
-    /// File of its network namespace.
+    /// File of the endpoint's network namespace.
     pub netns: PathBuf,
-    /// Whether a policy applies to it.
+    /// Whether a policy applies to the endpoint.
     pub has_policy: bool,
 }
 
 impl HealthDescription {
-    /// The endpoint's addresses, IPv4 first.
+    /// Returns the endpoint's addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let v4 = self.ipv4.map(IpAddr::from);
         v4.into_iter().chain(self.ipv6.map(IpAddr::from))
     }
 
-    /// Whether id and addresses equal the `other`'s.
+    /// Whether this endpoint has the same id and addresses as `other`.
     pub(crate) fn has_same_addresses(&self, other: &Self) -> bool {
         (self.id, self.ipv4, self.ipv6) == (other.id, other.ipv4, other.ipv6)
     }
 }
 
-/// A health endpoint as [`HealthEndpoint::ensure`] left it.
+/// A health endpoint as established by [`HealthEndpoint::ensure`].
 #[derive(Debug)]
 pub struct HealthEndpoint {
     instance: String,
@@ -124,8 +126,8 @@ pub struct HealthEndpoint {
 }
 
 impl HealthEndpoint {
-    /// Makes sure that the endpoint exists and is in order. Returns what had to be repaired, which is nothing the first
-    /// time. An endpoint that is in order is not touched. After a failure, nothing is left that did not exist before.
+    /// Ensures that the endpoint exists and is in order. Returns the repairs, of which there are none when the endpoint
+    /// is created. An endpoint in order is not touched. A failure leaves nothing behind that did not exist before.
     pub async fn ensure(spec: &HealthEndpointSpec) -> Result<(Self, Vec<Repair>), HealthError> {
         let host = netlink::open()?;
         let file = StateFile::in_dir(&spec.state_dir);
@@ -142,7 +144,7 @@ impl HealthEndpoint {
             outdated.is_empty()
         });
 
-        // Before the first change, so that everything can be undone whatever happens.
+        // Save before the first change, so that everything can be undone whatever happens.
         let state = state(&plan, spec, saved.as_ref())?;
         if saved.as_ref() != Some(&state) {
             file.save(&state)?;
@@ -150,7 +152,7 @@ impl HealthEndpoint {
         let adopted = living.is_some();
         match Self::establish(host.clone(), spec, plan, &state, living).await {
             Ok((endpoint, repaired)) => {
-                // A new pair lacks everything at first, which is not a fault.
+                // A new pair lacks everything at first; this is not a fault.
                 faults.extend(repaired.into_iter().filter(|_| adopted));
                 endpoint.log(adopted);
                 Ok((endpoint, faults.into_iter().map(Repair).collect()))
@@ -210,32 +212,32 @@ impl HealthEndpoint {
         })?
     }
 
-    /// Endpoint id, one of [`ENDPOINT_IDS`].
+    /// Returns the endpoint id, one of [`ENDPOINT_IDS`].
     pub fn id(&self) -> u16 {
         self.state.id
     }
 
-    /// IPv4 address.
+    /// Returns the IPv4 address.
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         self.state.ipv4
     }
 
-    /// IPv6 address.
+    /// Returns the IPv6 address.
     pub fn ipv6(&self) -> Option<Ipv6Addr> {
         self.state.ipv6
     }
 
-    /// The gateways, which are not on any device, IPv4 first.
+    /// Returns the gateways, IPv4 first. They are not on any device.
     pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
         self.plan.stacks.iter().map(|stack| stack.gateway)
     }
 
-    /// The endpoint's own hardware address.
+    /// Returns the endpoint's own hardware address.
     pub fn mac(&self) -> MacAddr {
         self.state.mac
     }
 
-    /// The endpoint as the programs see it.
+    /// Returns the endpoint in the form that the programs take.
     pub fn info(&self) -> EndpointInfo {
         EndpointInfo {
             ifindex: self.ifindex(),
@@ -249,7 +251,7 @@ impl HealthEndpoint {
         }
     }
 
-    /// The endpoint's description for reports.
+    /// Returns the endpoint's description for reports.
     pub fn description(&self) -> HealthDescription {
         HealthDescription {
             id: self.id(),
@@ -263,32 +265,32 @@ impl HealthEndpoint {
         }
     }
 
-    /// The hardware address of the host's end, which is also the gateway's.
+    /// Returns the hardware address of the host's end, which is also the gateway's.
     pub fn host_mac(&self) -> MacAddr {
         self.state.host_mac
     }
 
-    /// Number of the host's end of the veth pair. It changes when the pair is recreated.
+    /// Returns the ifindex of the host's end of the veth pair. It changes when the pair is recreated.
     pub fn ifindex(&self) -> u32 {
         self.pair.outer.index
     }
 
-    /// Name of the host's end of the veth pair.
+    /// Returns the name of the host's end of the veth pair.
     pub fn ifname(&self) -> &'static str {
         DEVICE
     }
 
-    /// The endpoint's network namespace. It changes when it is recreated.
+    /// Returns the endpoint's network namespace. It changes when the namespace is recreated.
     pub fn netns(&self) -> &NetNs {
         &self.pair.netns
     }
 
-    /// Largest packet that it sends, in bytes.
+    /// Returns the size in bytes of the largest packet that the endpoint sends.
     pub fn mtu(&self) -> u32 {
         self.plan.mtu
     }
 
-    /// The state that is kept across restarts.
+    /// Returns the state that is kept across restarts.
     pub fn state(&self) -> &State {
         &self.state
     }
@@ -306,11 +308,11 @@ impl HealthEndpoint {
     }
 }
 
-/// What exists before any change.
+/// The state found before any change.
 struct Survey {
     living: Option<Pair>,
     past: PreviousEndpoint,
-    /// Faults of an endpoint that does not live.
+    /// Faults of an endpoint that is not alive.
     faults: Vec<Fault>,
 }
 
@@ -350,8 +352,8 @@ async fn survey(
     })
 }
 
-/// The addresses that a live endpoint must not keep or does not have yet. If there are any, the endpoint needs a new
-/// pair.
+/// Returns a fault for each address that a live endpoint must not keep or does not have yet. If there are any, the
+/// endpoint needs a new pair.
 fn outdated(past: &PreviousEndpoint, plan: &Plan) -> Vec<Fault> {
     let old: BTreeSet<_> = past.addresses.iter().copied().collect();
     let new: BTreeSet<_> = plan.addresses().collect();
@@ -387,13 +389,13 @@ fn state(
     })
 }
 
-/// The endpoint's saved state in a state folder, if any.
+/// Returns the endpoint's state saved in `state_dir`, if any.
 pub fn saved_state(state_dir: &Path) -> Option<State> {
     StateFile::in_dir(state_dir).load()
 }
 
-/// Removes an endpoint that [`HealthEndpoint::ensure`] created where none existed, for a start that fails later.
-/// Restores the state that was `saved` before.
+/// Removes an endpoint that [`HealthEndpoint::ensure`] newly created, after a later step of the agent's start has
+/// failed. Restores the state that was `saved` before.
 pub async fn take_back(spec: &HealthEndpointSpec, saved: Option<&State>) {
     let file = StateFile::in_dir(&spec.state_dir);
     match (netlink::open(), file.load()) {
@@ -403,7 +405,7 @@ pub async fn take_back(spec: &HealthEndpointSpec, saved: Option<&State>) {
     }
 }
 
-/// Undoes what a failed attempt to create an endpoint has done so far.
+/// Undoes the steps of a failed attempt to create an endpoint.
 async fn undo(
     host: &Handle,
     instance: &str,
@@ -420,7 +422,7 @@ async fn undo(
         warn!(%error, "cannot restore a kernel setting");
     }
     if !failed.is_empty() {
-        // Cleanup restores the settings from the file, and finds devices by their alias.
+        // `cleanup()` restores the settings from the file, and finds devices by their alias.
         return;
     }
     let restored = match saved {

@@ -1,4 +1,4 @@
-//! Finds, creates and removes the namespace and the veth pair as one unit.
+//! Finds, creates and removes the namespace and the veth pair as a unit.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ use health_net::sysctl::{self, Setting};
 
 use super::{DEVICE, End, Fault, HealthError, INNER_DEVICE, State};
 
-/// A namespace with one end of a veth pair, whose other end is on the host.
+/// A namespace with one end of a veth pair whose other end is on the host.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) netns: NetNs,
@@ -26,11 +26,11 @@ pub(super) struct Pair {
 /// The existing state of a pair.
 pub(super) enum PairState {
     Nothing,
-    /// Remains that can no longer become a pair.
+    /// Remains of a pair that cannot be completed again.
     Remains {
         /// The fault.
         fault: Fault,
-        /// Whether a device still exists. The endpoint's addresses are then in use by the endpoint itself.
+        /// Whether one of the devices still exists. The endpoint's addresses are then in use by the endpoint itself.
         device_stands: bool,
     },
     Living(Pair),
@@ -44,10 +44,10 @@ pub(super) struct Blueprint {
     pub(super) ipv6: bool,
 }
 
-/// Prefix of the alias of every agent's device.
+/// Prefix of the device alias of every agent.
 pub(crate) const ALIAS_PREFIX: &str = "health-agent/";
 
-/// The alias that marks the host's end as this instance's.
+/// Returns the alias that marks the host's end as this instance's.
 pub(super) fn alias(instance: &str) -> String {
     format!("{ALIAS_PREFIX}{instance}")
 }
@@ -58,12 +58,12 @@ pub(super) fn is_an_agents(link: &Link) -> bool {
     link.name == DEVICE || alias.starts_with(ALIAS_PREFIX)
 }
 
-/// Name of this instance's namespace.
+/// Returns the name of this instance's namespace.
 pub(super) fn netns_name(instance: &str) -> String {
     format!("health-{instance}")
 }
 
-/// The host's end, if it exists and belongs to this instance.
+/// Returns the host's end, if it exists and belongs to this instance.
 pub(super) async fn own_device(host: &Handle, instance: &str) -> Result<Option<Link>, HealthError> {
     match link::by_name(host, DEVICE).await? {
         Some(device) if device.alias.as_deref() != Some(&alias(instance)) => {
@@ -108,7 +108,7 @@ pub(super) async fn find(
             fault: Fault::PeerGone,
             device_stands: true,
         },
-        // A veth end cannot exist alone: the host's end has been renamed and is in use under the new name.
+        // One end of a veth pair cannot exist alone: the host's end has been renamed and is in use under its new name.
         (None, inner) => PairState::Remains {
             fault: Fault::VethGone,
             device_stands: inner.is_some(),
@@ -116,12 +116,12 @@ pub(super) async fn find(
     })
 }
 
-/// Whether a namespace with our name is ours. The state is saved before the namespace is created.
+/// Whether a namespace with our name is ours, which the state tells, as it is saved before the namespace is created.
 fn is_ours(netns: &NetNs, inner: Option<&Link>, saved: Option<&State>) -> bool {
     inner.is_some() || saved.is_some_and(|state| state.netns == netns.path())
 }
 
-/// Whether a foreign namespace has our name.
+/// Whether a namespace with our name is foreign.
 pub(super) async fn netns_is_foreign(
     instance: &str,
     saved: Option<&State>,
@@ -140,10 +140,11 @@ fn are_peers(a: &Link, b: &Link) -> bool {
     leads_to(a, b) && leads_to(b, a)
 }
 
-/// Creates the namespace and the pair, both ends down. After a failure, [`remove`] must remove what it created.
+/// Creates the namespace and the pair, with both ends down. If this fails, the caller must call [`remove`] to remove
+/// what was created.
 ///
 /// Both ends are created inside the namespace. The host's end gets its name and mark there and is then moved out, so
-/// the host never sees it without the mark. A crash before the move leaves only a namespace.
+/// the host never sees it without the mark. A crash before the move leaves only a namespace behind.
 pub(super) async fn create(
     host: &Handle,
     instance: &str,
@@ -152,8 +153,8 @@ pub(super) async fn create(
     let netns = NetNs::create(&netns_name(instance))?;
     netns.run_in(|| configure_namespace(blueprint.ipv6))??;
     let inside = netns::netlink_in(&netns)?;
-    // The peer gets the lower number, 2, which the host's end then almost never gets. If both were equal, the kernel
-    // would take up to a second to let packets pass.
+    // The peer gets the lower ifindex, 2, which the host's end then almost never gets. If both ifindexes were equal,
+    // the kernel would take up to a second to let packets pass.
     let pair = VethPair {
         name: DEVICE,
         mac: blueprint.host_mac,
@@ -173,7 +174,7 @@ pub(super) async fn create(
     })
 }
 
-/// An end of the pair that was just created.
+/// Returns an end of the pair that was just created.
 async fn existing(handle: &Handle, end: End) -> Result<Link, HealthError> {
     let found = link::by_name(handle, end.device()).await?;
     found.ok_or(HealthError::Unrepaired(match end {
@@ -182,12 +183,12 @@ async fn existing(handle: &Handle, end: End) -> Result<Link, HealthError> {
     }))
 }
 
-/// Default settings for the namespace's devices.
+/// Sets the defaults for devices in the namespace.
 fn configure_namespace(ipv6: bool) -> Result<(), KernelError> {
     let disable = if ipv6 { "0" } else { "1" };
     for setting in [
         Setting::new("ipv6/conf/default/disable_ipv6", disable),
-        // Mode 1 creates no link-local address, which is not needed.
+        // Mode 1 creates no link-local address; the endpoint needs none.
         Setting::new("ipv6/conf/default/addr_gen_mode", "1"),
     ] {
         // A kernel without IPv6 has neither setting.
@@ -198,16 +199,16 @@ fn configure_namespace(ipv6: bool) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Removes everything that exists of this instance's pair.
+/// Removes all parts of this instance's pair that exist.
 pub(super) async fn remove(host: &Handle, instance: &str) -> Result<(), HealthError> {
-    // The device first: the namespace may live on as long as a socket is in it.
+    // Remove the device first: the namespace lives on while a socket in it is open.
     let device = remove_device(host, instance).await;
     let inner = remove_inner_device(instance).await;
     netns::remove(&netns_name(instance))?;
     device.map(drop).and(inner)
 }
 
-/// Removes the endpoint's end, and with it a host's end that has been renamed.
+/// Removes the endpoint's end, and with it the host's end even if that was renamed.
 async fn remove_inner_device(instance: &str) -> Result<(), HealthError> {
     let name = netns_name(instance);
     if !netns::is_alive(&name) {
@@ -220,7 +221,7 @@ async fn remove_inner_device(instance: &str) -> Result<(), HealthError> {
     Ok(())
 }
 
-/// Removes the host's end, and with it the other end. Returns whether it existed.
+/// Removes the host's end, and with it the endpoint's. Returns whether it existed.
 pub(super) async fn remove_device(host: &Handle, instance: &str) -> Result<bool, HealthError> {
     match own_device(host, instance).await? {
         Some(device) => Ok(link::delete(host, &device).await?),

@@ -18,11 +18,11 @@ use super::{DEVICE, ETHERNET_MTU, HealthEndpointSpec, HealthError, forwarding, p
 use crate::outer::outer_settings;
 use crate::stack::Stack;
 
-/// How long a node address may take to pass duplicate address detection, which takes a second or two.
+/// How long to wait for a node address to pass duplicate address detection, which takes a second or two.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(50);
 
-/// RFC 8200 section 5.
+/// Minimum MTU of IPv6 links in bytes (RFC 8200 section 5).
 const IPV6_MIN_MTU: u32 = 1280;
 
 /// The intended endpoint.
@@ -33,7 +33,7 @@ pub(super) struct Plan {
     pub(super) host_mac: MacAddr,
     /// MTU of both ends in bytes.
     pub(super) mtu: u32,
-    /// One per family, IPv4 first.
+    /// One stack per family, IPv4 first.
     pub(super) stacks: Vec<Stack>,
     /// Names of the devices that lead to other nodes.
     pub(super) uplinks: Vec<String>,
@@ -46,12 +46,12 @@ pub(super) struct PreviousEndpoint {
     /// The hardware addresses of the endpoint and of the host's end.
     pub(super) macs: Option<(MacAddr, MacAddr)>,
     pub(super) addresses: Vec<IpAddr>,
-    /// Whether its device still exists, so that the endpoint itself uses its addresses.
+    /// Whether the endpoint's device still exists, so that its addresses are in use by the endpoint itself.
     pub(super) device_stands: bool,
 }
 
 impl PreviousEndpoint {
-    /// The previous state according to the state file.
+    /// Returns the previous state as recorded in the state file.
     pub(super) fn of_state(state: &State) -> Self {
         Self {
             id: Some(state.id),
@@ -114,24 +114,24 @@ impl Plan {
         self.stacks.iter().map(|stack| stack.address)
     }
 
-    /// The host's routes to the endpoint, through device number `outer`.
+    /// Returns the host's routes to the endpoint, through the device with ifindex `outer`.
     pub(super) fn host_routes(&self, outer: u32) -> impl Iterator<Item = Route> {
         self.stacks.iter().map(move |stack| stack.host_route(outer))
     }
 
-    /// The endpoint's routes: everything goes to the gateway, through device number `inner`.
+    /// Returns the endpoint's routes: all traffic goes to the gateway, through the device with ifindex `inner`.
     pub(super) fn inner_routes(&self, inner: u32) -> impl Iterator<Item = Route> {
         let stacks = self.stacks.iter();
         stacks.flat_map(move |stack| stack.inner_routes(inner, self.mtu))
     }
 
-    /// Settings of the host's end, which disappear with it.
+    /// Returns the settings of the host's end, which disappear with the device.
     pub(super) fn device_settings(&self) -> Vec<Setting> {
         let has_family = |family| self.stack(family).is_some();
         outer_settings(DEVICE, has_family(Family::V4), has_family(Family::V6))
     }
 
-    /// Permanent settings of the host, which must be restored later, in the order in which to apply them.
+    /// Returns the permanent settings of the host, which cleanup restores, in the order in which to apply them.
     pub(super) fn host_settings(&self) -> Result<Vec<Setting>, KernelError> {
         let families = self.addresses().map(Family::of).collect();
         forwarding::settings(&self.uplinks, &families)
@@ -143,7 +143,7 @@ fn usable_addresses(spec: &HealthEndpointSpec) -> impl Iterator<Item = IpAddr> {
     spec.node_addresses.iter().filter(unusable).copied()
 }
 
-/// All devices, as soon as each of the node's addresses is usable on one.
+/// Waits until each of the node's addresses is usable on some device, and returns all devices.
 async fn node_devices(
     host: &Handle,
     node_addresses: &[IpAddr],
@@ -177,7 +177,7 @@ async fn node_devices(
     }
 }
 
-/// The uplinks in the settings, or else the devices that carry the node's addresses.
+/// Returns the uplinks in the settings or, if there are none, the devices that carry the node's addresses.
 fn uplinks(
     devices: &[(Link, Vec<LinkAddress>)],
     spec: &HealthEndpointSpec,
@@ -280,7 +280,7 @@ async fn allocate(
 ) -> Result<IpAddr, HealthError> {
     loop {
         let address = pool.allocate(last.take(), &mut rand::rng())?;
-        // An address that is in use stays taken in the pool, so that this loop ends.
+        // An address already in use stays taken in the pool, so this loop ends.
         if in_place == Some(address) || !route::is_in_use(host, address).await? {
             return Ok(address);
         }

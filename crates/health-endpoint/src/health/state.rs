@@ -1,4 +1,4 @@
-//! The state of the health endpoint that is kept across restarts and reboots.
+//! The state of the health endpoint that survives restarts and reboots.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -40,13 +40,13 @@ pub struct State {
 }
 
 impl State {
-    /// The endpoint's addresses, IPv4 first.
+    /// Returns the endpoint's addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let v4 = self.ipv4.map(IpAddr::from);
         v4.into_iter().chain(self.ipv6.map(IpAddr::from))
     }
 
-    /// The endpoint's address in one family.
+    /// Returns the endpoint's address of one family.
     pub fn address(&self, family: Family) -> Option<IpAddr> {
         self.addresses().find(|ip| Family::of(*ip) == family)
     }
@@ -69,7 +69,7 @@ impl StateFile {
         self.dir.join(FILE_NAME)
     }
 
-    /// Reads the state. An unreadable file counts as absent, and is logged.
+    /// Reads the state. An unreadable file is logged and counts as absent.
     pub(super) fn load(&self) -> Option<State> {
         let path = self.path();
         let state = match fs::read(&path) {
@@ -86,15 +86,9 @@ impl StateFile {
             .ok()
     }
 
-    /// Writes the state so that a crash at any moment leaves either the old or the new one.
+    /// Writes the state atomically: a crash at any moment leaves either the old or the new state.
     pub(super) fn save(&self, state: &State) -> Result<(), HealthError> {
-        let written = serde_json::to_vec_pretty(state)
-            .map_err(io::Error::from)
-            .and_then(|mut text| {
-                text.push(b'\n');
-                durable::write(&self.path(), &text)
-            });
-        written.map_err(|source| self.error("write", source))
+        durable::write(&self.path(), state).map_err(|source| self.error("write", source))
     }
 
     /// Removes the file. Returns whether it existed.

@@ -1,4 +1,4 @@
-//! Tests on real namespaces. Each test has its own host: a network namespace, and a mount namespace with an empty
+//! Tests on real namespaces. Each test has a host of its own: a network namespace, and a mount namespace with an empty
 //! `/run`. Both end with the test's thread.
 
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ use crate::peer_routes::{Change, PeerRouteError, PeerRoutes};
 const UPLINK: &str = "eth0";
 const UPLINK_MTU: u32 = 1400;
 const PORT: u16 = 4240;
-/// How long a test waits for an expected event, however busy the machine is.
+/// How long a test waits for an expected event, to allow for busy machines.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A host with one uplink, `eth0` with 172.30.0.1/24 and fd00:30::1/64, and a machine behind it with `.2` and `::2`.
@@ -75,7 +75,7 @@ impl Host {
         let far = NetNs::create("far").unwrap();
         let far_netlink = netns::netlink_in(&far).unwrap();
         let no_link_local = || {
-            // Their duplicate address detection would change the host while the tests run.
+            // Duplicate address detection of link-local addresses would change the host while tests run.
             sysctl::write("ipv6/conf/default/addr_gen_mode", "1").unwrap();
             sysctl::write("ipv6/conf/default/accept_dad", "0").unwrap();
         };
@@ -116,7 +116,7 @@ impl Host {
             far,
             state: tempfile::tempdir().unwrap(),
         };
-        // The kernel's changes once it has noticed that the uplink has a carrier.
+        // Changes that the kernel makes once it notices the uplink's carrier.
         let settled = |inventory: BTreeSet<String>| {
             let has = |text| inventory.iter().any(|item| item.contains(text));
             !has("Linkdown") && has("(Inet6(ff00::))") && has("(Inet6(fd00:30::1))")
@@ -148,7 +148,7 @@ impl Host {
         spec
     }
 
-    /// Everything that a cleanup could forget.
+    /// Returns everything that a cleanup might miss.
     async fn inventory(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
         for (link, addresses) in link::list_with_addresses(&self.netlink).await.unwrap() {
@@ -231,7 +231,7 @@ async fn ensure(spec: &HealthEndpointSpec) -> HealthEndpoint {
     endpoint
 }
 
-/// The endpoint's identifying properties, which must stay the same whatever happens to its pair.
+/// The properties that identify the endpoint and survive any change of its pair.
 fn identity(endpoint: &HealthEndpoint) -> (u16, Vec<IpAddr>, MacAddr, MacAddr) {
     let addresses = endpoint.plan.addresses().collect();
     (
@@ -252,8 +252,7 @@ async fn answer_for_gateways(endpoint: &HealthEndpoint) {
     }
 }
 
-/// Connects to each of the endpoint's addresses from the calling thread's namespace and exchanges
-/// a byte.
+/// Connects to each of the endpoint's addresses from the calling thread's namespace, and exchanges a byte.
 fn talk_to(listeners: &[TcpListener]) -> Vec<(TcpStream, TcpStream)> {
     listeners
         .iter()
@@ -406,7 +405,7 @@ fn a_living_endpoint_is_adopted_untouched() {
         let (monitor, _keep, mut events) = rtnetlink::new_multicast_connection(&groups).unwrap();
         tokio::spawn(monitor);
         let second = ensure(&host.spec()).await;
-        // The kernel reports a change before it answers the request that caused it.
+        // The kernel reports a change before it replies to the request that caused it.
         assert!(events.try_recv().is_err());
         assert_eq!(identity(&second), identity(&first));
         assert_eq!(second.ifindex(), first.ifindex());
@@ -668,7 +667,7 @@ fn another_instance_keeps_its_endpoint_and_routes() {
 #[test]
 fn packets_pass_at_once_on_a_host_with_one_device() {
     on_a_host(async |host: Host| {
-        // The host's end must not get the number of the endpoint's.
+        // The host's end must not get the same ifindex as the endpoint's end.
         assert_eq!(device(&host.netlink, UPLINK).await.index, 2);
         let endpoint = ensure(&host.spec()).await;
         assert_ne!(endpoint.ifindex(), endpoint.pair.inner.index);
@@ -1002,7 +1001,7 @@ fn peer_routes_become_exactly_the_wanted_ones() {
     });
 }
 
-/// Routes via nodes behind a router are left alone for a while; routes whose device was away are not.
+/// Restoration of routes via nodes behind a router is delayed, except for routes whose device was away.
 #[test]
 fn peer_routes_are_back_as_soon_as_their_device_is() {
     on_a_host(async |host: Host| {
@@ -1064,7 +1063,7 @@ fn routes_of_others_are_not_touched() {
     });
 }
 
-/// The daemon runs these on many threads.
+/// The daemon runs these futures on many threads.
 #[test]
 fn futures_can_move_between_threads() {
     fn assert_send<T: Send>(_: impl FnOnce(&'static HealthEndpoint) -> T) {}

@@ -1,4 +1,4 @@
-//! Regenerates endpoints: several concurrently, each until it succeeds.
+//! Regenerates endpoints: several concurrently, and each until it succeeds.
 
 use std::time::Duration;
 
@@ -45,16 +45,16 @@ impl Manager {
                         entry.problem = None;
                         entry.touch();
                         let message = format!("regenerated in {took:.1?}: {reason}");
-                        // Superseded if the next build is already requested, or another identity is awaited.
+                        // Superseded if the next build is already requested or another identity is awaited.
                         let is_ready = match entry.saved.lacks_identity() {
                             false => entry.set(Side::Builder, State::Ready, now, &message),
-                            // This is allowed from that state.
+                            // This transition is allowed from that state.
                             true => entry.set(Side::Manager, State::WaitingForIdentity, now, &message),
                         };
                         if is_ready.is_err() && entry.state() == State::WaitingForIdentity {
                             entry.note(now, Status::Ok, message);
                         }
-                        // If the endpoint got another identity meanwhile, packets meet the former one until the next
+                        // If the endpoint got another identity meanwhile, packets meet the old one until the next
                         // build.
                         (entry.saved.identity == endpoint.identity).then_some(0)
                     }
@@ -85,12 +85,12 @@ impl Manager {
         self.0.work.notify_one();
     }
 
-    /// The intended state of the endpoint, if it must be built.
+    /// Returns the intended state of the endpoint if it needs to be built.
     fn begin_to_build(&self, id: u16, reason: &str) -> Option<Regeneration> {
         let now = self.now();
         let mut table = self.table();
         let entry = table.living(id).ok()?;
-        // An endpoint whose labels have changed keeps its former identity until the new one is there.
+        // An endpoint whose labels have changed keeps its old identity until the new one is known.
         if entry.state() != State::WaitingForIdentity
             && let Err(refused) = entry.set(Side::Builder, State::Regenerating, now, reason)
         {

@@ -1,4 +1,4 @@
-//! Creates an endpoint step by step; a failure undoes the previous steps.
+//! Creates an endpoint step by step; a failure undoes the steps before it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -38,14 +38,14 @@ impl Manager {
         }
     }
 
-    /// Reserves an id. First deletes an endpoint that is in the way, if its namespace has ended unnoticed.
+    /// Reserves an id. If an endpoint in the way has ended unnoticed with its namespace, deletes it first.
     async fn reserve_or_succeed(
         &self,
         new: &NewEndpoint,
         netns_id: NetNsId,
     ) -> Result<u16, EndpointError> {
         loop {
-            // An endpoint that has ended may have had a namespace with the same number, and has no route in this one.
+            // The namespace of an endpoint that has ended may have had the same id; it has no route in this namespace.
             let sibling = self.table().default_route_in(netns_id);
             if let Some((id, _)) = sibling
                 && let Some(why) = self.end_of(id).await?
@@ -71,7 +71,7 @@ impl Manager {
         }
     }
 
-    /// Why an endpoint is no longer alive, or soon will not be; `None` if it is alive.
+    /// Returns why an endpoint is no longer alive, or soon will not be; `None` if it is alive.
     async fn end_of(&self, id: u16) -> Result<Option<&'static str>, EndpointError> {
         let saved = match self.table().entries.get(&id) {
             None => return Ok(Some("it is gone")),
@@ -88,7 +88,7 @@ impl Manager {
         Ok(fate(&saved, own.as_ref()))
     }
 
-    /// Reserves an id, under which no other call creates the same endpoint.
+    /// Reserves an id, so that no other call can create the same endpoint.
     fn reserve(&self, new: &NewEndpoint, netns_id: NetNsId) -> Result<u16, EndpointError> {
         let mut rng = rand::rng();
         let now = self.now();
@@ -160,7 +160,7 @@ impl Manager {
         asked: [Option<IpAddr>; 2],
     ) -> Result<Arc<Endpoint>, EndpointError> {
         self.take_addresses(id, asked).await?;
-        // Saves the intent, so that the next agent too can undo whatever follows.
+        // Save the intent, so that the next agent can also undo what follows.
         self.save(id).await?;
         self.first_identity(id).await?;
         let blueprint = self.blueprint(id)?;
@@ -236,7 +236,7 @@ impl Manager {
         loop {
             let address = {
                 let mut table = self.table();
-                // A deletion waits for this.
+                // Any deletion waits for this step.
                 table.living(id)?;
                 let now = Instant::now();
                 table.ipam.allocate(&search, now, &mut rand::rng())?
@@ -257,7 +257,7 @@ impl Manager {
         })
     }
 
-    /// The intended devices of an endpoint.
+    /// Returns the intended devices of an endpoint.
     pub(super) fn blueprint(&self, id: u16) -> Result<Blueprint, EndpointError> {
         let mut table = self.table();
         let saved = table.living(id)?.saved.clone();
@@ -297,7 +297,7 @@ impl Manager {
         .await
     }
 
-    /// Runs work on a live endpoint.
+    /// Runs `work` on a live endpoint.
     pub(super) fn with<T>(
         &self,
         id: u16,
@@ -308,12 +308,12 @@ impl Manager {
         table.living(id).map(|entry| work(entry, now))
     }
 
-    /// Saves the state of an endpoint, as it is when the write starts. Saves nothing if the endpoint was deleted by
+    /// Saves the state that an endpoint has when the write starts. Saves nothing if the endpoint has been deleted by
     /// then.
     pub(super) async fn save(&self, id: u16) -> Result<(), EndpointError> {
         self.at_files(move |manager| {
             let saved = manager.with(id, |entry, _| SavedEndpoint {
-                // Before it is complete, only the intent exists.
+                // Until the endpoint is complete, save only the intent.
                 ifindex: entry.saved.ifindex.filter(|_| entry.is_complete),
                 ..entry.saved.clone()
             })?;
@@ -322,7 +322,7 @@ impl Manager {
         .await
     }
 
-    /// Runs work on endpoints' files, exclusively.
+    /// Runs `work` with exclusive access to the endpoints' files.
     pub(super) async fn at_files<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, EndpointError> + Send + 'static,

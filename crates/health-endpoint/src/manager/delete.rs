@@ -13,11 +13,11 @@ use crate::workload::{SavedEndpoint, WorkloadError};
 
 /// How to delete an endpoint.
 enum Way {
-    /// It does not exist.
+    /// Nothing to do: the endpoint does not exist.
     Gone,
-    /// Wait: another task works on it and removes it.
+    /// Wait until the task that works on the endpoint has removed it.
     Wait,
-    /// Remove it.
+    /// Remove the endpoint.
     Remove,
 }
 
@@ -54,7 +54,7 @@ impl Manager {
             return Way::Gone;
         };
         if !entry.state().is_ending() {
-            // This is allowed from all other states.
+            // This transition is allowed from all other states.
             let _ = entry.set(Side::Manager, State::Disconnecting, now, "deleted");
             entry.problem = None;
         }
@@ -74,7 +74,7 @@ impl Manager {
         let now = self.now();
         if let Some(entry) = self.table().entries.get_mut(&id) {
             entry.note(now, Status::Failure, format!("creation failed: {problem}"));
-            // It may have been deleted meanwhile.
+            // The endpoint may have been deleted meanwhile.
             let _ = entry.set(Side::Manager, State::Disconnecting, now, "creation failed");
             entry.problem = None;
             entry.is_being_removed = true;
@@ -86,8 +86,8 @@ impl Manager {
         }
     }
 
-    /// Removes an endpoint completely. After a failure it still exists in state disconnecting, and can be deleted
-    /// again; until then all its traffic is dropped.
+    /// Removes an endpoint completely. If this fails, the endpoint remains in state disconnecting with all its traffic
+    /// dropped, and can be deleted again.
     async fn remove(&self, id: u16) -> Result<(), EndpointError> {
         let removed = self.remove_parts(id).await;
         let held = self.note_removal(id, &removed);
@@ -124,7 +124,7 @@ impl Manager {
         }
     }
 
-    /// Records the result. Returns what is still held for the endpoint from the identity source.
+    /// Records the result. Returns the holds on identities that the endpoint still has.
     fn note_removal(&self, id: u16, removed: &Result<(), EndpointError>) -> Vec<Hold> {
         let now = self.now();
         let mut table = self.table();
@@ -134,7 +134,7 @@ impl Manager {
                 let Some(mut entry) = table.entries.remove(&id) else {
                     return Vec::new();
                 };
-                // This is allowed from that state.
+                // This transition is allowed from that state.
                 let _ = entry.set(Side::Manager, State::Disconnected, now, "deleted");
                 let held = std::mem::take(&mut entry.held);
                 table.departed.show(entry, tokio::time::Instant::now());
@@ -153,37 +153,37 @@ impl Manager {
         }
     }
 
-    /// Saves that an endpoint is being deleted, so that the next agent knows why its device is missing.
+    /// Records on disk that an endpoint is being deleted, so that the next agent knows why its device is missing.
     async fn note_deletion(&self, id: u16) {
         let noted = self.at_files(move |manager| {
             let saved = manager.table().entries.get(&id).map(|entry| SavedEndpoint {
                 is_deleting: true,
                 ..entry.saved.clone()
             });
-            // An endpoint without a device is rolled back in any case.
+            // The next agent rolls back an endpoint without a device in any case.
             let saved = saved.filter(|saved| saved.ifindex.is_some());
             saved.map_or(Ok(()), |saved| Ok(manager.0.states.save(&saved)?))
         });
-        // The deletion continues anyway.
+        // Continue the deletion anyway.
         if let Err(error) = noted.await {
             warn!(id, %error, "cannot record that an endpoint is being deleted");
         }
     }
 
-    /// Removes the device first, so that nothing passes without a policy. Removes the file last: it tells the next
+    /// Removes the device first, so that nothing passes without a policy. Removes the file last, as it tells the next
     /// agent what may still exist.
     async fn remove_parts(&self, id: u16) -> Result<(), EndpointError> {
         self.wait_until(|table| (!table.queue.is_running(id)).then_some(()))
             .await;
         self.note_deletion(id).await;
-        // Without a number there is no device: a creation that fails removes it itself.
+        // Without an ifindex there is no device: a failing creation removes its device itself.
         let device = self.table().entries.get(&id).and_then(|entry| {
             let is_there = entry.saved.ifindex.is_some();
             is_there.then(|| entry.saved.device.clone())
         });
         if let Some(device) = device {
             match self.0.devices.remove(&device).await {
-                // Someone else created it after ours was gone.
+                // Another program created this device after ours was gone.
                 Err(WorkloadError::ForeignDevice { .. }) => {
                     warn!(
                         id,

@@ -1,4 +1,4 @@
-//! Recently deleted endpoints. They are shown for a while, so that users can see what happened to them.
+//! Recently deleted endpoints. They remain visible for a while, so that users can see what happened to them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use super::table::Entry;
 /// How long deleted endpoints are shown.
 const SHOWN: Duration = Duration::from_secs(60);
 
-/// The recently deleted endpoints. All their resources are free, except their ids as long as others are available.
+/// The recently deleted endpoints. All their resources are free, except that their ids are reused only when no others
+/// are available.
 #[derive(Debug, Default)]
 pub(super) struct DepartedEndpoints(BTreeMap<u16, DepartedEndpoint>);
 
@@ -24,13 +25,13 @@ struct DepartedEndpoint {
 }
 
 impl DepartedEndpoints {
-    /// Shows an endpoint from now on.
+    /// Starts showing a deleted endpoint.
     pub(super) fn show(&mut self, entry: Entry, now: Instant) {
         let departed = DepartedEndpoint { entry, since: now };
         self.0.insert(departed.entry.saved.id, departed);
     }
 
-    /// Forgets endpoints that were shown long enough. Returns whether there were any.
+    /// Forgets endpoints that have been shown long enough. Returns whether there were any.
     fn forget(&mut self, now: Instant) -> bool {
         let before = self.0.len();
         self.0
@@ -56,7 +57,7 @@ impl DepartedEndpoints {
 }
 
 impl Manager {
-    /// Forgets the endpoints deleted so far, once they were shown long enough.
+    /// Forgets the endpoints deleted so far, once they have been shown long enough.
     pub(super) async fn forget_later(self) {
         sleep(SHOWN).await;
         let is_less = self.table().departed.forget(Instant::now());

@@ -1,4 +1,4 @@
-//! Monitors endpoints' devices: reports and repairs outside changes.
+//! Monitors endpoints' devices: reports and repairs changes made by other programs.
 
 use std::time::Instant;
 
@@ -8,12 +8,12 @@ use super::Manager;
 use crate::log::Status;
 use crate::workload::{DeviceFault, FoundDevice, WorkloadError};
 
-/// How often faults are searched and repaired in one pass. One repair may uncover another fault.
+/// How many times one pass looks for faults and repairs them. One repair may uncover another fault.
 const ROUNDS: usize = 2;
 
 impl Manager {
     /// Drops endpoints whose device is gone, for example with its namespace, and addresses without an owner. Repairs
-    /// the faults on the host of all other endpoints.
+    /// the faults of all other endpoints on the host.
     pub(super) async fn look(&self) {
         let known = self.known_devices();
         if known.is_empty() {
@@ -32,7 +32,7 @@ impl Manager {
                 self.look_at(id, there).await;
                 continue;
             }
-            // A listing alone never costs an endpoint.
+            // An endpoint is never dropped only because the dump lacks its device.
             match self.0.devices.find(ifindex).await {
                 Ok(Some(there)) if is_its(&&there) => {
                     self.look_at(id, &there).await;
@@ -54,7 +54,7 @@ impl Manager {
         }
     }
 
-    /// Checks an endpoint whose device exists. Nothing is checked on a device that is down.
+    /// Checks an endpoint whose device exists. A device that is down is not checked further.
     async fn look_at(&self, id: u16, found: &FoundDevice) {
         self.note_link(id, found);
         if found.is_up
@@ -64,7 +64,7 @@ impl Manager {
         }
     }
 
-    /// Repairs until there is nothing left to repair, and reports the faults and what remains.
+    /// Repairs until nothing repairable is left, and reports the faults and what remains of them.
     async fn put_in_order(&self, id: u16, ifindex: u32) -> Result<(), WorkloadError> {
         let devices = &self.0.devices;
         // An endpoint that is being deleted needs no repair.
@@ -110,7 +110,7 @@ impl Manager {
         found.unwrap_or(false)
     }
 
-    /// Notes the faults of an endpoint's devices, if they changed.
+    /// Records the faults of an endpoint's devices if they have changed.
     fn note_devices(&self, id: u16, problem: Option<String>) {
         let noted = self.with(id, |entry, now| {
             if entry.device_problem == problem {
@@ -142,7 +142,7 @@ impl Manager {
         }
     }
 
-    /// Notes whether an endpoint's device is up: setting it down cuts the endpoint off.
+    /// Records whether an endpoint's device is up; an endpoint whose device is down is cut off.
     fn note_link(&self, id: u16, found: &FoundDevice) {
         let noted = self.with(id, |entry, now| {
             let was_up = std::mem::replace(&mut entry.is_up, found.is_up);
@@ -159,13 +159,13 @@ impl Manager {
             }
             was_up != found.is_up
         });
-        // An endpoint that is being deleted needs no notes.
+        // An endpoint that is being deleted needs no record.
         if noted.unwrap_or(false) {
             self.note_change();
         }
     }
 
-    /// The endpoints with devices, and the devices' numbers. Also reclaims leaked addresses.
+    /// Returns the endpoints with devices and the devices' ifindexes. Also reclaims leaked addresses.
     fn known_devices(&self) -> Vec<(u16, u32)> {
         let mut table = self.table();
         for (address, owner) in table.take_back_leaks(Instant::now()) {

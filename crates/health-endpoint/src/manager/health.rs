@@ -1,5 +1,5 @@
-//! The health endpoint among the others. The agent creates and repairs it and reports its findings; what is shown of it
-//! follows from that.
+//! The health endpoint in the list of endpoints. The agent creates and repairs the health endpoint and reports its
+//! findings, from which the manager derives the shown state.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use crate::log::Status;
 /// The health endpoint's name as an owner of addresses.
 const NAME: &str = "health";
 
-/// The state of the health endpoint, after the agent repaired what it could.
+/// The state of the health endpoint after the agent's repairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthReport {
     /// The endpoint's description.
@@ -29,14 +29,14 @@ pub struct HealthReport {
     pub repaired: Vec<String>,
     /// Repairs since the agent's start, by cause.
     pub repairs: BTreeMap<String, u64>,
-    /// Why it is not connected: the faults of its devices, addresses, routes and responder.
+    /// Why the endpoint is not connected: faults of its devices, addresses, routes and responder.
     pub connection_problem: Option<String>,
-    /// The faults of its programs.
+    /// The faults of the endpoint's programs.
     pub program_problem: Option<String>,
 }
 
 impl HealthReport {
-    /// All faults, in words.
+    /// Describes all faults.
     fn problem(&self) -> Option<String> {
         let problems: Vec<&str> = [&self.connection_problem, &self.program_problem]
             .into_iter()
@@ -51,7 +51,7 @@ impl HealthReport {
 pub(super) struct HealthEntry {
     report: HealthReport,
     lifecycle: Lifecycle,
-    /// The first hops of its packets: the IPv4 gateway and the IPv6 gateway.
+    /// The first hops of the endpoint's packets: the IPv4 gateway and the IPv6 gateway.
     gateways: [Option<IpAddr>; 2],
     shown: Arc<Endpoint>,
 }
@@ -83,7 +83,7 @@ impl HealthEntry {
         self.shown.clone()
     }
 
-    /// Records a report. Returns whether the endpoint is shown differently from now on.
+    /// Records a report. Returns whether this changes how the endpoint is shown.
     fn note(&mut self, mut report: HealthReport, now: Timestamp) -> bool {
         if report == self.report {
             return false;
@@ -97,7 +97,7 @@ impl HealthEntry {
             lead(&mut self.lifecycle, &report, now, why);
         }
         self.shown = show(&report, self.gateways, self.lifecycle.state());
-        // The next check no longer reports these.
+        // The next check does not report these repairs again.
         report.repaired.clear();
         self.report = report;
         true
@@ -123,9 +123,9 @@ impl HealthEntry {
     }
 }
 
-/// Leads the endpoint through a regeneration, with the result that the report gives.
+/// Takes the endpoint through a regeneration with the result given in the report.
 fn lead(lifecycle: &mut Lifecycle, report: &HealthReport, now: Timestamp, why: &str) {
-    // From its states between two reports, all of these transitions are allowed; it may wait already.
+    // All these transitions are allowed from the states between two reports; the endpoint may already be waiting.
     let _ = lifecycle.set(Side::Manager, State::WaitingToRegenerate, now, why);
     let _ = lifecycle.set(Side::Builder, State::Regenerating, now, why);
     match report.problem() {
@@ -180,8 +180,8 @@ fn show(report: &HealthReport, gateways: [Option<IpAddr>; 2], state: State) -> A
 }
 
 impl Table {
-    /// Records a report on the health endpoint. Returns whether it is shown differently from now on. Fails if it has an
-    /// address that this node may not assign.
+    /// Records a report on the health endpoint. Returns whether this changes how it is shown. Fails if the endpoint has
+    /// an address that this node may not assign.
     fn note_health(&mut self, report: HealthReport, at: Timestamp) -> Result<bool, IpamError> {
         let known = self.health.as_ref().map(|known| &known.report.endpoint);
         let claimed = match known {
@@ -218,8 +218,8 @@ impl Table {
 }
 
 impl Manager {
-    /// Records a report on the health endpoint. Its addresses are not given to other endpoints from now on. Fails if
-    /// this node may not assign one of them.
+    /// Records a report on the health endpoint. From now on, no other endpoint gets its addresses. Fails if this node
+    /// may not assign one of those addresses.
     pub fn note_health(&self, report: HealthReport) -> Result<(), IpamError> {
         let now = self.now();
         let noted = self.table().note_health(report, now);

@@ -18,13 +18,13 @@ use crate::identities::{Hold, IdentityUnavailable};
 use crate::lifecycle::{Judgement, Side, State};
 use crate::log::Status;
 
-/// How long the source may take before an endpoint continues without an identity.
+/// How long the source may take before the endpoint continues without an identity.
 const PATIENCE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 impl Manager {
-    /// Gives a new endpoint its identity. If it is not known at once, the endpoint fails closed.
+    /// Gives a new endpoint its identity. If the identity is not known at once, the endpoint fails closed.
     pub(super) async fn first_identity(&self, id: u16) -> Result<(), EndpointError> {
         let labels = self.with(id, |entry, _| entry.saved.labels.clone())?;
         if labels.is_empty() {
@@ -63,7 +63,7 @@ impl Manager {
         noted
     }
 
-    /// Requests the identity until it is there, if the held identity does not match the labels.
+    /// If the held identity does not match the labels, requests the identity until it is known.
     pub(super) fn resolve_if_needed(&self, id: u16) {
         let needs = self.with(id, |entry, _| {
             let is_old = entry.held.is_empty() || entry.is_renumbered;
@@ -76,7 +76,7 @@ impl Manager {
         }
     }
 
-    /// Makes endpoints follow when their labels get another identity.
+    /// Makes endpoints follow when the store gives their labels another identity.
     pub(super) async fn follow_identities(self, mut held: watch::Receiver<Arc<HeldIdentities>>) {
         let mut before = held.borrow_and_update().clone();
         while held.changed().await.is_ok() {
@@ -90,7 +90,7 @@ impl Manager {
         }
     }
 
-    /// Makes the endpoints with these labels request their identity again, if it has changed.
+    /// Makes the endpoints with these labels request their identity again if it has changed.
     fn renumber(&self, labels: &LabelSet, identity: Identity) {
         let now = self.now();
         let mut waiting = Vec::new();
@@ -101,10 +101,10 @@ impl Manager {
             }
             entry.is_renumbered = true;
             if entry.is_complete && !entry.is_resolving {
-                // A taken-over endpoint stays in restoring until it is built.
+                // A taken-over endpoint stays in state restoring until it is built.
                 if entry.state() != State::Restoring {
                     let reason = "the identity of its labels has changed";
-                    // This is allowed from the other states of a running endpoint.
+                    // This transition is allowed from the other states of a running endpoint.
                     let _ = entry.set(Side::Manager, State::WaitingForIdentity, now, reason);
                 }
                 waiting.push(*id);
@@ -130,8 +130,8 @@ impl Manager {
         self.with(id, |entry, _| entry.shown())
     }
 
-    /// Changes an endpoint's labels: in its file first, so that a failure changes nothing. Returns whether the identity
-    /// must now be requested. Only for callers that hold the files.
+    /// Changes an endpoint's labels, in its file first, so that a failure changes nothing. Returns whether the identity
+    /// must now be requested. Callers must hold the lock of the files.
     fn keep_labels(&self, id: u16, add: &[Label], remove: &[Label]) -> Result<bool, EndpointError> {
         const REASON: &str = "labels changed";
         let changed = self.with(id, |entry, now| {
@@ -156,7 +156,7 @@ impl Manager {
         };
         self.0.states.save(&saved)?;
         self.with(id, |entry, now| {
-            // It does not matter if it waits already.
+            // The endpoint may already be waiting.
             let _ = entry.set(Side::Manager, State::WaitingForIdentity, now, REASON);
             entry.saved.relabel(saved.labels);
             entry.touch();
@@ -164,7 +164,7 @@ impl Manager {
         })
     }
 
-    /// Requests the identity of an endpoint's labels until it is there and the labels are still the same.
+    /// Requests the identity of an endpoint's labels until it is known and the labels did not change meanwhile.
     pub(super) async fn resolve(self, id: u16) {
         let mut pause = FIRST_PAUSE;
         let mut last_problem = None;
@@ -206,13 +206,13 @@ impl Manager {
                 }
             };
             if self.take_identity(id, &labels, hold).await {
-                // It may have changed since.
+                // The identity may have changed since.
                 return self.resolve_if_needed(id);
             }
         }
     }
 
-    /// Builds an endpoint that must fail closed and does not yet.
+    /// Builds an endpoint that must fail closed but does not do so yet.
     fn close_without_identity(&self, id: u16) {
         let is_open = self.with(id, |entry, _| {
             entry.is_complete && entry.saved.lacks_identity() && !entry.is_closed
@@ -223,7 +223,7 @@ impl Manager {
         }
     }
 
-    /// Holds the identity of the labels in force until the identity of the new labels is there.
+    /// Holds the identity of the labels in force until the identity of the new labels is known.
     async fn hold_former(&self, id: u16, hold: Hold) {
         let mut hold = Some(hold);
         let _ = self.with(id, |entry, _| {
@@ -243,11 +243,11 @@ impl Manager {
     }
 
     /// Gives an endpoint the identity that was acquired for these labels, or `reserved:init` if none was. Returns false
-    /// if the endpoint has other labels by now.
+    /// if the endpoint's labels have changed meanwhile.
     async fn take_identity(&self, id: u16, labels: &LabelSet, mut hold: Option<Hold>) -> bool {
         let identity = hold.as_ref().map_or(Identity::INIT, |hold| hold.identity);
         let now = self.now();
-        // In one step: otherwise a label change or the end of a build could see a half-made change.
+        // Done under one lock: otherwise a label change or the end of a build could see a half-made change.
         let taken = {
             let mut table = self.table();
             let is_asked_for = table.queue.is_asked_for(id);
@@ -269,7 +269,7 @@ impl Manager {
             }
         };
         if is_new {
-            // If it cannot be saved, it can be found again from the labels.
+            // If saving fails, the next agent finds the identity again from the labels.
             if let Err(error) = self.save(id).await {
                 warn!(id, %error, "cannot save an endpoint's identity");
             }
@@ -282,7 +282,7 @@ impl Manager {
         true
     }
 
-    /// Releases everything that packets can no longer meet: all holds except one of the identity in use.
+    /// Releases all holds on identities that packets can no longer meet, which leaves one hold on the identity in use.
     pub(super) async fn release_former(&self, id: u16) {
         let former = self.with(id, |entry, _| {
             let current = entry.saved.identity;
@@ -298,8 +298,8 @@ impl Manager {
     }
 }
 
-/// The labels in force while the identity of the new ones is requested, if their identity is not held: the previous
-/// agent held it, and the store reassigns a number that is not held.
+/// Returns the labels in force while the identity of the new ones is requested, if nobody holds their identity: the
+/// previous agent held it, and the store reassigns numbers that are not held.
 fn unheld_former(entry: &Entry) -> Option<LabelSet> {
     let former = entry.saved.former_labels.as_ref()?;
     let is_held = entry.held.iter().any(|hold| hold.labels == *former);
@@ -307,7 +307,7 @@ fn unheld_former(entry: &Entry) -> Option<LabelSet> {
     (is_its_own && !is_held).then(|| former.clone())
 }
 
-/// The labels without the ones to remove; the ones to add replace those with the same source and key.
+/// Returns the labels without those to remove; the labels to add replace those with the same source and key.
 fn relabelled(
     labels: &LabelSet,
     add: &[Label],
@@ -320,15 +320,15 @@ fn relabelled(
     Ok(LabelSet::new(kept.chain(add).cloned())?)
 }
 
-/// Gives an endpoint the identity of its labels. Returns whether it must be regenerated. That also applies if it was
-/// already requested, because that build may have started with the former identity.
+/// Gives an endpoint the identity of its labels. Returns whether it must be regenerated, even if that was already
+/// requested: the requested build may have started with the old identity.
 fn change_identity(
     entry: &mut Entry,
     identity: Identity,
     is_asked_for: bool,
     now: jiff::Timestamp,
 ) -> bool {
-    // A store that lost a number may have given it to other labels.
+    // A store that lost the number may have given it to other labels.
     let is_of_others = entry.saved.former_labels.take().is_some();
     let is_waiting = entry.state() == State::WaitingForIdentity;
     let is_same = entry.saved.identity == identity && !is_of_others && !entry.is_closed;
@@ -337,7 +337,7 @@ fn change_identity(
     let is_built = entry.realized.is_some() && entry.problem.is_none() && !is_asked_for;
     if is_same && (is_built || !is_waiting) {
         if is_waiting {
-            // This is allowed from that state.
+            // This transition is allowed from that state.
             let message = format!("identity is still {identity}");
             let _ = entry.set(Side::Manager, State::Ready, now, &message);
         }
@@ -354,7 +354,7 @@ fn change_identity(
         return true;
     }
     if !is_waiting {
-        // This is allowed from the states of a running endpoint.
+        // This transition is allowed from all states of a running endpoint.
         let _ = entry.set(
             Side::Manager,
             State::WaitingForIdentity,

@@ -1,4 +1,4 @@
-//! All workload endpoints of the node: creates, changes, deletes, restores and reports them.
+//! All workload endpoints of the node: creates, changes, deletes, restores and reports endpoints.
 
 mod build;
 mod create;
@@ -45,23 +45,23 @@ const LOOK_PERIOD: Duration = Duration::from_secs(5);
 /// The settings of a new endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewEndpoint {
-    /// File of its network namespace.
+    /// File of the endpoint's network namespace.
     pub netns: PathBuf,
-    /// Its labels. Empty: not known yet.
+    /// The endpoint's labels. Empty: not known yet.
     pub labels: LabelSet,
-    /// Its name.
+    /// The endpoint's name.
     pub name: Option<String>,
-    /// Its container. A container has one namespace, which has one endpoint per device.
+    /// The endpoint's container. A container has one namespace, with one endpoint per device.
     pub container_id: Option<String>,
-    /// The runtime's network for which it is created.
+    /// The container runtime's network for which the endpoint is created.
     pub network: Option<String>,
-    /// Name of the device in its namespace; `eth0` if absent.
+    /// Name of the device in the endpoint's namespace; `eth0` if absent.
     pub ifname: Option<String>,
-    /// Whether the namespace's default routes lead to this endpoint. `None`: if they lead to no other endpoint.
+    /// Whether the namespace's default routes lead to this endpoint. `None`: only if they lead to no other endpoint.
     pub default_route: Option<bool>,
-    /// The IPv4 address that it must have.
+    /// The IPv4 address that the endpoint must have.
     pub ipv4: Option<Ipv4Addr>,
-    /// The IPv6 address that it must have.
+    /// The IPv6 address that the endpoint must have.
     pub ipv6: Option<Ipv6Addr>,
 }
 
@@ -76,15 +76,27 @@ pub enum Selector {
     Attachment {
         /// The container.
         container_id: String,
-        /// Name of the device in its namespace.
+        /// Name of the device in the container's namespace.
         ifname: String,
     },
-    /// All endpoints whose namespace was given by this file.
+    /// All endpoints whose namespace was given as this file.
     Netns(PathBuf),
 }
 
-/// The services that a manager uses.
-pub struct ManagerParts {
+/// What a manager needs for its node.
+pub struct ManagerOptions {
+    /// Where endpoints are stored across restarts.
+    pub states: StateDir,
+    /// Allocates the addresses of endpoints.
+    pub ipam: NodeIpam,
+    /// The node's own addresses.
+    pub node_addresses: Vec<IpAddr>,
+    /// The health endpoint, if there is one.
+    pub health: Option<HealthReport>,
+    /// MTU of endpoints in bytes.
+    pub mtu: u32,
+    /// Maximum number of concurrent regenerations.
+    pub parallel: usize,
     /// Creates and removes devices.
     pub devices: Arc<dyn Devices>,
     /// Allocates identities.
@@ -95,24 +107,7 @@ pub struct ManagerParts {
     pub clock: fn() -> Timestamp,
 }
 
-/// A manager's settings for its node.
-#[derive(Debug)]
-pub struct ManagerOptions {
-    /// Where endpoints are stored across restarts.
-    pub states: StateDir,
-    /// The addresses of endpoints.
-    pub ipam: NodeIpam,
-    /// The node's own addresses.
-    pub node_addresses: Vec<IpAddr>,
-    /// The health endpoint, if there is one.
-    pub health: Option<HealthReport>,
-    /// MTU of endpoints in bytes.
-    pub mtu: u32,
-    /// Maximum concurrent regenerations.
-    pub parallel: usize,
-}
-
-/// Manages the workload endpoints of a node. Clones share the endpoints.
+/// Manages the workload endpoints of a node. Clones share their state.
 #[derive(Clone)]
 pub struct Manager(Arc<Shared>);
 
@@ -125,10 +120,10 @@ struct Shared {
     /// Held while an endpoint's file is written or removed.
     files: Mutex<()>,
     node_addresses: Vec<IpAddr>,
-    /// MTU that endpoints should have, in bytes.
+    /// The intended MTU of endpoints in bytes.
     mtu: watch::Sender<u32>,
     table: Mutex<Table>,
-    /// Counts changes of the table.
+    /// Incremented by every change of the table.
     changed: watch::Sender<u64>,
     /// Notified when there may be something to regenerate.
     work: Notify,
@@ -137,7 +132,7 @@ struct Shared {
 impl Manager {
     /// Takes over the endpoints that [`survey`] found, and starts to manage. Must be called in a tokio runtime; the
     /// spawned tasks end with the runtime.
-    pub fn start(options: ManagerOptions, parts: ManagerParts, survey: Survey) -> Self {
+    pub fn start(options: ManagerOptions, survey: Survey) -> Self {
         let ManagerOptions {
             states,
             ipam,
@@ -145,15 +140,19 @@ impl Manager {
             health,
             mtu,
             parallel,
+            devices,
+            identities,
+            regenerator,
+            clock,
         } = options;
-        let held_back = parts.regenerator.held_back();
+        let held_back = regenerator.held_back();
         let mut table = Table::new(ipam, parallel);
         table.holds_back = held_back.borrow().is_some();
         let manager = Self(Arc::new(Shared {
-            devices: parts.devices,
-            identities: parts.identities,
-            regenerator: parts.regenerator,
-            clock: parts.clock,
+            devices,
+            identities,
+            regenerator,
+            clock,
             states,
             files: Mutex::new(()),
             node_addresses,
@@ -165,7 +164,7 @@ impl Manager {
         if let Some(health) = health
             && let Err(error) = manager.note_health(health)
         {
-            // A registry may fix it: no other endpoint can get it.
+            // The registry may configure such an address: no other endpoint can get it.
             debug!(%error, "the health endpoint has an address outside this node's pod CIDRs");
         }
         manager.take_over(survey);
@@ -181,15 +180,15 @@ impl Manager {
         manager
     }
 
-    /// Creates an endpoint, and waits until it is ready for use. After a failure, nothing of it is left.
+    /// Creates an endpoint, and waits until it is ready for use. A failure leaves nothing of the endpoint behind.
     pub async fn create(&self, new: NewEndpoint) -> Result<Arc<Endpoint>, EndpointError> {
-        // The caller may go away; the endpoint must not be left half created.
+        // The caller may drop this future; the endpoint must not be left half created.
         let manager = self.clone();
         let made = tokio::spawn(async move { manager.make(new).await });
         made.await.unwrap_or_else(|error| Err(broken_off(&error)))
     }
 
-    /// Deletes the selected endpoints, and returns their ids. It is not a failure if there are none.
+    /// Deletes the selected endpoints, and returns their ids. Succeeds if there are none.
     pub async fn delete(&self, selector: &Selector) -> Result<Vec<u16>, EndpointError> {
         let ids = self.table().matching(selector)?;
         let manager = self.clone();
@@ -207,8 +206,8 @@ impl Manager {
             .unwrap_or_else(|error| Err(broken_off(&error)))
     }
 
-    /// Changes an endpoint's labels, and so its identity. Labels in `remove` are removed by source and key; labels in
-    /// `add` are added, or replace the ones with the same source and key. Returns the endpoint after the change; its
+    /// Changes an endpoint's labels, and thereby its identity. Labels in `remove` are removed by source and key; labels
+    /// in `add` are added, or replace those with the same source and key. Returns the endpoint after the change; its
     /// identity follows later.
     pub async fn change_labels(
         &self,
@@ -223,7 +222,7 @@ impl Manager {
             .unwrap_or_else(|error| Err(broken_off(&error)))
     }
 
-    /// Regenerates endpoints because their inputs have changed: the ones with these ids, or all.
+    /// Regenerates endpoints whose inputs have changed: those with these ids, or all.
     pub fn regenerate(&self, ids: Option<&BTreeSet<u16>>, reason: &str) {
         let now = self.now();
         self.table().request(ids, now, reason);
@@ -231,7 +230,7 @@ impl Manager {
         self.0.work.notify_one();
     }
 
-    /// Notes whether all containers behind an endpoint can serve; `None` if none is probed. Has no effect if the
+    /// Records whether all containers behind an endpoint can serve; `None` if none is probed. Has no effect if the
     /// endpoint does not exist.
     pub fn set_ready(&self, id: u16, ready: Option<bool>) {
         let set = self.with(id, |entry, _| {
@@ -247,12 +246,13 @@ impl Manager {
         }
     }
 
-    /// Which endpoints wait for something that the operator should know about, and for what; `None` if none does.
+    /// Describes which endpoints wait for something that the operator should know about, and for what; `None` if none
+    /// does.
     pub fn problem(&self) -> Option<String> {
         self.table().problem()
     }
 
-    /// The endpoints that are being deleted and are no longer built, with the reason if the deletion failed.
+    /// Returns the endpoints that are being deleted and are no longer built, with the reason if the deletion failed.
     pub fn leaving(&self) -> BTreeMap<u16, Option<String>> {
         self.table().leaving()
     }
@@ -266,22 +266,22 @@ impl Manager {
         }
     }
 
-    /// All endpoints, including those that were deleted in the last minute.
+    /// Returns all endpoints, including those deleted in the last minute.
     pub fn endpoints(&self) -> Vec<Arc<Endpoint>> {
         self.table().shown()
     }
 
-    /// The log of an endpoint, oldest line first.
+    /// Returns the log of an endpoint, oldest line first.
     pub fn log(&self, id: u16) -> Option<Vec<LogEntry>> {
         self.table().log(id)
     }
 
-    /// The health of an endpoint.
+    /// Returns the health of an endpoint.
     pub fn health(&self, id: u16) -> Option<EndpointHealth> {
         self.table().health(id)
     }
 
-    /// All addresses of this node's endpoints, with their owners.
+    /// Returns all addresses of this node's endpoints with their owners.
     pub fn taken_addresses(&self) -> Result<Vec<TakenAddress>, EndpointError> {
         let table = self.table();
         if table.ipam.families().next().is_none() {
@@ -297,17 +297,17 @@ impl Manager {
             .collect())
     }
 
-    /// Number of repairs of endpoints' devices since the start, by cause.
+    /// Returns the number of repairs of endpoints' devices since the start, by cause.
     pub fn repairs(&self) -> BTreeMap<String, u64> {
         self.table().repairs.clone()
     }
 
-    /// A counter that changes with every change of an endpoint.
+    /// Returns a counter that changes with every change of an endpoint.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
-    /// Number of endpoints per state, and statistics of regenerations.
+    /// Returns the number of endpoints per state, and statistics of regenerations.
     pub fn counts(&self) -> Counts {
         self.table().counts()
     }
@@ -320,14 +320,14 @@ impl Manager {
         (self.0.clock)()
     }
 
-    /// Wakes all waiters for a change.
+    /// Wakes all tasks that wait for a change.
     fn note_change(&self) {
         self.0
             .changed
             .send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Waits until `is_so` returns a value for the table.
+    /// Waits until `is_so` returns a value for the table, and returns that value.
     async fn wait_until<T>(&self, mut is_so: impl FnMut(&mut Table) -> Option<T>) -> T {
         let mut changes = self.changes();
         loop {
@@ -340,7 +340,7 @@ impl Manager {
         }
     }
 
-    /// Repeatedly drops endpoints whose device is gone and addresses without an endpoint, and repairs devices.
+    /// Periodically drops endpoints whose device is gone and addresses without an endpoint, and repairs devices.
     async fn look_forever(self) {
         let mut ticks = tokio::time::interval(LOOK_PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

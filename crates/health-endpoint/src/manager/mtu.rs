@@ -39,7 +39,7 @@ impl Manager {
         }
     }
 
-    /// Returns whether all endpoints have the MTU.
+    /// Sets the MTU of all endpoints. Returns whether all of them have it now.
     async fn resize_all(&self, mtu: u32) -> bool {
         let others: Vec<(u16, bool)> = {
             let table = self.table();
@@ -52,7 +52,7 @@ impl Manager {
         };
         let mut all_follow = true;
         for (id, is_complete) in others {
-            // An endpoint that is being created follows once it exists.
+            // An endpoint that is being created gets the new MTU once it exists.
             let follows = is_complete
                 && match self.resize(id, mtu).await {
                     Ok(()) => {

@@ -1,4 +1,4 @@
-//! Finds the endpoints that a previous agent left, and takes them over.
+//! Finds and takes over the endpoints of the previous agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,24 +18,24 @@ use crate::workload::{DamagedFile, Devices, FoundDevice, SavedEndpoint, StateDir
 /// How long endpoints may be held back before their logs say why.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a previous agent left.
+/// The endpoints of the previous agent.
 #[derive(Debug, Default)]
 pub struct Survey {
     /// The live endpoints.
     pub living: Vec<SavedEndpoint>,
-    /// The endpoints that are not alive, and why. Nothing is left of them except what programs may know.
+    /// The endpoints that are not alive, with the reason. Only programs may still know anything about them.
     pub dropped: Vec<(u16, &'static str)>,
-    /// Endpoints whose device is not found, and why: so many that the finding is doubtful. Their state is kept, but
-    /// nothing serves them.
+    /// Endpoints whose device is not found, with the reason. There are so many that the search itself is in doubt:
+    /// their state is kept, but nothing serves them.
     pub lost: Vec<(SavedEndpoint, &'static str)>,
 }
 
-/// Maximum endpoints that a start drops because their device is gone. If there are more, the agent may be looking in
-/// the wrong place.
+/// Maximum number of endpoints that a start drops because their devices are gone. If more are missing, the agent may be
+/// looking in the wrong place.
 const MOST_DROPPED: usize = 1;
 
-/// Finds what exists, and removes what belongs to no live endpoint: half-created endpoints, endpoints whose device or
-/// namespace is gone, and devices without saved state.
+/// Finds all existing endpoints, and removes everything that belongs to no live endpoint: half-created endpoints,
+/// endpoints whose device or namespace is gone, and devices without saved state.
 pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, WorkloadError> {
     let (saved, damaged) = states.load()?;
     for DamagedFile { path, problem } in damaged {
@@ -48,7 +48,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
         .map(|found| (found.endpoint, found))
         .collect();
     for SavedEndpoint { id, ifindex, .. } in &saved {
-        // A listing alone never costs an endpoint.
+        // An endpoint is never dropped only because the dump lacks its device.
         if let Some(ifindex) = *ifindex
             && found.get(id).is_none_or(|found| found.ifindex != ifindex)
             && let Some(there) = devices.find(ifindex).await?
@@ -71,7 +71,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
                 let device = found.get(&saved.id).map(|found| found.device.clone());
                 survey.living.push(SavedEndpoint {
                     device: device.unwrap_or_else(|| saved.device.clone()),
-                    // Whoever wants it deleted must ask again.
+                    // The deletion must be requested again.
                     is_deleting: false,
                     ..saved
                 });
@@ -104,7 +104,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
     Ok(survey)
 }
 
-/// Why an endpoint must be dropped; `None` if it is alive. Whether its namespace file is found proves nothing: the
+/// Returns why an endpoint must be dropped; `None` if it is alive. A missing namespace file proves nothing, as the
 /// agent may not see the folder in which the runtime mounted it.
 pub(super) fn fate(saved: &SavedEndpoint, found: Option<&FoundDevice>) -> Option<&'static str> {
     let Some(ifindex) = saved.ifindex else {
@@ -124,7 +124,7 @@ async fn remove_device(devices: &dyn Devices, device: &str) -> Result<bool, Work
 }
 
 impl Manager {
-    /// Takes over live endpoints. Until they are regenerated, packets meet what the former agent built.
+    /// Takes over live endpoints. Until they are regenerated, packets meet the datapath that the previous agent built.
     pub(super) fn take_over(&self, survey: Survey) {
         let now = self.now();
         let mut table = self.table();
@@ -169,7 +169,7 @@ impl Manager {
         }
     }
 
-    /// Builds the taken-over endpoints as soon as that is allowed. Before, they take no slot in the queue.
+    /// Builds the taken-over endpoints as soon as that is allowed. Until then, they take no slot in the queue.
     pub(super) async fn follow_held_back(
         self,
         mut held_back: watch::Receiver<Option<RegenerationError>>,

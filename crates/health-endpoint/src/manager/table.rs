@@ -1,4 +1,4 @@
-//! The manager's knowledge of its endpoints, under one lock.
+//! The manager's records of its endpoints, under one lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,66 +26,66 @@ use crate::workload::SavedEndpoint;
 /// Upper bounds of the histogram of regeneration times, in seconds.
 pub const DURATION_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
 
-/// Maximum endpoints that a summary names.
+/// Maximum number of endpoints that a summary names.
 const NAMED: usize = 3;
 
-/// The policy in force for an endpoint whose labels have no identity.
+/// Describes the policy in force for an endpoint whose labels have no identity.
 pub(super) const NO_IDENTITY: &str =
     "its labels have no identity yet, so only traffic allowed for reserved:init passes";
 
 /// Number of endpoints per state, and statistics of regenerations since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
-    /// Endpoints per state; deleted ones are not counted.
+    /// Number of endpoints per state, without deleted ones.
     pub states: BTreeMap<State, u64>,
-    /// Regenerations that succeeded.
+    /// Number of regenerations that succeeded.
     pub succeeded: u64,
-    /// Regenerations that failed.
+    /// Number of regenerations that failed.
     pub failed: u64,
     /// Total duration of the regenerations.
     pub duration: Duration,
-    /// Histogram of durations: by the bounds 1, 5, 10, 50, 100, 500 ms, 1 and 5 s, and the rest.
+    /// Histogram of durations: one bucket each up to 1, 5, 10, 50, 100 and 500 ms, 1 and 5 s, and one for the rest.
     pub durations: [u64; DURATION_BOUNDS.len() + 1],
 }
 
-/// An endpoint.
+/// The record of an endpoint.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) saved: SavedEndpoint,
     pub(super) lifecycle: Lifecycle,
     /// The policy in force.
     pub(super) realized: Option<RealizedPolicy>,
-    /// Consecutive failed regenerations.
+    /// Number of consecutive failed regenerations.
     pub(super) failures: u32,
-    /// Why the last one failed, or why the endpoint cannot be deleted.
+    /// Why the last regeneration failed, or why the endpoint cannot be deleted.
     pub(super) problem: Option<String>,
-    /// Whether its creation was completed.
+    /// Whether the creation of the endpoint was completed.
     pub(super) is_complete: bool,
-    /// Whether its device was not found at the start, but the endpoint is kept: nothing serves it.
+    /// Whether the endpoint is kept although its device was not found at the start; nothing serves it.
     pub(super) is_lost: bool,
-    /// Whether a task is removing it.
+    /// Whether a task is removing the endpoint.
     pub(super) is_being_removed: bool,
-    /// Whether the host's end of its pair was up at the last check.
+    /// Whether the host's end of the pair was up at the last check.
     pub(super) is_up: bool,
-    /// The faults of its devices that could not be repaired.
+    /// The faults of the endpoint's devices that could not be repaired.
     pub(super) device_problem: Option<String>,
-    /// Repairs of its devices, by cause.
+    /// Repairs of the endpoint's devices, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
-    /// Whether all containers behind it can serve; `None` if none is probed.
+    /// Whether all containers behind the endpoint can serve; `None` if none is probed.
     pub(super) ready: Option<bool>,
-    /// Whether the policy in force was built without an identity of its labels.
+    /// Whether the policy in force was built without an identity for the endpoint's labels.
     pub(super) is_closed: bool,
-    /// Why there is no identity for its labels yet.
+    /// Why there is no identity for the endpoint's labels yet.
     pub(super) identity_problem: Option<String>,
-    /// Whether a task is requesting its identity.
+    /// Whether a task is requesting the endpoint's identity.
     pub(super) is_resolving: bool,
-    /// Whether its labels have another identity than the one that was last acquired.
+    /// Whether the store has since given the labels another identity than the last acquired one.
     pub(super) is_renumbered: bool,
-    /// Holds from the identity source: of the identity in use, and of those that packets may still meet.
+    /// Holds from the identity source: on the identity in use, and on identities that packets may still meet.
     pub(super) held: Vec<Hold>,
-    /// The first hops of its packets: the IPv4 gateway and the IPv6 gateway.
+    /// The first hops of the endpoint's packets: the IPv4 gateway and the IPv6 gateway.
     gateways: [Option<IpAddr>; 2],
-    /// Its shown form, cached until it changes.
+    /// The endpoint as shown, cached until it changes.
     shown: OnceLock<Arc<Endpoint>>,
 }
 
@@ -118,12 +118,12 @@ impl Entry {
         self.lifecycle.state()
     }
 
-    /// Whether what serves it is still that of the previous agent.
+    /// Whether the datapath of the previous agent still serves the endpoint.
     fn is_former(&self) -> bool {
         self.is_complete && !self.is_lost && self.realized.is_none()
     }
 
-    /// Notes that its device was not found at the start, and why.
+    /// Records that the endpoint's device was not found at the start, and why.
     pub(super) fn lose(&mut self, now: Timestamp, why: &str) {
         let reason = format!(
             "{why}, as for other endpoints; it is kept until it is deleted or an agent finds its device"
@@ -134,7 +134,7 @@ impl Entry {
         self.is_up = false;
     }
 
-    /// Changes the state; a refusal that is an error is logged.
+    /// Changes the state; logs the refusal of a forbidden transition.
     pub(super) fn set(
         &mut self,
         side: Side,
@@ -150,7 +150,7 @@ impl Entry {
         self.lifecycle.note(now, status, message);
     }
 
-    /// Must be called when anything changes that is shown.
+    /// Must be called after every change that is shown.
     pub(super) fn touch(&mut self) {
         self.shown = OnceLock::new();
     }
@@ -196,7 +196,7 @@ impl Entry {
         }
     }
 
-    /// Why it is not in order, if known.
+    /// Returns why the endpoint is not in order, if known.
     pub(super) fn reason(&self) -> Option<String> {
         if self.saved.lacks_identity()
             && let Some(problem) = &self.identity_problem
@@ -240,14 +240,14 @@ impl Entry {
     }
 }
 
-/// All endpoints, with their addresses and regenerations.
+/// All endpoints, their addresses and their regenerations.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) entries: BTreeMap<u16, Entry>,
     pub(super) departed: DepartedEndpoints,
     pub(super) ipam: NodeIpam,
     pub(super) queue: RegenerationQueue,
-    /// Whether endpoints of the previous agent must not be built yet.
+    /// Whether endpoints of the previous agent must wait before they are built.
     pub(super) holds_back: bool,
     /// The health endpoint, which the agent creates and repairs.
     pub(super) health: Option<HealthEntry>,
@@ -270,17 +270,17 @@ impl Table {
         }
     }
 
-    /// The id of the health endpoint, if there is one.
+    /// Returns the id of the health endpoint, if there is one.
     fn health_id(&self) -> Option<u16> {
         self.health.as_ref().map(HealthEntry::id)
     }
 
-    /// The health endpoint, if this is its id.
+    /// Returns the health endpoint, if this is its id.
     fn health_at(&self, id: u16) -> Option<&HealthEntry> {
         self.health.as_ref().filter(|health| health.id() == id)
     }
 
-    /// A free id; if possible, not one under which a deleted endpoint is still shown.
+    /// Returns a free id; if possible, not that of a deleted endpoint that is still shown.
     pub(super) fn free_id(&mut self, rng: &mut impl rand::Rng) -> Result<u16, EndpointError> {
         let health = self.health_id();
         let is_free = |id: &u16| {
@@ -297,7 +297,7 @@ impl Table {
         id.ok_or(EndpointError::NoIds)
     }
 
-    /// Ids of the selected endpoints.
+    /// Returns the ids of the selected endpoints.
     pub(super) fn matching(&self, selector: &Selector) -> Result<Vec<u16>, EndpointError> {
         let is_meant = |entry: &&Entry| match selector {
             Selector::Id(id) => entry.saved.id == *id,
@@ -306,7 +306,7 @@ impl Table {
                 container_id,
                 ifname,
             } => entry.saved.is_of(container_id, ifname),
-            // The caller may name it through a link, such as `/var/run/netns`.
+            // The caller may give the path through a link, such as `/var/run/netns`.
             Selector::Netns(path) => {
                 let there = &entry.saved.netns;
                 there == path || netns::resolved(there) == netns::resolved(path)
@@ -321,7 +321,7 @@ impl Table {
         }
     }
 
-    /// The endpoint with this id, if it exists and is not being deleted.
+    /// Returns the endpoint with this id, if it exists and is not being deleted.
     pub(super) fn living(&mut self, id: u16) -> Result<&mut Entry, EndpointError> {
         if Some(id) == self.health_id() {
             return Err(EndpointError::Health(id));
@@ -333,7 +333,7 @@ impl Table {
         }
     }
 
-    /// The endpoints that are being deleted, with the reason if the deletion failed.
+    /// Returns the endpoints that are being deleted, with the reason if the deletion failed.
     pub(super) fn leaving(&self) -> BTreeMap<u16, Option<String>> {
         let entries = self.entries.iter();
         let leaving = entries.filter(|(_, entry)| entry.state().is_ending());
@@ -342,7 +342,7 @@ impl Table {
             .collect()
     }
 
-    /// The endpoint that a namespace's default routes lead to, and its device there.
+    /// Returns the endpoint to which a namespace's default routes lead, and its device there.
     pub(super) fn default_route_in(&self, netns_id: NetNsId) -> Option<(u16, String)> {
         let mut entries = self.entries.values();
         let found = entries.find(|entry| {
@@ -352,8 +352,8 @@ impl Table {
         found.map(|entry| (entry.saved.id, entry.saved.ifname.clone()))
     }
 
-    /// Requests the regeneration of an endpoint. A taken-over endpoint is requested only once that is allowed, whatever
-    /// is requested before; an endpoint that is being created comes first.
+    /// Requests the regeneration of an endpoint. Requests for a taken-over endpoint have no effect until it may be
+    /// built; an endpoint that is being created comes first.
     pub(super) fn push(&mut self, id: u16, reason: &str) {
         match self.entries.get(&id) {
             Some(entry) if entry.is_lost => {}
@@ -371,7 +371,7 @@ impl Table {
         }
     }
 
-    /// Logs for the taken-over endpoints why they are not built yet.
+    /// Logs to the taken-over endpoints why they are not built yet.
     pub(super) fn note_held_back(&mut self, reason: &RegenerationError, now: Timestamp) {
         for id in self.former() {
             if let Some(entry) = self.entries.get_mut(&id) {
@@ -392,15 +392,15 @@ impl Table {
         let is_meant = |id: u16| ids.is_none_or(|ids| ids.contains(&id));
         let mut asked = Vec::new();
         for (id, entry) in &mut self.entries {
-            // Before it has devices, its first request is still to come.
+            // The first request for an endpoint comes once it has devices.
             let is_built = entry.saved.ifindex.is_some();
             if !is_meant(*id) || !is_built || entry.is_lost || entry.state().is_ending() {
                 continue;
             }
-            // The former agent's programs serve a restoring endpoint; the first build takes over. An endpoint that
-            // waits for an identity follows with its current one.
+            // The previous agent's programs serve a restoring endpoint until its first build takes over. An endpoint
+            // that waits for an identity continues with its current one.
             if !matches!(entry.state(), State::Restoring | State::WaitingForIdentity) {
-                // It does not matter if it waits already.
+                // The endpoint may already be waiting.
                 let _ = entry.set(Side::Manager, State::WaitingToRegenerate, now, reason);
             }
             asked.push(*id);
@@ -443,7 +443,7 @@ impl Table {
         }
     }
 
-    /// The endpoint with this id, even if it was recently deleted.
+    /// Returns the endpoint with this id, even if it was recently deleted.
     fn known(&self, id: u16) -> Option<&Entry> {
         self.entries.get(&id).or_else(|| self.departed.get(id))
     }
@@ -460,7 +460,7 @@ impl Table {
         counts
     }
 
-    /// Which endpoints wait for something that the operator should know about, and for what.
+    /// Describes which endpoints wait for something that the operator should know about, and for what.
     pub(super) fn problem(&self) -> Option<String> {
         let closed = self.waiting(|entry| {
             let is_closed = entry.saved.lacks_identity() && entry.identity_problem.is_some();
@@ -472,7 +472,8 @@ impl Table {
         all.reduce(|first, second| format!("{first}; {second}"))
     }
 
-    /// The ids of the matching endpoints (only the first few if there are many), and why the first one waits.
+    /// Returns the ids of the matching endpoints (only the first few if there are many), and why the first of them
+    /// waits.
     fn waiting(&self, is_meant: impl Fn(&Entry) -> bool) -> Option<(String, String)> {
         let meant: Vec<&Entry> = self.entries.values().filter(|one| is_meant(one)).collect();
         let reason = meant.first()?.reason().unwrap_or_default();
@@ -489,7 +490,7 @@ impl Table {
         Some((ids, reason))
     }
 
-    /// Reclaims addresses whose endpoint is gone, and returns their former owners.
+    /// Reclaims addresses whose endpoint is gone, and returns them with their previous owners.
     pub(super) fn take_back_leaks(&mut self, now: Instant) -> Vec<(IpAddr, Owner)> {
         let (entries, health) = (&self.entries, self.health_id());
         let leaks = self

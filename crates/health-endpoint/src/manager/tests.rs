@@ -27,18 +27,18 @@ use crate::workload::{Blueprint, DeviceFault, FoundDevice, SavedEndpoint, Task, 
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Everything that a manager uses, and a record of its calls.
+/// Fakes of everything that a manager uses, with a record of its calls.
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) devices: Mutex<BTreeMap<String, (u16, u32)>>,
-    /// Whether listings lack all devices.
+    /// Whether dumps lack all devices.
     are_lists_empty: Mutex<bool>,
-    /// Whether the agent's mount namespace lacks the namespaces' files.
+    /// Whether the namespaces' files are missing from the agent's mount namespace.
     sees_no_files: Mutex<bool>,
     /// Existing namespaces, by file.
     namespaces: Mutex<BTreeMap<PathBuf, u64>>,
     in_use: Mutex<BTreeSet<IpAddr>>,
-    /// How often the use of an address was checked.
+    /// How often the manager checked whether an address is in use.
     asked: AtomicUsize,
     /// Names of devices that are down.
     down: Mutex<BTreeSet<String>>,
@@ -52,27 +52,27 @@ pub(crate) struct World {
     pub(crate) failing: Mutex<Option<&'static str>>,
     identities: Mutex<HashMap<LabelSet, Identity>>,
     held: Mutex<BTreeMap<Identity, i32>>,
-    /// Identities that were no longer held although the last build of an endpoint had used them.
+    /// Identities that were released while the last build of an endpoint still used them.
     given_back_in_use: Mutex<Vec<Identity>>,
     held_by_labels: watch::Sender<Arc<HeldIdentities>>,
     is_store_away: Mutex<bool>,
     /// Labels for which the store has no identity.
     refused: Mutex<BTreeSet<LabelSet>>,
-    /// The store answers once this is true.
+    /// Whether the store replies.
     may_acquire: watch::Sender<bool>,
     built: Mutex<Vec<Regeneration>>,
     served: Mutex<BTreeSet<u16>>,
     running: AtomicUsize,
     most_running: AtomicUsize,
-    /// Devices are not activated while this is true.
+    /// Whether the activation of devices is held up.
     holds_activation: watch::Sender<bool>,
     held_back: watch::Sender<Option<RegenerationError>>,
-    /// Builds wait until this is true.
+    /// Whether builds may continue.
     may_build: watch::Sender<bool>,
 }
 
 impl World {
-    /// An empty world except for the namespaces `/n0` to `/n19`.
+    /// A world that is empty except for the namespaces `/n0` to `/n19`.
     pub(crate) fn with_namespaces() -> Self {
         let world = Self::default();
         world.may_acquire.send_replace(true);
@@ -114,7 +114,7 @@ impl World {
         self.namespaces.lock().unwrap().remove(Path::new(path));
     }
 
-    /// Gives labels a new identity, like a store that lost their previous one.
+    /// Gives labels a new identity, as does a store that lost the old one.
     fn number(&self, labels: &LabelSet, identity: Identity) {
         let mut identities = self.identities.lock().unwrap();
         identities.insert(labels.clone(), identity);
@@ -358,15 +358,13 @@ impl Bed {
             health: Some(health()),
             mtu: 1500,
             parallel: 2,
-        };
-        let parts = ManagerParts {
             devices: world.clone(),
             identities,
             regenerator: world.clone(),
             clock: || Timestamp::UNIX_EPOCH,
         };
         let survey = survey(&options.states, &*world).await.unwrap();
-        let manager = Manager::start(options, parts, survey);
+        let manager = Manager::start(options, survey);
         Self {
             world,
             manager,
@@ -374,7 +372,7 @@ impl Bed {
         }
     }
 
-    /// The same machine after the agent was killed and restarted.
+    /// Returns the same machine after the agent was killed and restarted.
     async fn restarted(self) -> Self {
         Self::with(self.world, self.dir).await
     }
@@ -383,7 +381,7 @@ impl Bed {
         self.manager.create(new(n, labels)).await
     }
 
-    /// Waits until an endpoint is ready, with no pending work.
+    /// Waits until an endpoint is ready and has no pending work.
     async fn ready(&self, id: u16) -> Arc<Endpoint> {
         let wait = self.manager.wait_until(|table| {
             let is_busy = table.queue.is_running(id) || table.queue.waiting() > 0;
@@ -414,21 +412,22 @@ impl Bed {
             .collect()
     }
 
-    /// The endpoints besides the health endpoint.
+    /// Returns all endpoints except the health endpoint.
     fn workloads(&self) -> Vec<Arc<Endpoint>> {
         let mut all = self.manager.endpoints();
         all.retain(|one| one.id != HEALTH);
         all
     }
 
-    /// The workload endpoints that are not deleted.
+    /// Returns the workload endpoints that are not deleted.
     fn living(&self) -> Vec<Arc<Endpoint>> {
         let mut all = self.workloads();
         all.retain(|one| one.state != "disconnected");
         all
     }
 
-    /// Waits until the saved endpoint has these labels in use. Paused time runs ahead of the thread that saves it.
+    /// Waits until the saved endpoint has these labels in use. Paused time runs ahead of the thread that writes the
+    /// file.
     async fn wait_saved(&self, labels: &LabelSet) {
         let start = std::time::Instant::now();
         loop {
@@ -441,7 +440,7 @@ impl Bed {
         }
     }
 
-    /// Asserts that nothing of any endpoint is left, except that it is shown.
+    /// Asserts that all resources of all endpoints are gone; deleted endpoints may still be shown.
     fn assert_empty(&self) {
         assert_eq!(self.living(), []);
         assert!(self.world.devices.lock().unwrap().is_empty());
@@ -526,7 +525,7 @@ async fn an_endpoint_is_made_changed_and_deleted_and_leaves_nothing() {
             "ready"
         ]
     );
-    // The former identity is released once no packet meets it any more.
+    // The old identity is released once packets no longer meet it.
     assert_eq!(bed.held(), [(Identity(301), 1)]);
     let deleted = bed.manager.delete(&Selector::Container("c1".into())).await;
     assert_eq!(deleted.unwrap(), [made.id]);
@@ -553,7 +552,7 @@ async fn a_deleted_endpoint_is_shown_as_disconnected_for_a_minute() {
     let health = bed.manager.health(made.id).unwrap();
     assert_eq!(health.overall_health.text(), "Disabled");
     assert!(!health.connected);
-    // All its resources are free, and it can no longer be changed.
+    // All the endpoint's resources are free, and it can no longer be changed.
     let again = bed.create(1, &["app=a"]).await.unwrap();
     assert_ne!(again.id, made.id);
     assert_eq!(bed.manager.delete(&meant).await.unwrap(), [0; 0]);
@@ -670,7 +669,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
     );
     assert_eq!(shown().repairs["program-detached"], 1);
 
-    // Recreated with another address and id; the former ones are free.
+    // The health endpoint is recreated with another address and id; the old ones are free.
     let mut other = health();
     other.endpoint.id = 8;
     other.endpoint.ipv4 = Some([10, 0, 0, 8].into());
@@ -852,7 +851,7 @@ async fn where_others_have_all_addresses_that_are_left_this_is_reported() {
     );
     assert_eq!(error.kind(), crate::error::ErrorKind::Unavailable);
     assert_eq!(bed.living(), [one]);
-    // A freed address is found, although it has not cooled down.
+    // An address that became free is found even before its cool-down ends.
     bed.world.in_use.lock().unwrap().clear();
     bed.create(2, &[]).await.unwrap();
 }
@@ -1042,7 +1041,7 @@ async fn regenerations_are_coalesced_and_no_more_than_the_limit_at_a_time() {
         bed.ready(endpoint.id).await;
     }
     assert_eq!(bed.world.most_running.load(Ordering::SeqCst), 2);
-    // Each once; those two that were running once more.
+    // Each is built once, and the two that were running are built once more.
     assert_eq!(bed.world.built.lock().unwrap().len(), 10);
     let one = bed.living()[0].id;
     bed.manager
@@ -1069,7 +1068,7 @@ async fn a_restarted_agent_takes_over_what_lives_and_drops_the_rest() {
         })
         .unwrap();
     states.remove(orphan.id).unwrap();
-    // The former agent's references end with its lease.
+    // The previous agent's references end with its lease.
     bed.world.held.lock().unwrap().clear();
     bed.world.served.lock().unwrap().clear();
 
@@ -1103,7 +1102,7 @@ async fn endpoints_whose_namespace_has_no_file_for_the_agent_live_on() {
     for one in &made {
         assert_eq!(bed.ready(one.id).await, *one);
     }
-    // Another interface of the same container is no reason to drop a live endpoint.
+    // A second interface of the same container is no reason to drop a live endpoint.
     *bed.world.sees_no_files.lock().unwrap() = false;
     let error = bed.create(1, &["app=a"]).await.unwrap_err();
     assert_eq!(error.kind(), crate::error::ErrorKind::Conflict);
@@ -1115,7 +1114,7 @@ async fn one_whose_device_is_gone_is_dropped_and_several_are_kept_until_they_are
     let bed = Bed::start().await;
     let one = bed.create(1, &["app=a"]).await.unwrap();
     bed.world.devices.lock().unwrap().remove(&one.interface);
-    // The former agent's references end with its lease.
+    // The previous agent's references end with its lease.
     bed.world.held.lock().unwrap().clear();
     bed.world.served.lock().unwrap().clear();
     let bed = bed.restarted().await;
@@ -1164,7 +1163,7 @@ async fn one_whose_device_is_gone_is_dropped_and_several_are_kept_until_they_are
             .all(|one| reported.contains(&one.id.to_string())),
         "{reported}"
     );
-    // A new endpoint of the container replaces it, and a request deletes one.
+    // A new endpoint of the container replaces one, and a request deletes another.
     let again = bed.create(1, &["app=a"]).await.unwrap();
     assert_ne!(again.ipv4, lost[0].ipv4);
     let meant = Selector::Id(lost[1].id);
@@ -1172,8 +1171,8 @@ async fn one_whose_device_is_gone_is_dropped_and_several_are_kept_until_they_are
     let reported = bed.manager.problem().unwrap();
     assert!(reported.contains(&lost[2].id.to_string()), "{reported}");
 
-    // An agent that finds the device serves it again. The manager before the restart, whose tasks continue in this
-    // test, has dropped the endpoints that it missed.
+    // The next agent that finds the device serves it again. The manager from before the restart, whose tasks continue
+    // in this test, has dropped the endpoints whose devices were missing.
     states.save(&third.unwrap()).unwrap();
     let (name, device) = devices.get_key_value(&lost[2].interface).unwrap();
     bed.world
@@ -1208,7 +1207,7 @@ async fn those_of_a_former_boot_are_dropped_however_many_they_are() {
                 boot_id: Some("another boot".to_owned()),
                 ..saved
             },
-            // The form that earlier versions wrote.
+            // The form in which earlier versions wrote it.
             false => SavedEndpoint {
                 boot_id: None,
                 created: Timestamp::UNIX_EPOCH,
@@ -1239,7 +1238,7 @@ async fn endpoints_follow_the_mtu_of_the_node_across_restarts_too() {
     let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
     assert!(saved.iter().all(|saved| saved.mtu == 1400));
 
-    // Changed back while no agent was running.
+    // The labels were changed back while no agent was running.
     let bed = bed.restarted().await;
     bed.ready(made.id).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -1304,7 +1303,7 @@ async fn what_is_written_while_an_endpoint_is_deleted_leaves_no_file() {
     let holder = thread::spawn(move || {
         let _files = holder.0.files.lock();
         signal_held.send(()).unwrap();
-        // Until the other end is dropped.
+        // Blocks until the other end is dropped.
         let _ = released.recv();
     });
     held.recv().unwrap();
@@ -1404,14 +1403,14 @@ async fn one_that_waits_for_another_identity_follows_policy_with_the_one_it_has(
 async fn a_restarted_agent_holds_the_identity_that_is_in_force_while_another_is_looked_for() {
     let bed = Bed::start().await;
     let made = bed.create(1, &["app=a"]).await.unwrap();
-    // Killed while it waited for another identity.
+    // The agent was killed while the endpoint waited for another identity.
     let labels = new(1, &["app=b"]).labels;
     let states = StateDir::of(bed.dir.path());
     let mut saved = states.load().unwrap().0.remove(0);
     saved.relabel(labels.clone());
     states.save(&saved).unwrap();
     bed.world.refused.lock().unwrap().insert(labels);
-    // The former agent's references end with its lease.
+    // The previous agent's references end with its lease.
     bed.world.held.lock().unwrap().clear();
     let bed = bed.restarted().await;
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -1508,7 +1507,7 @@ async fn a_new_endpoint_is_built_before_others() {
     bed.world.may_build.send_replace(true);
     let made = making.await.unwrap().unwrap();
     let built = bed.world.built.lock().unwrap().clone();
-    // After those two that were already running.
+    // The endpoint follows the two builds that were already running.
     let place = built.iter().position(|one| one.id == made.id);
     assert!(place <= Some(2), "{place:?}");
 }
@@ -1518,7 +1517,7 @@ async fn labels_that_have_the_number_of_the_former_ones_are_built_all_the_same()
     let bed = Bed::start().await;
     let made = bed.create(1, &["app=a"]).await.unwrap();
     let labels = new(1, &["app=b"]).labels;
-    // As after the store lost the number of the first.
+    // The state after the store has lost the first endpoint's number.
     let number = Identity(made.identity);
     let known = &bed.world.identities;
     known.lock().unwrap().insert(labels.clone(), number);
@@ -1556,14 +1555,14 @@ async fn a_new_endpoint_takes_the_place_of_one_whose_namespace_has_ended() {
     let error = bed.create(1, &["app=a"]).await.unwrap_err();
     assert_eq!(error.kind(), crate::error::ErrorKind::Conflict);
     let ends: [fn(&World); 3] = [
-        // The device is gone too, and the kernel reuses the number of the namespace.
+        // The device is gone too, and the kernel reuses the namespace's inode number.
         |world| world.devices.lock().unwrap().clear(),
         // Another namespace exists, and the kernel has not removed the device yet.
         |world| {
             let mut namespaces = world.namespaces.lock().unwrap();
             namespaces.insert("/n1".into(), 5000);
         },
-        // Its file is gone, and the container has another one.
+        // The namespace's file is gone, and the container has another one.
         |world| {
             let mut namespaces = world.namespaces.lock().unwrap();
             namespaces.remove(Path::new("/n1"));

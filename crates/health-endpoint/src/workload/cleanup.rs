@@ -7,8 +7,8 @@ use health_net::netlink;
 
 use super::{Devices as _, HostDevices, SavedEndpoint, StateDir, WorkloadError};
 
-/// Removes the devices of an instance's workloads, and their saved state. Returns what was removed, and what could not
-/// be.
+/// Removes the devices of an instance's workloads, and their saved state. Returns what was removed and what could not
+/// be removed.
 pub async fn cleanup(instance: &str, state_dir: &Path) -> (Vec<String>, Vec<String>) {
     let (mut removed, mut failed) = (Vec::new(), Vec::new());
     let states = StateDir::of(state_dir);
@@ -51,7 +51,7 @@ async fn remove_devices(
     }
 }
 
-/// Removes the devices that a killed agent was creating, which only files record.
+/// Removes devices that were being created when the agent was killed, and that only state files record.
 async fn remove_unmarked(
     states: &StateDir,
     devices: &HostDevices,

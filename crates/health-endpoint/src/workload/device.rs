@@ -20,7 +20,7 @@ use super::{Blueprint, DeviceFault, Devices, FoundDevice, Task, WorkloadError};
 use crate::health::ALIAS_PREFIX;
 use crate::outer::outer_settings;
 
-/// How long the kernel may take to notice that both ends are up: it checks at least once a second.
+/// How long the kernel may take to notice that both ends are up; it checks at least once a second.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(3);
 const CARRIER_POLL: Duration = Duration::from_millis(1);
 
@@ -32,19 +32,19 @@ pub struct HostDevices {
 }
 
 impl HostDevices {
-    /// The devices of an instance, over a netlink connection in the host's namespace.
+    /// Creates access to the devices of an instance, over a netlink connection in the host's namespace.
     pub fn new(host: Handle, instance: &str) -> Self {
         let mark = format!("{ALIAS_PREFIX}{instance}/");
         Self { host, mark }
     }
 
-    /// The endpoint for which a device was created, if this instance created it.
+    /// Returns the endpoint for which this instance created a device; `None` for foreign devices.
     fn endpoint_of(&self, link: &Link) -> Option<u16> {
         let alias = link.alias.as_deref()?;
         alias.strip_prefix(&self.mark)?.parse().ok()
     }
 
-    /// Converts a device, if it belongs to this instance.
+    /// Converts a device if it belongs to this instance.
     fn found(&self, link: Link) -> Option<FoundDevice> {
         Some(FoundDevice {
             endpoint: self.endpoint_of(&link)?,
@@ -75,7 +75,7 @@ impl HostDevices {
         made
     }
 
-    /// Finds which of the two names is taken, if that is the kernel's error.
+    /// If the kernel's error is that a name is taken, finds which of the two it is.
     async fn explain(
         &self,
         error: KernelError,
@@ -96,7 +96,7 @@ impl HostDevices {
         }
     }
 
-    /// Marks and sets up the host's end, and finishes the inner one.
+    /// Marks and configures the host's end, and completes the inner end.
     async fn complete(
         &self,
         blueprint: &Blueprint,
@@ -118,7 +118,8 @@ impl HostDevices {
         }
         let settings = inner_settings(blueprint);
         netns.run_in(|| settings.iter().try_for_each(Setting::apply))??;
-        // The kernel handles these in the order in which they are sent; nothing waits for the answers in between.
+        // The kernel handles these requests in the order in which they are sent, so there is no need to wait for each
+        // reply.
         let addresses = blueprint
             .stacks
             .iter()
@@ -168,7 +169,7 @@ impl HostDevices {
         Ok(())
     }
 
-    /// Sets a route. Omits the node's address as the source while that is on no device.
+    /// Sets a route. Omits the node's address as the source while no device has it.
     pub(super) async fn set_route(&self, route: &Route) -> Result<(), KernelError> {
         match route::replace(&self.host, route).await {
             Err(error) if error.os_code() == Some(libc::EINVAL) && route.prefsrc.is_some() => {
@@ -206,7 +207,7 @@ impl HostDevices {
         let Some(found) = link::by_name(&self.host, device).await? else {
             return Ok(false);
         };
-        // Between its creation and its marking, it has no alias.
+        // The device has no alias between its creation and its marking.
         let is_ours = match found.alias {
             Some(_) => self.endpoint_of(&found).is_some(),
             None => found.peer.is_some() && !found.up,
@@ -290,21 +291,22 @@ async fn existing(handle: &Handle, name: &str) -> Result<Link, WorkloadError> {
     found.ok_or_else(|| WorkloadError::DeviceGone(name.to_owned()))
 }
 
-/// Settings of the inner end.
+/// Returns the settings of the inner end.
 fn inner_settings(blueprint: &Blueprint) -> Vec<Setting> {
     let ifname = &blueprint.ifname;
     if !blueprint.stacks.iter().any(|stack| stack.address.is_ipv6()) {
         return Vec::new();
     }
     vec![
-        // The programs know the link-local address that is derived from the hardware address.
+        // The programs know the link-local address derived from the hardware address.
         Setting::new(format!("ipv6/conf/{ifname}/addr_gen_mode"), "0"),
-        // Runtimes disable IPv6 in new namespaces.
+        // Container runtimes disable IPv6 in new namespaces.
         Setting::new(format!("ipv6/conf/{ifname}/disable_ipv6"), "0"),
     ]
 }
 
-/// Everything goes to the gateway, unless it uses another endpoint of the namespace.
+/// Returns the routes of the inner end. All traffic goes to the gateway, unless the namespace's default routes lead to
+/// another endpoint.
 fn inner_routes(blueprint: &Blueprint, inner: u32) -> impl Iterator<Item = Route> {
     let stacks = blueprint.stacks.iter();
     let stacks = stacks.filter(|_| blueprint.has_default_route);

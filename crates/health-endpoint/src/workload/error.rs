@@ -1,4 +1,4 @@
-//! Why a workload's endpoint could not be created or removed.
+//! Errors of creating or removing workloads' endpoints.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ pub enum WorkloadError {
     /// The endpoint's namespace is the agent's own.
     #[error("{} is the agent's own network namespace: endpoints need another", .0.display())]
     OwnNetns(PathBuf),
-    /// The namespace has such a device already.
+    /// The namespace already has a device of this name.
     #[error(
         "{} already has a device {ifname}; choose another name, or remove it", netns.display()
     )]
@@ -25,29 +25,29 @@ pub enum WorkloadError {
         /// The requested name.
         ifname: String,
     },
-    /// The host has such a device, created by someone else.
+    /// The host already has a foreign device of this name.
     #[error("the host has a device {device} that is not this agent's; remove or rename it")]
     ForeignDevice {
-        /// Its name.
+        /// The device's name.
         device: String,
     },
     /// The host's end of a pair is gone.
     #[error("device {0} is gone")]
     DeviceGone(String),
-    /// The kernel does not let packets pass.
+    /// The kernel does not let packets through the device.
     #[error("device {0} passes no packets although both ends are up")]
     NotRunning(String),
-    /// An error of a device, an address, a route or a setting.
+    /// An error from a device, an address, a route or a kernel setting.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// An error of a state file.
+    /// A state file error.
     #[error("cannot {attempt} {}: {source}", path.display())]
     State {
         /// The attempted operation.
         attempt: &'static str,
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The system error.
         source: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Faults of the host's part of an endpoint that was once in order.
+//! Faults of the host's part of an endpoint that was in order before.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,14 +8,14 @@ use health_net::route::Route;
 /// A difference from the intended state on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceFault {
-    /// The host's route to an address of the endpoint is missing, or leads elsewhere.
+    /// The host's route to an address of the endpoint is missing or leads elsewhere.
     RouteLost(Route),
     /// The host's neighbour table lacks the endpoint's hardware address.
     NeighbourMissing(IpAddr),
 }
 
 impl DeviceFault {
-    /// A short constant name, for counters.
+    /// Returns a short constant name for counters.
     pub const fn cause(&self) -> &'static str {
         match self {
             Self::RouteLost(_) => "route-lost",

@@ -1,5 +1,5 @@
-//! Compares the host's part of an endpoint with its intended state, and repairs differences. What a workload does in
-//! its own namespace is its own business: others may have added devices, addresses and routes.
+//! Compares the host's part of an endpoint with its intended state, and repairs differences. A workload's own namespace
+//! is left alone: other programs may have added devices, addresses and routes there.
 
 use health_net::link::Link;
 use health_net::neighbour;
@@ -9,7 +9,7 @@ use super::device::HostDevices;
 use super::{Blueprint, DeviceFault, WorkloadError};
 
 impl HostDevices {
-    /// Finds the faults. Takes two look-ups per address.
+    /// Finds the faults, with two lookups per address.
     pub(super) async fn faults(
         &self,
         blueprint: &Blueprint,
@@ -26,7 +26,7 @@ impl HostDevices {
         for stack in &blueprint.stacks {
             let wanted = stack.host_route(ifindex);
             let found = route::matching(&self.host, stack.address).await?;
-            // The route has no source while the node's address is on no device.
+            // The route has no source while no device has the node's address.
             let is_it = |found: &Route| {
                 *found == wanted
                     || *found

@@ -1,5 +1,5 @@
-//! Endpoints of containers and other workloads: a veth pair into any network namespace, and the state that is kept
-//! across restarts.
+//! Endpoints of containers and other workloads: a veth pair into any network namespace, and state that is kept across
+//! restarts.
 
 mod cleanup;
 mod device;
@@ -29,7 +29,7 @@ pub(crate) const DEFAULT_IFNAME: &str = "eth0";
 /// Prefix of the names of the host's ends.
 const DEVICE_PREFIX: &str = "lxc";
 
-/// A future result.
+/// A boxed future.
 pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The intended devices of an endpoint.
@@ -49,7 +49,7 @@ pub struct Blueprint {
     pub host_mac: MacAddr,
     /// MTU of both ends in bytes.
     pub mtu: u32,
-    /// One per IP version, IPv4 first.
+    /// One stack per IP version, IPv4 first.
     pub stacks: Vec<Stack>,
     /// Whether the namespace's default routes lead to this endpoint.
     pub has_default_route: bool,
@@ -60,7 +60,7 @@ pub struct Blueprint {
 pub struct FoundDevice {
     /// The device's name.
     pub device: String,
-    /// The device's number.
+    /// The device's ifindex.
     pub ifindex: u32,
     /// The endpoint for which it was created.
     pub endpoint: u16,
@@ -70,13 +70,14 @@ pub struct FoundDevice {
     pub has_peer: bool,
 }
 
-/// The devices of endpoints. A call that fails removes what it created.
+/// Manages the devices of endpoints. A failing call removes everything it created.
 pub trait Devices: Send + Sync {
-    /// Checks whether a file is a network namespace in which an endpoint can be created.
+    /// Checks that a file is a network namespace in which an endpoint can be created, and identifies the namespace.
     fn look_at(&self, netns: &Path) -> Result<NetNsId, WorkloadError>;
-    /// Whether the address is in use on this host.
+    /// Whether an address is in use on this host.
     fn is_in_use(&self, address: IpAddr) -> Task<'_, Result<bool, WorkloadError>>;
-    /// Creates the pair. The inner end is complete, the host's end is down. Returns the number of the host's end.
+    /// Creates the pair. The inner end is complete afterwards, the host's end is down. Returns the ifindex of the
+    /// host's end.
     fn create<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>>;
     /// Brings the host's end up with its routes, and waits until packets pass.
     fn activate<'a>(
@@ -86,29 +87,29 @@ pub trait Devices: Send + Sync {
     ) -> Task<'a, Result<(), WorkloadError>>;
     /// Sets the blueprint's MTU on both ends and on the default route.
     fn set_mtu<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>>;
-    /// Finds differences on the host from what was created, for a device that is up. Changes nothing.
+    /// Finds differences between the host and the created state, for a device that is up. Changes nothing.
     fn inspect<'a>(
         &'a self,
         blueprint: &'a Blueprint,
         ifindex: u32,
     ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>>;
-    /// Repairs one fault that was found.
+    /// Repairs one of the faults found.
     fn repair<'a>(
         &'a self,
         blueprint: &'a Blueprint,
         ifindex: u32,
         fault: &'a DeviceFault,
     ) -> Task<'a, Result<(), WorkloadError>>;
-    /// Removes the host's end of this name, and with it the other end. Leaves a foreign device alone. Returns whether
+    /// Removes the host's end with this name, and with it the inner end. Leaves a foreign device alone. Returns whether
     /// the device existed.
     fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>>;
-    /// The host's end with this number, if this instance created it.
+    /// Finds the host's end with this ifindex, if this instance created it.
     fn find(&self, ifindex: u32) -> Task<'_, Result<Option<FoundDevice>, WorkloadError>>;
-    /// All host's ends that this instance created.
+    /// Returns all host's ends that this instance created.
     fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>>;
 }
 
-/// Name of the host's end of an endpoint's pair.
+/// Returns the name of the host's end of an endpoint's pair.
 pub fn device_name(id: u16) -> String {
     format!("{DEVICE_PREFIX}{id}")
 }

@@ -1,6 +1,6 @@
 //! The state of each endpoint that is kept across restarts: one file per endpoint, written before its devices are
-//! created, and again when they exist. Devices do not survive a reboot, and then these files are useless too, so writes
-//! do not wait for the disk.
+//! created and again once they exist. Devices do not survive a reboot, which makes these files useless too, so writes
+//! are not synced to disk.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::WorkloadError;
 use crate::health::ENDPOINT_IDS;
 
-/// Name of the subfolder in the state folder.
+/// Name of the folder inside the state folder.
 const FOLDER: &str = "endpoints";
 const EXTENSION: &str = "json";
 
@@ -29,14 +29,14 @@ const EXTENSION: &str = "json";
 pub struct SavedEndpoint {
     /// Endpoint id.
     pub id: u16,
-    /// Its name.
+    /// The endpoint's name.
     pub name: Option<String>,
-    /// Its container.
+    /// The endpoint's container.
     pub container_id: Option<String>,
-    /// The runtime's network for which it was created.
+    /// The container runtime's network for which the endpoint was created.
     #[serde(default)]
     pub network: Option<String>,
-    /// Its labels. Empty: not known.
+    /// The endpoint's labels. Empty: not known.
     pub labels: LabelSet,
     /// The labels of `identity`, while the identity of `labels` is awaited; `None` if `identity` belongs to `labels`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,58 +53,59 @@ pub struct SavedEndpoint {
     pub host_mac: MacAddr,
     /// MTU of both ends in bytes.
     pub mtu: u32,
-    /// File of its network namespace.
+    /// File of the endpoint's network namespace.
     pub netns: PathBuf,
-    /// Identifies that namespace.
+    /// Identifies the namespace itself.
     pub netns_id: NetNsId,
     /// Name of the device in the namespace.
     pub ifname: String,
     /// Name of the host's end of the pair.
     pub device: String,
-    /// Number of the host's end; `None` until it is complete.
+    /// Ifindex of the host's end; `None` until the device is complete.
     pub ifindex: Option<u32>,
-    /// When it was created.
+    /// When the endpoint was created.
     pub created: Timestamp,
-    /// Boot in which it was created; `None` if an earlier version wrote the file. No device survives a reboot.
+    /// The boot in which the endpoint was created; `None` if an earlier version wrote the file. No device survives a
+    /// reboot.
     #[serde(default)]
     pub boot_id: Option<String>,
-    /// Whether its namespace's default routes lead to it.
+    /// Whether the namespace's default routes lead to the endpoint.
     #[serde(default = "yes")]
     pub has_default_route: bool,
-    /// Whether its deletion has started.
+    /// Whether the deletion of the endpoint has started.
     #[serde(default)]
     pub is_deleting: bool,
 }
 
-/// Before the file had this field, all endpoints had default routes.
+/// The value for files of earlier versions, in which all endpoints had default routes.
 const fn yes() -> bool {
     true
 }
 
 impl SavedEndpoint {
-    /// The endpoint's addresses, IPv4 first.
+    /// Returns the endpoint's addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let v4 = self.ipv4.map(IpAddr::from);
         v4.into_iter().chain(self.ipv6.map(IpAddr::from))
     }
 
-    /// The labels of the identity in use.
+    /// Returns the labels of the identity in use.
     pub(crate) fn labels_in_use(&self) -> &LabelSet {
         self.former_labels.as_ref().unwrap_or(&self.labels)
     }
 
-    /// Whether its labels are known but have no identity.
+    /// Whether the endpoint's labels are known but have no identity.
     pub(crate) fn lacks_identity(&self) -> bool {
         self.identity == Identity::INIT && !self.labels.is_empty()
     }
 
-    /// Whether it belongs to this device of this container.
+    /// Whether the endpoint belongs to this device of this container.
     pub fn is_of(&self, container_id: &str, ifname: &str) -> bool {
         self.container_id.as_deref() == Some(container_id) && self.ifname == ifname
     }
 
-    /// Whether the machine has been rebooted since it was created. If an earlier version did not record the boot, the
-    /// creation time decides, which is wrong if the clock has been set since.
+    /// Whether the machine has been rebooted since the endpoint was created. If an earlier version did not record the
+    /// boot, the creation time decides, which goes wrong if the clock has been set since.
     pub(crate) fn is_of_former_boot(&self) -> bool {
         let now = clock::boot_id().ok();
         match (&self.boot_id, &now) {
@@ -117,7 +118,7 @@ impl SavedEndpoint {
         }
     }
 
-    /// Changes the labels; the labels of the identity in use are kept.
+    /// Changes the labels, and keeps those of the identity in use.
     pub fn relabel(&mut self, labels: LabelSet) {
         let in_use = self.labels_in_use().clone();
         self.former_labels = (in_use != labels).then_some(in_use);
@@ -130,7 +131,7 @@ impl SavedEndpoint {
 pub struct DamagedFile {
     /// The new path.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem with the file.
     pub problem: String,
 }
 
@@ -139,26 +140,21 @@ pub struct DamagedFile {
 pub struct StateDir(PathBuf);
 
 impl StateDir {
-    /// The folder of an agent with this state folder.
+    /// Returns the folder inside an agent's `state_dir`.
     pub fn of(state_dir: &Path) -> Self {
         Self(state_dir.join(FOLDER))
     }
 
-    /// The path of the folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Writes an endpoint's file, so that whenever the agent is killed, either the old or the new file exists.
+    /// Writes an endpoint's file atomically: if the agent is killed at any moment, either the old or the new file
+    /// exists.
     pub fn save(&self, saved: &SavedEndpoint) -> Result<(), WorkloadError> {
         let path = self.file(saved.id);
-        let written = serde_json::to_vec_pretty(saved)
-            .map_err(io::Error::from)
-            .and_then(|mut text| {
-                text.push(b'\n');
-                durable::replace(&path, &text)
-            });
-        written.map_err(|source| error("write", path, source))
+        durable::replace(&path, saved).map_err(|source| error("write", path, source))
     }
 
     /// Removes an endpoint's file. Returns whether it existed.
@@ -167,7 +163,7 @@ impl StateDir {
         durable::remove(&path).map_err(|source| error("remove", path, source))
     }
 
-    /// Reads all files. Unreadable files are renamed, so that their ids are free.
+    /// Reads all files. Renames unreadable files, so that their ids become free.
     pub fn load(&self) -> Result<(Vec<SavedEndpoint>, Vec<DamagedFile>), WorkloadError> {
         let entries = match fs::read_dir(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -180,7 +176,7 @@ impl StateDir {
             let path = entry
                 .map_err(|source| error("list", self.0.clone(), source))?
                 .path();
-            // A killed agent was writing this file.
+            // The agent was killed while writing this file.
             if path
                 .extension()
                 .is_some_and(|found| found == durable::UNFINISHED)
@@ -289,7 +285,7 @@ mod tests {
         };
         let (then, now) = (Timestamp::UNIX_EPOCH, Timestamp::now());
         let this = clock::boot_id().unwrap();
-        // The boot id counts, whatever the clock says.
+        // The boot id decides, whatever the clock says.
         assert!(!boot(Some(this.clone()), then) && !boot(Some(this), now));
         assert!(boot(Some("another".to_owned()), now));
         assert!(boot(None, then) && !boot(None, now));

@@ -62,7 +62,7 @@ impl<'a> Address<'a> {
                 Reason::Silent
             }
             (Reason::Unreachable, Finding::Down(of_icmp, _)) => of_icmp,
-            // A firewall that rejects everything, and connections with a reset.
+            // A firewall that rejects everything, and rejects connections with a reset.
             (Reason::Refused, Finding::Down(of_icmp @ Reason::Rejected(_), _)) => of_icmp,
             _ => reason,
         };
@@ -86,7 +86,7 @@ impl<'a> Address<'a> {
             && !self.reasons().any(|reason| reason.is_heard(self.address))
     }
 
-    /// Whether nothing at all came back, neither from it nor about it.
+    /// Whether nothing came back at all, neither from the address nor about it.
     pub(super) fn is_silent(&self) -> bool {
         let silent = |reason| matches!(reason, Reason::Silent | Reason::NextHopSilent);
         self.is_unheard() && self.reasons().all(silent)
@@ -101,7 +101,8 @@ pub(super) fn without_silent_family<'a>(
         let (family, rest): (Vec<_>, Vec<_>) =
             all.iter().partition(|a| a.address.is_ipv4() == ipv4);
         let silent = !family.is_empty() && family.iter().all(Address::is_silent);
-        // If only the endpoint has this family, the problem is the endpoint's, unless it is heard by the other family.
+        // If only the endpoint has this family, the problem is the endpoint's, unless the endpoint is heard by the
+        // other family.
         let host = family.iter().any(|a| a.path == Path::Host);
         let path = if host { Path::Host } else { Path::Endpoint };
         if silent && rest.iter().any(|a| a.path == path && !a.is_unheard()) {

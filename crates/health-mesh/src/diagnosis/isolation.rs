@@ -90,7 +90,7 @@ impl Scope {
     }
 }
 
-/// Why a peer is not reached, weakest reason first.
+/// Why a peer is unreachable, weakest reason first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
     Silent,
@@ -175,17 +175,17 @@ impl OwnFault {
 pub(crate) struct Survey {
     /// In the order of [`Scope::ALL`].
     scopes: [Tally; Scope::ALL.len()],
-    /// In the order of [`OwnFault::ALL`]: the number of peers, and the failure of the first of them.
+    /// In the order of [`OwnFault::ALL`]: the number of peers, and the first peer's failure.
     own_faults: [(u32, Option<Failure>); OwnFault::ALL.len()],
 }
 
 #[derive(Clone, Debug, Default)]
 struct Tally {
-    /// Remote peers that have such targets.
+    /// Remote peers with targets in this scope.
     peers: u32,
-    /// Those peers whose targets fail.
+    /// Those peers whose targets in this scope fail.
     failing: u32,
-    /// In the order of [`Why::ALL`]: the number of peers, and the failure of the first of them.
+    /// In the order of [`Why::ALL`]: the number of peers, and the first peer's failure.
     why: [(u32, Option<Failure>); Why::ALL.len()],
 }
 
@@ -212,8 +212,8 @@ impl Survey {
             }
         }
         let unknown = |t: &TargetFacts<'_>| matches!(t.verdict, Verdict::Unknown);
-        // A peer that is not completely known counts as failing in no scope. A peer from which nothing at all is heard
-        // counts only in the widest one.
+        // A peer with an unknown verdict does not count as failing in any scope. A peer that fails in the widest scope
+        // counts only there.
         let mut counts = !peer.targets.iter().any(unknown);
         for (scope, tally) in Scope::ALL.into_iter().zip(&mut self.scopes) {
             let Some(fails) = scope.fails(context, peer) else {
@@ -332,7 +332,7 @@ impl Survey {
     }
 }
 
-/// Whether enough of all peers report the same about this node.
+/// Whether `some` out of `all` peers are enough to blame this node.
 fn are_most(some: u32, all: u32) -> bool {
     let (part, whole) = ISOLATED_PART;
     some >= ISOLATED_PEERS && u64::from(some) * u64::from(whole) >= u64::from(all) * u64::from(part)

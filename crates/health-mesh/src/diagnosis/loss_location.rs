@@ -23,7 +23,7 @@ pub(super) struct LossLocation {
 impl Segment {
     const ALL: [Self; 4] = [Self::Forward, Self::PeerHost, Self::Return, Self::LocalHost];
 
-    /// Number of probes lost there, and of probes that reached it.
+    /// Returns the number of probes lost in this segment, and the number that reached it.
     fn lost(self, passage: &Passage) -> (u32, u32) {
         match self {
             Self::Forward => (passage.lost_there, passage.sent),
@@ -64,7 +64,7 @@ impl Segment {
 }
 
 impl LossLocation {
-    /// Uses the first of these passages that shows a loss.
+    /// Locates the losses by the first of these passages that shows any.
     pub(super) fn of(passages: &[Option<Passage>], threshold: f64) -> Option<Self> {
         passages.iter().flatten().find_map(|passage| {
             let is_lossy = |segment: &Segment| {
@@ -117,7 +117,7 @@ impl LossLocation {
         } = self.passage;
         let of = format!("{arrived} of {sent}");
         match self.lossy.first() {
-            // They may have left by another device.
+            // The replies may have left by another device.
             Some(Segment::PeerHost) => format!(
                 "echo requests arrive there ({of}), but {replied} replies left through its \
                  uplinks: check its firewall and its limits on ICMP"

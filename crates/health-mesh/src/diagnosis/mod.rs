@@ -12,31 +12,31 @@
 //!
 //! | cause | when |
 //! | --- | --- |
-//! | `this-node-isolated` | the peer fails just as three remote peers or more do, and four fifths of all ([`Survey`]) |
+//! | `this-node-isolated` | the peer fails just as at least three remote peers and four fifths of all do ([`Survey`]) |
 //! | `local-error` | all failures are this host's own: no sockets of the family, no descriptors left |
 //! | `node-down` | unheard, and a host address is silent |
 //! | `rejected` | unheard, and a host address is rejected: by an ICMP error, a firewall or a route of this host |
 //! | `no-route` | unheard, and a router or this host has no route to a host address |
 //! | `one-family-only` | all addresses of one family are silent, those of the other all answer |
-//! | `rejected` | a target is; also a connection that this host calls unreachable where ICMP is answered |
-//! | `agent-down` | HTTP is answered nowhere, and refused or accepted without an answer somewhere |
-//! | `no-route` | a target has none |
+//! | `rejected` | a target is rejected; also a connection that this host calls unreachable where ICMP is answered |
+//! | `agent-down` | no address answers HTTP; some refuse it, or accept the connection but do not answer |
+//! | `no-route` | a target has no route |
 //! | `endpoint-datapath-down` | a host address is up, an endpoint address unheard or reported unreachable by its host |
 //! | `address-unreachable` | a host address is unheard, another address heard |
 //! | `port-refused` | HTTP is refused on some addresses, answered on others |
 //! | `wrong-key` | HTTP is refused, or answered with a wrong proof, as by another mesh key |
 //! | `no-key` | HTTP is answered without a proof of the mesh key |
-//! | `replayed-answer` | HTTP is answered by what was said to another request |
+//! | `replayed-answer` | the HTTP answer was made for another request |
 //! | `wrong-node` | HTTP is answered by another node of the mesh |
 //! | `clock-differs` | the node refuses HTTP because the clocks differ |
-//! | `bad-answer` | HTTP is answered by something that is no healthy agent |
-//! | `port-filtered` | ICMP is answered, HTTP dropped silently; if it is so everywhere, the agent may hang instead |
+//! | `bad-answer` | HTTP is answered by something that is not a healthy agent |
+//! | `port-filtered` | ICMP is answered, HTTP dropped silently; if so on all addresses, the agent may hang instead |
 //! | `icmp-filtered` | HTTP is answered, ICMP is not |
-//! | `loss` | all answer; more losses than the threshold, and than chance makes of it |
+//! | `loss` | all answer; the losses exceed the threshold, and not by chance |
 //! | `path-mtu` | all answer; packets larger than the path's MTU vanish |
-//! | `latency-shift` | all answer; round trips are well above those before |
+//! | `latency-shift` | all answer; round trips take much longer than before |
 //! | `path-mtu` | all answer; a router reports an MTU that is lower than this host's |
-//! | `old-key` | all answer; the node or this one still signs with the key before |
+//! | `old-key` | all answer; this node or the peer still signs with the previous key |
 //! | `endpoint-address-unknown` | all answer; the addresses of the endpoint are not reported |
 //!
 //! Below `one-family-only`, a family that is entirely silent is left out.
@@ -98,7 +98,7 @@ pub(super) enum Cause {
     OneFamilyOnly,
     /// A router or this host has no route.
     NoRoute,
-    /// A firewall or policy rejects it.
+    /// A firewall or policy rejects the probes.
     Rejected,
     /// ICMP is dropped silently.
     IcmpFiltered,
@@ -110,7 +110,7 @@ pub(super) enum Cause {
     WrongKey,
     /// The HTTP answer has no proof.
     NoKey,
-    /// The HTTP answer is a recorded one.
+    /// The HTTP answer is a replay of a recorded one.
     ReplayedAnswer,
     /// The HTTP answer comes from another node.
     WrongNode,
@@ -124,7 +124,7 @@ pub(super) enum Cause {
     PathMtu,
     /// Answers take longer than they used to.
     LatencyShift,
-    /// One of the two nodes signs with the mesh key before the other's.
+    /// One of the two nodes signs with an older mesh key than the other.
     OldKey,
     /// The address of the health endpoint is unknown.
     EndpointAddressUnknown,
@@ -178,9 +178,9 @@ pub(super) enum Degradation {
     Loss(Loss),
     /// Longer round trips than before.
     LatencyShift {
-        /// Median of the newest ones.
+        /// Median of the newest round trips.
         recent: Duration,
-        /// Median of the earlier ones.
+        /// Median of the earlier round trips.
         usual: Duration,
     },
 }
@@ -196,7 +196,7 @@ impl fmt::Display for Degradation {
     }
 }
 
-/// The same for all peers.
+/// Facts that are the same for all peers.
 #[derive(Clone, Debug)]
 pub(super) struct Context<'a> {
     /// TCP port of the responders.
@@ -214,7 +214,7 @@ pub(super) struct Thresholds {
     pub(super) loss: f64,
     /// Smaller shifts of ICMP round trips are ignored.
     pub(super) icmp_shift: Duration,
-    /// The same for HTTP, whose round trips include the scheduling delays of both agents.
+    /// The same limit for HTTP, whose round trips include the scheduling delays of both agents.
     pub(super) http_shift: Duration,
 }
 
@@ -250,7 +250,7 @@ pub(super) struct TargetFacts<'a> {
     pub(super) verdict: Verdict<'a>,
     /// Which of the peer's keys this node signs with, from the peer's point of view; used if it is reachable by HTTP.
     pub(super) mesh_key: KeyAge,
-    /// Used if it is reachable.
+    /// Losses and latency compared with the past; used if the target is reachable.
     pub(super) trend: Trend,
     /// What happened to its echo probes in [`direction::WINDOWS`], if the peer reported it.
     pub(super) passages: [Option<Passage>; direction::WINDOWS.len()],
@@ -291,8 +291,8 @@ impl Context<'_> {
         })
     }
 
-    /// What is wrong with a peer; `None` if nothing is, or if it is not known yet. If `isolation` explains the
-    /// failures, the peer is not blamed for them.
+    /// Diagnoses a peer; `None` if nothing is wrong, or if that is not known yet. If `isolation` explains the failures,
+    /// the peer is not blamed for them.
     pub(super) fn diagnose(
         &self,
         peer: &PeerFacts<'_>,
@@ -505,7 +505,7 @@ fn exceeds(loss: &Loss, threshold: f64) -> bool {
     if threshold <= 0.0 {
         return true;
     }
-    // Adds up from the probability of zero losses, as a logarithm: it may be too small for a float.
+    // Starts from the probability of zero losses, as a logarithm: the probability itself may be too small for a float.
     let odds = (threshold / (1.0 - threshold)).ln();
     let mut log = n * (1.0 - threshold).ln();
     let mut fewer = 0.0;

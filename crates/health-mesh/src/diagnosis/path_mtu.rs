@@ -1,11 +1,11 @@
-//! Paths that do not take packets of the size that this host sends.
+//! Paths that do not carry packets of the size that this host sends.
 
 use std::net::IpAddr;
 
 use super::{Cause, Diagnosis, PeerFacts};
 use crate::path_mtu::PathMtu;
 
-/// Whether a router reports to a packet's sender that it is too big.
+/// Whether a router reports packets that are too big to their sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TooBigNotice {
     /// A router does: connections adapt.

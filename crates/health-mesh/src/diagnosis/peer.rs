@@ -136,7 +136,7 @@ impl<'a> Picture<'a> {
     fn unheard(&self, all: &[Address<'a>]) -> Diagnosis {
         let hosts = pick(all, |a| a.path == Path::Host);
         if !hosts.iter().any(Address::is_silent) {
-            // The problem of the host is the problem of the node.
+            // The hosts' problem explains the whole node.
             let rejected = |a: &Address<'_>| a.reasons().any(|r| matches!(r, Reason::Rejected(_)));
             let reported = if hosts.iter().any(rejected) {
                 self.rejected(all)
@@ -229,7 +229,7 @@ impl<'a> Picture<'a> {
             return None;
         }
         let icmp = pick(addresses, |a| a.icmp.is_up());
-        // Then the addresses need not be named twice.
+        // If all three lists are the same, the addresses are named only once.
         let same = icmp.len() == addresses.len() && asked.len() == addresses.len();
         let parts: Vec<String> = [
             ("refused", &[Reason::Refused][..]),
@@ -356,7 +356,7 @@ impl<'a> Picture<'a> {
         self.diagnosis(Cause::AddressUnreachable, message)
     }
 
-    /// HTTP fails where ICMP is answered, or it gets a wrong answer.
+    /// HTTP fails where ICMP is answered, or HTTP gets a wrong answer.
     fn http_trouble(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
         let name = self.name();
         let port = self.context.port;
@@ -414,7 +414,7 @@ impl<'a> Picture<'a> {
         let Finding::Down(_, failure) = addresses.iter().find(|a| unproven(a))?.http else {
             return None;
         };
-        // Two probes need not be a whole number of seconds apart.
+        // In whole seconds, the clock difference may vary between two probes.
         let is_alike = |other: &Failure| {
             let clocks = |a: &Failure| matches!(a, Failure::ClockDiffers { .. });
             other == failure || clocks(other) && clocks(failure)
@@ -487,8 +487,8 @@ impl<'a> Picture<'a> {
         Some(self.diagnosis(Cause::IcmpFiltered, message))
     }
 
-    /// Failures that share a sender: the failures of this peer's targets for which `is` holds and which come from the
-    /// first sender that one of them names, or from this host if none names one.
+    /// The failures of this peer's targets for which `is` holds and that share a sender: the first sender that any of
+    /// these failures names, or this host if none of them names one.
     fn reported_failure(
         &self,
         addresses: &[Address<'a>],
@@ -527,7 +527,7 @@ impl<'a> Picture<'a> {
         self.peer.display()
     }
 
-    /// An address in an operator's terms.
+    /// Describes an address in terms that an operator knows.
     fn who(&self, address: IpAddr) -> String {
         if self.context.local_addresses.contains(&address) {
             format!("this host ({address})")
@@ -559,7 +559,7 @@ fn may_add_place(cause: Cause) -> bool {
     )
 }
 
-/// Whether packets ran out of hops.
+/// Whether packets exceeded their hop limit, as in a routing loop.
 fn is_loop(failure: &Failure) -> bool {
     matches!(
         failure,

@@ -13,9 +13,9 @@ use crate::target::{Protocol, TargetKey};
 pub(super) enum Reason {
     /// Nothing came back.
     Silent,
-    /// A connection attempt was unreachable: no route, no answer from the next hop, or a firewall.
+    /// A connection attempt failed as unreachable: no route, no answer from the next hop, or a firewall.
     Unreachable,
-    /// This host got no answer when it resolved the next hop's hardware address.
+    /// The next hop did not answer this host's request for its hardware address.
     NextHopSilent,
     /// No route; holds the sender of the error, if it is not this host's kernel.
     NoRoute(Option<IpAddr>),
@@ -23,11 +23,11 @@ pub(super) enum Reason {
     Rejected(Option<IpAddr>),
     /// The port is closed.
     Refused,
-    /// A connection, but no response.
+    /// Connected, but got no response.
     Hung,
-    /// A connection, but a wrong response.
+    /// Connected, but got a wrong response.
     BadAnswer,
-    /// A connection, and a response that is not proven to be a good answer from the asked node.
+    /// Connected, but the response is not proven to be a good answer from the asked node.
     Unproven,
     /// This host could not probe.
     LocalError,
@@ -72,7 +72,7 @@ impl Reason {
                 Self::NextHopSilent
             }
             (true, 3, 0 | 1 | 6 | 7 | 11 | 12) | (false, 1, 0 | 2 | 3) => Self::NoRoute(Some(from)),
-            // Packets in a loop.
+            // The hop limit was exceeded: a routing loop.
             (true, 11, _) | (false, 3, _) => Self::NoRoute(Some(from)),
             (true, 3, 9 | 10 | 13) | (false, 1, 1 | 5 | 6) => Self::Rejected(Some(from)),
             // A firewall's `reject`: an echo has no port or protocol that could be missing, and TCP answers with a

@@ -94,8 +94,8 @@ impl ShiftWatch {
         now.saturating_sub(self.noticed) >= LONGEST
     }
 
-    /// Records an HTTP request: the time from SYN to SYN-ACK on the uplink, the same as seen by the agent, and the time
-    /// until the answer arrived.
+    /// Records an HTTP request: the time from SYN to SYN-ACK as seen on the uplink and as seen by the agent, and the
+    /// time until the response arrived.
     pub(crate) fn note_request(&mut self, handshake: Duration, connect: Duration, total: Duration) {
         let requests = &mut self.requests;
         requests.count += 1;
@@ -181,8 +181,8 @@ impl Shift {
 }
 
 impl Context<'_> {
-    /// The newest and the earlier round trips of a target, if the newest are well above. During a known shift, the
-    /// earlier ones are those before it: otherwise a lasting shift would gradually seem usual.
+    /// Returns the newest and the earlier round trips of a target if the newest take much longer. During a known shift,
+    /// the earlier round trips are those before the shift: otherwise a lasting shift would gradually seem usual.
     pub(crate) fn shifted(&self, target: &TargetFacts<'_>) -> Option<(Latency, Latency)> {
         let recent = target.trend.recent?;
         let usual = match target.shift {
@@ -200,7 +200,7 @@ impl Context<'_> {
         (enough && higher && apart).then_some((recent, usual))
     }
 
-    /// What a message adds to the times of a shift.
+    /// Text that a message appends to the times of a shift.
     pub(super) fn shift_text(&self, peer: &PeerFacts<'_>, target: &TargetFacts<'_>) -> String {
         let Some(shift) = target.shift else {
             return String::new();

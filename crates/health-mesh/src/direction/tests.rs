@@ -38,7 +38,7 @@ const _: () = assert!(TIMEOUT as u128 == SETTLING.as_millis());
 struct Probe {
     /// Time of sending, in milliseconds.
     sent: u64,
-    /// One-way delay, in milliseconds. This and the next two are below a quarter of the time-out.
+    /// One-way delay, in milliseconds. This and the next two fields are below a quarter of the time-out.
     delay: u64,
     /// Time spent in the peer's host.
     stay: u64,
@@ -147,8 +147,7 @@ impl Model {
         }
     }
 
-    /// Follows the way through exchanges with these times of request, reading and answer, recorded in the given
-    /// order.
+    /// Follows the way through these exchanges (times of request, reading and answer), recorded in the given order.
     fn track(&self, exchanges: &[(u64, u64, u64)]) -> Track {
         let mut track = Track::default();
         let mut until = 0;
@@ -173,7 +172,7 @@ impl Model {
     }
 }
 
-/// One probe a second; one in `each` has this fate.
+/// One probe a second; one in `each` meets this fate.
 fn regular(fate: Fate, each: usize) -> Model {
     let probe = |number: usize| {
         let is_one = number.is_multiple_of(each);
@@ -375,7 +374,7 @@ fn what_is_followed_is_bounded() {
         .collect();
     let track = model.track(&exchanges);
     assert!(track.points.len() <= MOST_POINTS);
-    // It still reaches far back.
+    // The track still reaches far back.
     let covered = track.points[track.points.len() - 1].answered - track.points[0].asked;
     assert!(covered > Duration::from_secs(300), "{covered:?}");
     let mut ways = Ways::default();

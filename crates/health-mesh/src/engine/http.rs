@@ -48,7 +48,7 @@ pub(super) struct HttpProbes {
 }
 
 impl HttpProbes {
-    /// Starts without probes, with as many slots as this process may have.
+    /// Creates an empty queue, with as many slots as the limit on open files allows.
     pub(super) fn new(asker: Asker) -> Self {
         Self {
             asker: Arc::new(asker),

@@ -82,7 +82,7 @@ impl Engine {
         self.failed(probe.id, probe.sent, failure);
     }
 
-    /// Counts a lost probe, and records the location if it was lost in this host.
+    /// Counts a lost probe. If this host did not send it or did not pass on its reply, records that for its way.
     pub(super) fn lost(&self, probe: &Probe, failure: &Failure) {
         let unseen = !self.accounts.lost(probe);
         let unsent = failure.is_unsent();
@@ -103,7 +103,7 @@ impl Engine {
         }
     }
 
-    /// Records where the time of a latency shift goes, as the peer's programs report it.
+    /// Records where the extra time of a latency shift is spent, as reported by the peer's programs.
     pub(super) fn note_remote(&self, probe: &Probe) {
         if self.shared.results().is_shifted(probe.id)
             && let Some(row) = self.accounts.row(probe.key)

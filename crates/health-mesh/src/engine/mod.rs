@@ -1,5 +1,4 @@
-//! The single task that owns the mesh's state: it sends what is due, processes what comes back, and follows the
-//! registry.
+//! The single task that owns the mesh's state: it sends due probes, handles replies, and follows the registry.
 
 mod exchange;
 mod http;
@@ -36,10 +35,10 @@ use crate::target::{Protocol, TargetId, TargetKey, Targets};
 /// Minimum time between two turns of the engine. Everything that arrives in between is handled together, at a fraction
 /// of the cost; no measurement depends on when it is handled.
 const TURN: Duration = Duration::from_millis(5);
-/// Scheduled probes are sent in batches of this size, if gathering a batch takes no longer than the time below.
+/// Scheduled probes are sent in batches of this size, if gathering a batch takes no longer than [`MAX_GATHER`].
 const BATCH: u32 = 16;
 const MAX_GATHER: Duration = Duration::from_millis(50);
-/// They gather for at most this fraction of the shortest interval.
+/// A batch gathers for at most this fraction of the shortest interval.
 const GATHER_DIVISOR: u32 = 8;
 /// If nothing is due, the engine still completes a turn this often, so that it is seen to be alive.
 const IDLE: Duration = Duration::from_secs(1);
@@ -54,7 +53,7 @@ pub(super) enum Command {
         node: Option<String>,
         done: oneshot::Sender<()>,
     },
-    /// Probe at other times, or rate results in another way.
+    /// Change when to probe or how to rate results.
     Tune(Box<Tuning>),
     /// Stop.
     Shutdown(oneshot::Sender<()>),
@@ -71,7 +70,7 @@ pub(super) struct Engine {
     confirmation: Confirmation,
     budget: Budget,
     relief: Relief,
-    /// Consecutive times that a target's echo probe could not be sent for lack of space. Few targets have an entry.
+    /// How many times in a row a target's echo probe could not be sent for lack of space. Few targets have an entry.
     deferrals: SparseSecondaryMap<TargetId, u8>,
     /// The nodes from which `targets` was built.
     set: Arc<NodeSet>,
@@ -223,9 +222,9 @@ impl Engine {
         self.rebuild();
     }
 
-    /// Processes everything that has arrived, then does everything that is due.
+    /// Handles everything received, then performs all due actions.
     fn turn(&mut self) {
-        // First: nothing that has arrived must count as missing, even if the agent itself was delayed.
+        // Receives first: no reply that has already arrived may count as missing, even if the agent itself was delayed.
         self.receive_icmp();
         while let Some(done) = self.http.running.try_join_next() {
             self.http_done(done);
@@ -335,7 +334,7 @@ impl Engine {
         for sibling in results.targets_of(target.node) {
             if self.confirmation.not_probed_since(sibling, since) {
                 self.schedule.pull_in(sibling, now);
-                // They do not wait for a batch to gather.
+                // The siblings do not wait for a batch to gather.
                 self.send_at = self.send_at.min(now);
             }
         }
@@ -375,7 +374,7 @@ impl Engine {
         }
     }
 
-    /// Starts a probe that is `late`.
+    /// Starts a probe that was due `late` ago.
     fn begin(&mut self, id: TargetId, late: Duration) {
         match self.targets.get(id).map(|target| target.key.protocol) {
             Some(Protocol::Icmp) => self.begin_icmp(id, late),

@@ -71,7 +71,7 @@ impl Engine {
         self.end_wait(id, sent);
     }
 
-    /// Handles a result that does not change the shown verdict.
+    /// Handles a result that does not change the reported verdict.
     pub(super) fn unchanged(&mut self, id: TargetId, sent: Duration) {
         if !self.confirmation.in_doubt(id) {
             self.end_wait(id, sent);

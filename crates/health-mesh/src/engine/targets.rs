@@ -17,8 +17,8 @@ const LEARN_DELAY: Duration = Duration::from_millis(50);
 const LEARN_DELAY_FACTOR: u32 = 20;
 
 impl Engine {
-    /// Records a node's report about its health endpoint, if the registry does not specify it. Returns whether nothing
-    /// more is expected: a starting node may not know it yet.
+    /// Records a node's report about its health endpoint, if the registry does not specify the endpoint. Returns
+    /// whether the report is final: a node that is starting may not know its endpoint yet.
     pub(super) fn learn(&mut self, target: Target, reported: Option<&[IpAddr]>) -> bool {
         let Some(node) = self.set.nodes.get(target.node) else {
             return true;
@@ -57,13 +57,13 @@ impl Engine {
             } else if !node.health_addresses.is_empty() {
                 Some(&node.health_addresses[..])
             } else if node.pod_cidrs.is_empty() {
-                // There is no prefix from which it could get an address.
+                // The node has no prefix from which its endpoint could get an address.
                 None
             } else if local {
                 Some(&[][..])
             } else {
                 match self.learned.get(node) {
-                    // It has reported that it has none.
+                    // The node has reported that it has no endpoint.
                     Some(known) if known.is_empty() => None,
                     known => {
                         learned = known.unwrap_or_default();

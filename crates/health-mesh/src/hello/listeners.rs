@@ -59,7 +59,7 @@ impl Acceptor {
 pub struct ResponderState(Arc<Mutex<Vec<Acceptor>>>);
 
 impl ResponderState {
-    /// Checks that it can be connected to at each of its addresses; returns what is wrong, if anything.
+    /// Checks that clients can connect to each of its addresses; returns the problem, if any.
     pub fn problem(&self) -> Option<String> {
         let acceptors = self.acceptors();
         let problems: Vec<String> = acceptors

@@ -150,7 +150,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Answers on these listeners too.
+    /// Also answers on these listeners.
     pub fn add(&self, listeners: Vec<TcpListener>) -> io::Result<()> {
         self.acceptors.add(self.accept(listeners)?);
         Ok(())
@@ -173,7 +173,7 @@ impl Responder {
         self.stop.send_replace(true);
         for Acceptor { task, .. } in self.acceptors.replace(Vec::new()) {
             task.abort();
-            // It was aborted, so this returns at once; then the listener is closed.
+            // The task was aborted, so this returns at once, after which the listener is closed.
             let _ = task.await;
         }
         // Each exchange holds a slot and ends at its time-out at the latest.

@@ -10,8 +10,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of connections served at a time; more wait in the backlog.
 const PLACES: usize = 512;
-/// Maximum number of slots per address, so that a silent client leaves slots to others. Nodes behind one translated
-/// address need a slot for only milliseconds each.
+/// Maximum number of slots per address, so that a silent client leaves slots to others. Nodes behind one NAT address
+/// need a slot for only milliseconds each.
 pub(super) const PLACES_OF_ADDRESS: usize = 64;
 /// Maximum number of slots per IPv6 network, within which one host can choose its addresses freely.
 const PLACES_OF_NETWORK: usize = 256;
@@ -70,7 +70,7 @@ pub(super) struct FreePlace {
 }
 
 impl FreePlace {
-    /// Assigns it to a connection from this address, unless its source already uses all its slots.
+    /// Assigns the slot to a connection from this address, unless the source already uses all its slots.
     pub(super) fn take(self, from: IpAddr) -> Option<Place> {
         let source = Source(from.to_canonical());
         {

@@ -40,7 +40,7 @@ pub(super) fn echo_filter(family: Family, id: u16) -> Vec<SockFilter> {
     }
     push(JUMP_IF_EQUAL, 0, 1, u32::from(family.echo_reply()));
     let errors = family.errors();
-    // To the load of the reply's identifier, past the tests for errors and the drop after them.
+    // Jumps past the error tests and the drop after them, to the load of the reply's identifier.
     push(JUMP, 0, 0, errors.len() as u32 + 1);
     let load_reply_len = 2;
     for (index, &kind) in errors.iter().enumerate() {

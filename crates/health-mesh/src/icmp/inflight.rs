@@ -62,7 +62,7 @@ impl Inflight {
         (probe.number == number).then_some(probe)
     }
 
-    /// Removes and returns the probe if `accept` approves it; duplicates find nothing.
+    /// Removes and returns the waiting probe if `accept` approves it. A duplicate reply finds no probe.
     pub(super) fn take(&mut self, sequence: u16, accept: impl Fn(&Probe) -> bool) -> Option<Probe> {
         if self.probes.get(&sequence).is_some_and(accept) {
             self.probes.remove(&sequence)

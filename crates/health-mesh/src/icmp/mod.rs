@@ -30,7 +30,7 @@ pub(super) struct Probe {
     /// `CLOCK_REALTIME` right before sending; received packets are timestamped with the same clock.
     sent_realtime: Duration,
     expires: Duration,
-    /// Number of this probe within the agent; all zero until it is about to be sent.
+    /// Identifies this probe within the agent; all zero until it is about to be sent.
     pub(super) number: ProbeId,
 }
 
@@ -138,7 +138,7 @@ impl IcmpProber {
         }
     }
 
-    /// Waits until something has arrived since the last wait; [`Self::receive`] must follow.
+    /// Waits until packets have arrived since the last wait; [`Self::receive`] must follow.
     pub(super) async fn readable(&self) -> io::Result<()> {
         let wait = async |family: &Option<FamilyProber>| match family {
             Some(family) => family.socket.readable().await,
@@ -150,14 +150,14 @@ impl IcmpProber {
         }
     }
 
-    /// Receives everything available.
+    /// Receives all pending packets.
     pub(super) fn receive(&mut self, now: Duration, events: &mut Vec<IcmpEvent>) -> io::Result<()> {
         let ignored = self.ignored.clone();
         self.families()
             .try_for_each(|family| family.receive(now, events, &ignored))
     }
 
-    /// Gives up the probes whose time is over.
+    /// Gives up expired probes.
     pub(super) fn expire(&mut self, now: Duration, events: &mut Vec<IcmpEvent>) {
         for family in self.families() {
             while let Some(probe) = family.inflight.take_expired(now) {

@@ -37,7 +37,7 @@ pub(crate) enum SizedEvent {
     },
 }
 
-/// The sockets that send such requests and receive their answers.
+/// The sockets that send such requests and receive their replies.
 #[derive(Debug)]
 pub(crate) struct SizedSockets {
     v4: Option<IcmpSocket>,
@@ -78,7 +78,7 @@ impl SizedSockets {
         socket.send_sized(address, sequence, size as usize)
     }
 
-    /// Waits until something has arrived since the last wait; [`Self::receive`] must follow.
+    /// Waits until packets have arrived since the last wait; [`Self::receive`] must follow.
     pub(crate) async fn readable(&self) -> io::Result<()> {
         let wait = async |socket: &Option<IcmpSocket>| match socket {
             Some(socket) => socket.readable().await,
@@ -90,7 +90,7 @@ impl SizedSockets {
         }
     }
 
-    /// Receives everything available.
+    /// Receives all pending packets.
     pub(crate) fn receive(&self, mut handle: impl FnMut(SizedEvent)) -> io::Result<()> {
         for socket in [&self.v4, &self.v6].into_iter().flatten() {
             socket.drain(|received| match received.message {

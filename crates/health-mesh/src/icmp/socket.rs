@@ -106,7 +106,7 @@ impl IcmpSocket {
         Ok((sent.count(), before))
     }
 
-    /// Makes requests leave whole, however large, or not at all: see [`rawsock::probe_mtu`].
+    /// Prevents fragmentation: requests of any size leave whole or not at all. See [`rawsock::probe_mtu`].
     pub(super) fn unfragmented(self) -> io::Result<Self> {
         rawsock::probe_mtu(self.socket.get_ref(), self.family == Family::V6)?;
         Ok(self)
@@ -129,7 +129,7 @@ impl IcmpSocket {
         .map(drop)
     }
 
-    /// Waits until something has arrived since the last wait. [`Self::drain`] must follow.
+    /// Waits until packets have arrived since the last wait. [`Self::drain`] must follow.
     pub(super) async fn readable(&self) -> io::Result<()> {
         self.socket
             .readable()
@@ -137,8 +137,8 @@ impl IcmpSocket {
             .map(|mut guard| guard.clear_ready())
     }
 
-    /// Receives what is available and passes on what concerns this agent's probes. In a flood, it handles only a part
-    /// and leaves the rest until after the next packet: it must not starve the agent's other work.
+    /// Receives pending packets and passes on the messages about this agent's probes. In a flood, it handles only some
+    /// of them and leaves the rest until the next packet arrives, so that the agent's other work is not starved.
     pub(super) fn drain(&self, mut handle: impl FnMut(ReceivedMessage)) -> io::Result<()> {
         for _ in 0..DRAIN_BATCHES {
             match self.receive(&mut handle) {

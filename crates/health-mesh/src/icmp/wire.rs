@@ -74,7 +74,7 @@ pub(in super::super) struct Mark {
     pub(in super::super) session: u32,
     /// Key for the tags of the mesh's probes.
     pub(in super::super) key: SipKey,
-    /// Whether peers are asked when probes arrived.
+    /// Whether peers are asked for the arrival times of probes.
     pub(in super::super) one_way: bool,
 }
 
@@ -127,8 +127,8 @@ pub(super) fn request(
     packet
 }
 
-/// The same as an IP packet of `size` bytes in total, without the IP header. Zeros are appended to the probe payload;
-/// they do not change the checksum. Never shorter than a probe.
+/// Builds an echo request for an IP packet of `size` bytes in total, without the IP header. Zeros are appended to the
+/// probe payload; they do not change the checksum. Never shorter than a probe.
 pub(super) fn sized_request(family: Family, mark: Mark, sequence: u16, size: usize) -> Vec<u8> {
     let number = ProbeId {
         session: mark.session,
@@ -141,8 +141,8 @@ pub(super) fn sized_request(family: Family, mark: Mark, sequence: u16, size: usi
     packet
 }
 
-/// Parses what a raw socket received from `from`: for IPv4 with the IP header, for IPv6 without. `None` for anything
-/// that does not concern one of our probes.
+/// Parses a packet that a raw socket received from `from`: for IPv4 with the IP header, for IPv6 without. `None` if it
+/// does not concern one of this agent's probes.
 pub(super) fn parse(family: Family, mark: Mark, from: IpAddr, packet: &[u8]) -> Option<Message> {
     let icmp = match family {
         Family::V4 => packet.get(ipv4_header_len(packet)?..)?,

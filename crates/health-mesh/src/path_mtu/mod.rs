@@ -40,7 +40,7 @@ const FIRST_DIVISOR: u32 = 10;
 const RECHECK: Duration = Duration::from_secs(60);
 /// Number of probes for a path without problems.
 const USUAL_PROBES: u32 = 2;
-/// Maximum number of searches per check: each one ends early if the device's MTU has changed.
+/// Maximum number of searches per check: a search ends early if the device's MTU has changed.
 const SEARCHES: u32 = 3;
 /// Pause before retrying a probe for which the socket had no space.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
@@ -57,7 +57,7 @@ pub(super) struct PathMtu {
     pub(super) way: Arc<WayOut>,
     /// The router that reports it, if `mtu` is below what the outgoing route allows; `None` if packets vanish.
     pub(super) notice: Option<TooBig>,
-    /// When that was observed.
+    /// When the MTU was observed.
     pub(super) probed: Timestamp,
 }
 
@@ -159,7 +159,8 @@ struct Waiter {
 }
 
 impl PathMtuProber {
-    /// Adopts new options. With another interval, the next check of each path moves; one under way ends as it began.
+    /// Adopts new options. If the interval changes, the next check of each path moves; a check in progress is
+    /// unaffected.
     pub(super) fn tune(&mut self, options: PathMtuOptions, now: Duration) {
         let former = std::mem::replace(&mut self.options, options);
         self.share = Budget::new(options.rate / SHARE);
@@ -263,7 +264,7 @@ impl PathMtuProber {
         }
     }
 
-    /// Waits until something has arrived; [`Self::turn`] must follow.
+    /// Waits until something was received; [`Self::turn`] must follow.
     pub(super) async fn ready(&mut self) {
         tokio::select! {
             _ = self.sockets.readable() => {}
@@ -286,7 +287,7 @@ impl PathMtuProber {
         Some(at.max(budget.ready()).max(self.share.ready()))
     }
 
-    /// Processes what has arrived and does what is due. Returns the results; for each path, [`Self::end_wait`] must
+    /// Handles received replies and sends due probes. Returns the results; for each path, [`Self::end_wait`] must
     /// follow once its result can be read.
     pub(super) fn turn(&mut self, now: Duration, budget: &mut Budget) -> Vec<PathMtuOutcome> {
         if !self.sent.is_empty() {
@@ -369,7 +370,7 @@ impl PathMtuProber {
             .is_some_and(|path| path.address == address)
     }
 
-    /// Does what is due for a path.
+    /// Performs the due action of a path.
     fn advance(
         &mut self,
         id: TargetId,
@@ -382,7 +383,7 @@ impl PathMtuProber {
             return None;
         };
         let Some(searching) = &mut look.searching else {
-            // The kernel has not answered.
+            // The kernel has not answered the route lookup in time.
             return self.end(id, Verdict::Inconclusive, now);
         };
         if let Some((sequence, _)) = searching.waits.take() {
@@ -422,7 +423,7 @@ impl PathMtuProber {
             }
         };
         let path = self.paths.get_mut(id)?;
-        // The answer may have come too late.
+        // The lookup may have finished too late.
         let look = path.look.as_mut()?;
         if look.searching.is_some() {
             return None;
@@ -488,7 +489,7 @@ impl PathMtuProber {
                 }
                 Err(Errno::EMSGSIZE) => searching.search.note(Outcome::Refused, now),
                 Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM | Errno::EINTR) => {
-                    // It may have reached the device.
+                    // The packet may have reached the device.
                     budget.take(now);
                     self.share.take(now);
                     if searching.deferrals < DEFERRALS {
@@ -501,7 +502,7 @@ impl PathMtuProber {
                     self.set_due(id, Some(now));
                     return None;
                 }
-                // Regular probes get and report the same error.
+                // Regular probes get the same error and report it.
                 Err(_) => return self.end(id, Verdict::Inconclusive, now),
             }
         }
@@ -552,7 +553,7 @@ impl PathMtuProber {
         self.end_wait(id);
     }
 
-    /// Releases waiters from waiting for a path: its result can be read, or the path is gone.
+    /// Stops waiters from waiting for a path: its result can be read, or the path is gone.
     pub(super) fn end_wait(&mut self, id: TargetId) {
         self.waiters.retain_mut(|waiter| {
             waiter.awaited.remove(&id);

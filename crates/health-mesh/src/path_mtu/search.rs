@@ -145,7 +145,7 @@ pub(super) struct Search {
 struct Trial {
     size: u32,
     failures: u32,
-    /// The last error about it.
+    /// The last error about this size.
     notice: Option<TooBig>,
     /// A size known to fit is probed instead.
     control: bool,
@@ -169,8 +169,8 @@ impl Trial {
 }
 
 impl Search {
-    /// A search within `limits`, whose probes wait for at most `timeout`. `before` is the reduced MTU found by the
-    /// previous search.
+    /// Creates a search within `limits`, whose probes wait for at most `timeout`. `before` is the reduced MTU found by
+    /// the previous search.
     pub(super) fn new(limits: Limits, before: Option<u32>, timeout: Duration) -> Self {
         let limits = Limits {
             mtu: limits.mtu.min(LARGEST),
@@ -290,7 +290,7 @@ impl Search {
         }
     }
 
-    /// The size being tried gets through.
+    /// Handles a size that gets through.
     fn answered(&mut self, now: Duration) {
         self.fits = self.trial.size;
         if self.fits == self.limits.mtu {
@@ -302,7 +302,7 @@ impl Search {
         }
     }
 
-    /// The size being tried has failed again; after `enough` failures it is too large.
+    /// Handles another failure of the size being tried; after `enough` failures it is too large.
     fn failed(&mut self, enough: u32, now: Duration) {
         self.trial.failures += 1;
         if self.trial.failures < enough {

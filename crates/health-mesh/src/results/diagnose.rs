@@ -33,7 +33,7 @@ impl Results {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = &*last {
-            // If this node is cut off, its devices are checked as well.
+            // An isolation also depends on the state of this node's devices, so it must be checked again.
             let stands = last.isolation.is_none() && last.revision == self.revision;
             if stands || now.saturating_sub(last.at) < SURVEY_AGE {
                 return last.isolation.clone();
@@ -46,7 +46,7 @@ impl Results {
             self.facts(node, now, &mut facts);
             survey.add(&context, &self.peer(index, node, &facts));
         }
-        // The devices are checked only if it matters.
+        // The devices' state is read only if the survey finds an isolation.
         let isolation = survey
             .diagnose(&context, &self.local, &[])
             .and_then(|_| {
@@ -62,8 +62,8 @@ impl Results {
         isolation
     }
 
-    /// Whether each verdict on the node's targets is based on a probe sent since the last of them started to change, or
-    /// had enough time to be: an older result says nothing about what has happened since.
+    /// Whether each verdict on the node's targets is based on a probe sent after the most recent change of a verdict
+    /// began, or enough time has passed since then: an older result says nothing about later events.
     pub(super) fn is_settled(&self, node: &NodeTargets, now: Duration) -> bool {
         let results = || {
             let known = node.targets().filter_map(|id| self.known.get(id));
@@ -94,7 +94,7 @@ impl Results {
             .last_diagnosis
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        // The losses that peers report change with every exchange.
+        // The location of losses, as reported by peers, changes with every exchange.
         let lasts = isolation.is_none() && !self.is_node_followed(node);
         if lasts
             && let Some(last) = &*last

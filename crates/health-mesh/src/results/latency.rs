@@ -20,7 +20,7 @@ impl Results {
         })
     }
 
-    /// Starts or stops tracking where the time of a latency shift goes.
+    /// Starts or stops tracking where the extra time of a latency shift is spent.
     pub(super) fn watch_shift(&mut self, id: TargetId, now: Duration) {
         let watch = self.shifts.get(id);
         if watch.is_some_and(|watch| watch.is_outdated(now)) {

@@ -138,11 +138,11 @@ struct TargetResult {
     probed: Timestamp,
     /// When it last became reachable or unreachable, or was first probed.
     changed: Timestamp,
-    /// The same, since the mesh's start.
+    /// Like `changed`, but since the mesh's start.
     changed_at: Duration,
     /// When the first probe was sent whose result differs from the previous verdict.
     turned: Duration,
-    /// When the probe was sent that the outcome describes.
+    /// When the probe behind `outcome` was sent.
     reported: Duration,
     outcome: Result<Answer, Box<ConfirmedFailure>>,
 }
@@ -221,7 +221,7 @@ impl Results {
         }
     }
 
-    /// Rates results by other options from now on. The effective intervals follow with the next set of nodes.
+    /// Adopts new options for rating results. The effective intervals follow with the next set of nodes.
     pub(super) fn tune(&mut self, tuning: &Tuning) {
         self.thresholds.loss = tuning.loss_threshold;
         self.intervals = tuning.intervals;
@@ -390,7 +390,7 @@ impl Results {
             .flat_map(NodeTargets::targets)
     }
 
-    /// Stores a result, unless there is one of a later probe.
+    /// Stores a result, unless a later probe already has one.
     fn record(
         &mut self,
         id: TargetId,

@@ -34,8 +34,8 @@ impl Results {
         self.report_of(nodes, now)
     }
 
-    /// At most `most` nodes, starting after the node with this cluster and name, or with the first one; also the last
-    /// of them, unless there are no more.
+    /// Returns at most `most` nodes, starting after the node with this cluster and name or at the first node. Also
+    /// returns the cluster and name of the last of them, unless no more nodes follow.
     pub(crate) fn some_nodes(
         &self,
         after: Option<&(String, String)>,

@@ -45,7 +45,7 @@ fn results() -> (Results, Vec<TargetId>) {
     results_of(|_| true)
 }
 
-/// The same with only some of the targets.
+/// Results of the same node with only some of the targets.
 fn results_of(is_probed: impl Fn(&TargetKey) -> bool) -> (Results, Vec<TargetId>) {
     let node = Node {
         name: "a".to_owned(),
@@ -159,7 +159,7 @@ fn a_diagnosis_waits_until_all_targets_were_probed_since_the_failure() {
     answered(&mut results, ids[5], 10);
     assert!(cause(&results, 11).is_some());
 
-    // A later failure makes all other results outdated; but nothing waits for them forever.
+    // A later failure makes all other results outdated, but a diagnosis does not wait for new ones forever.
     failed(&mut results, ids[1], 12);
     assert_eq!(cause(&results, 13), None);
     assert!(cause(&results, 14).is_some());

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// `GET /v1beta/healthz`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct HealthzResponse {
     /// State of the agent.
     pub cilium: AgentState,
@@ -16,15 +17,18 @@ pub struct HealthzResponse {
 
 /// State of the agent as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct AgentState {
     /// `Ok`, `Warning` or `Failure`.
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["Ok", "Warning", "Failure"])))]
     pub state: String,
     /// What is wrong, if anything.
     pub msg: String,
 }
 
-/// Load averages, as decimal text.
+/// The machine's load averages, as decimal text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct LoadAverage {
     /// Over one minute.
     #[serde(rename = "last1min")]

@@ -7,9 +7,11 @@ use serde::{Deserialize, Serialize};
 
 /// One endpoint of `GET /v1/endpoints`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct Endpoint {
-    /// Unique on this node, 1..=4095.
+    /// Unique on this node, 1 to 4095.
+    #[cfg_attr(feature = "openapi", schemars(range(min = 1, max = 4095)))]
     pub id: u16,
     /// Name.
     pub name: Option<String>,
@@ -34,11 +36,12 @@ pub struct Endpoint {
     /// IPv6 gateway.
     pub gateway6: Option<IpAddr>,
     /// Lifecycle state.
+    #[cfg_attr(feature = "openapi", schemars(extend("$ref" = "#/components/schemas/EndpointState")))]
     pub state: String,
-    /// Why it is not healthy, in words; `None` if no problem is known.
+    /// Why it is not healthy, in words; `null` if no problem is known.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Whether all containers behind it can serve, according to their probes; `None` if none is probed.
+    /// Whether all containers behind it can serve, according to their probes; `null` if none is probed.
     pub ready: Option<bool>,
     /// Host side of its veth pair.
     pub interface: String,
@@ -58,6 +61,7 @@ pub struct Endpoint {
 
 /// Whether policy is enforced in a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub enum Enforcement {
     /// Traffic that no rule allows is dropped.
     Enabled,
@@ -68,7 +72,7 @@ pub enum Enforcement {
 }
 
 impl Enforcement {
-    /// The text shown in listings.
+    /// Name shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Enabled => "Enabled",
@@ -80,6 +84,7 @@ impl Enforcement {
 
 /// Health of one part of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub enum HealthState {
     /// Healthy.
     #[serde(rename = "OK")]
@@ -97,7 +102,7 @@ pub enum HealthState {
 }
 
 impl HealthState {
-    /// The text shown in listings.
+    /// Name shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -112,13 +117,14 @@ impl HealthState {
 
 /// `GET /v1/endpoints/{id}/healthz`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointHealth {
     /// Overall health.
     pub overall_health: HealthState,
     /// Its BPF programs.
     pub bpf: HealthState,
-    /// Its policy.
+    /// Its policy; `Disabled` if none is enforced.
     pub policy: HealthState,
     /// Whether its device exists and is up on the host; for the health endpoint, also its addresses, routes and
     /// namespace.
@@ -127,42 +133,48 @@ pub struct EndpointHealth {
 
 /// Body of `POST /v1/endpoints`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct EndpointRequest {
-    /// Path of its network namespace file.
+    /// Path of its network namespace file, absolute.
     pub netns: String,
-    /// Labels, `source:key=value`.
+    /// Labels, `source:key=value`, at most 256 of at most 1024 bytes each. Without labels, its identity is
+    /// `reserved:init`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
     /// Name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The container that it belongs to.
+    /// The container that it belongs to. A device of a container can have only one endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
     /// Name of the device in the namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schemars(extend("default" = "eth0")))]
     pub ifname: Option<String>,
     /// The container runtime's network that it was created for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// Whether the namespace's default routes must lead to this endpoint. If not given: only if they lead to no other
-    /// endpoint.
+    /// Whether the namespace's default routes must lead to this endpoint; refused while they lead to another one. If not
+    /// given: only if they lead to no other endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_route: Option<bool>,
-    /// The IPv4 address that it must get.
+    /// The requested IPv4 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schemars(extend("format" = "ipv4")))]
     pub ipv4: Option<String>,
-    /// The IPv6 address that it must get.
+    /// The requested IPv6 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schemars(extend("format" = "ipv6")))]
     pub ipv6: Option<String>,
 }
 
 /// Body of `PATCH /v1/endpoints/{id}/labels`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct LabelChange {
-    /// Labels to add, `source:key=value`.
+    /// Labels to add, `source:key=value`. They replace labels of the same source and key.
     #[serde(default)]
     pub add: Vec<String>,
     /// Labels to remove, by source and key.
@@ -172,10 +184,12 @@ pub struct LabelChange {
 
 /// An address of `GET /v1/ipam`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct TakenAddress {
     /// The address.
     pub address: IpAddr,
     /// Id of the endpoint that owns it.
+    #[cfg_attr(feature = "openapi", schemars(range(min = 1, max = 4095)))]
     pub endpoint: u16,
     /// Name of that endpoint.
     pub name: String,
@@ -183,6 +197,7 @@ pub struct TakenAddress {
 
 /// Answer to `DELETE /v1/endpoints` and `/v1/endpoints/{id}`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct Deleted {
     /// Ids of the deleted endpoints.
     pub deleted: Vec<u16>,
@@ -190,6 +205,7 @@ pub struct Deleted {
 
 /// A line of `GET /v1/endpoints?watch=true`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum EndpointEvent {
     /// An endpoint that exists: sent once at the start, then on every change.
@@ -208,12 +224,19 @@ pub enum EndpointEvent {
 
 /// One identity of `GET /v1/identities`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(rename = "Identity")
+)]
 #[serde(rename_all = "kebab-case")]
 pub struct IdentityEntry {
-    /// Numeric id.
+    /// Numeric id: 0 to 255 for reserved identities, 256 to 65535 for those of the cluster, with bit 24 set for this
+    /// node's own.
+    #[cfg_attr(feature = "openapi", schemars(range(max = 4_294_967_295_u32)))]
     pub id: u32,
     /// Labels, `source:key` or `source:key=value`.
     pub labels: Vec<String>,
-    /// Names of the nodes that use it; `None` if they are not counted: only cluster identities are.
+    /// Names of the nodes that use it; `null` if they are not counted: only cluster identities are.
     pub references: Option<Vec<String>>,
 }

@@ -8,6 +8,7 @@ use super::path::{PathKind, Protocol};
 
 /// One target of `GET /v1/history`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct TargetHistory {
     /// `cluster/node`.
@@ -26,6 +27,7 @@ pub struct TargetHistory {
 
 /// Probe results within one time window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct HistoryWindow {
     /// Length of the window.

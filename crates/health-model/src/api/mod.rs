@@ -47,6 +47,7 @@ pub use self::status::{
 
 /// Body of every error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct ErrorBody {
     /// What failed, and on which object.
     pub error: String,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// `GET /v1/nodes`: the registry as the agent sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct NodeList {
     /// The registries that the nodes come from.
     pub registries: Vec<RegistryState>,
@@ -17,18 +18,19 @@ pub struct NodeList {
 
 /// State of a node registry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct RegistryState {
     /// As written in the settings: `file:/etc/nodes.yaml`.
     pub registry: String,
     /// The cluster whose nodes it holds.
     pub cluster: String,
-    /// When its nodes were last known to be right (RFC 3339).
+    /// When its nodes were last known to be correct (RFC 3339).
     pub last_read: Timestamp,
     /// Why it cannot be read; its nodes are then the last good set.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<String>,
-    /// When its nodes were last known to be right; set only while it cannot be read.
+    /// When its nodes were last known to be correct; set only while it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale_since: Option<Timestamp>,
     /// Skipped entries.
@@ -38,6 +40,7 @@ pub struct RegistryState {
 
 /// A registry entry that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct RejectedEntry {
     /// Its key or name in the registry.
     pub key: String,
@@ -47,6 +50,7 @@ pub struct RejectedEntry {
 
 /// One node of the registry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct NodeEntry {
     /// `cluster/node`.
@@ -56,6 +60,7 @@ pub struct NodeEntry {
     /// Node addresses, the primary first.
     pub addresses: Vec<IpAddr>,
     /// Prefixes from which its endpoints get their addresses.
+    #[cfg_attr(feature = "openapi", schemars(with = "Vec<String>"))]
     pub pod_cidrs: Vec<IpNet>,
     /// Addresses of its health endpoint, if known.
     pub health_addresses: Vec<IpAddr>,
@@ -69,6 +74,7 @@ pub struct NodeEntry {
 /// If `full` is set, the client drops all its nodes first. It then removes `nodes-removed` and only after that adds
 /// `nodes-added`: a changed node is in both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct ClusterNodeStatus {
     /// Client id to send with the next request; 0 for a client that sent none, which gets all nodes each time.
@@ -89,6 +95,7 @@ pub struct ClusterNodeStatus {
 
 /// One node of `GET /v1beta/cluster/nodes`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct NodeElement {
     /// `cluster/node`.
@@ -105,6 +112,7 @@ pub struct NodeElement {
 
 /// One address per family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct NodeAddressing {
     /// IPv4.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -116,6 +124,7 @@ pub struct NodeAddressing {
 
 /// An address of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct NodeAddressingElement {
     /// The address.
@@ -124,5 +133,6 @@ pub struct NodeAddressingElement {
     pub enabled: bool,
     /// The prefix from which its endpoints get their addresses of this family.
     #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[cfg_attr(feature = "openapi", schemars(with = "Option<String>"))]
     pub alloc_range: Option<IpNet>,
 }

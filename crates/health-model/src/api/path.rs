@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The addresses of a host or an endpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct AddressGroupStatus {
     /// IPv4 if there is one, else IPv6.
     #[serde(rename = "primary-address")]
@@ -29,6 +30,7 @@ impl AddressGroupStatus {
 
 /// One probed address.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct PathStatus {
     /// The address.
     pub ip: IpAddr,
@@ -48,6 +50,7 @@ pub struct PathStatus {
 
 /// Packet size limit of a path, in bytes of IP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PathMtuStatus {
     /// The largest packet that gets through.
@@ -61,12 +64,13 @@ pub struct PathMtuStatus {
     /// The router that rejects them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rejected_by: Option<IpAddr>,
-    /// When that was observed (RFC 3339).
+    /// When the MTU was observed (RFC 3339).
     pub last_probed: Timestamp,
 }
 
 /// What happens to packets larger than the path MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum LargerPackets {
     /// This host sends none.
@@ -79,6 +83,7 @@ pub enum LargerPackets {
 
 /// One path of `GET` and `PUT /v1beta/status/path-mtu`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PathMtuEntry {
     /// `cluster/node`.
@@ -94,6 +99,7 @@ pub struct PathMtuEntry {
 
 /// The last result of one protocol on one path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct ConnectivityStatus {
     /// Round-trip time in nanoseconds; for HTTP, of the TCP handshake; 0 without an answer.
     pub latency: i64,
@@ -119,7 +125,7 @@ pub struct ConnectivityStatus {
         default
     )]
     pub total_latency: Option<i64>,
-    /// Unanswered probes since the last answer, including those still waiting; 0 on success.
+    /// Unanswered probes since the last answer, including those still waiting; absent on success.
     #[serde(
         rename = "consecutiveFailures",
         skip_serializing_if = "is_zero",
@@ -144,6 +150,7 @@ fn is_zero(count: &u32) -> bool {
 
 /// How an address is probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// ICMP echo.
@@ -154,6 +161,7 @@ pub enum Protocol {
 
 /// What an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum PathKind {
     /// The node.
@@ -164,6 +172,7 @@ pub enum PathKind {
 
 /// Where a round trip was timestamped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum RttSource {
     /// By the programs on the uplink.

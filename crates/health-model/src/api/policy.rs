@@ -6,6 +6,7 @@ use crate::policy::{Direction, L4, PolicyMode};
 
 /// Answer to `GET /v1/policies`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct PolicyList {
     /// How often the policies have changed.
@@ -18,6 +19,7 @@ pub struct PolicyList {
 
 /// A policy as imported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct PolicyDocument {
     /// Kind, namespace and name, or the labels of its rules.
     pub name: String,
@@ -27,29 +29,31 @@ pub struct PolicyDocument {
 
 /// Answer to `POST` and `DELETE /v1/policies`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct PolicyChange {
     /// New policies.
     pub added: Vec<String>,
     /// Policies that replaced one of the same name.
     pub replaced: Vec<String>,
-    /// Policies that already existed, word for word.
+    /// Policies that are identical to existing ones.
     pub unchanged: Vec<String>,
     /// Deleted policies.
     pub deleted: Vec<String>,
-    /// Objects of other kinds in the text, which were skipped.
+    /// Objects of other kinds in the document, which were skipped.
     #[serde(default)]
     pub skipped: Vec<String>,
     /// How often the policies have changed so far.
     pub revision: u64,
     /// Whether all affected endpoints already enforce the change.
     pub is_in_force: bool,
-    /// How long that took, or how long the request waited for it.
+    /// How long enforcing the change took, or how long the request waited for that.
     pub took_ns: u64,
 }
 
 /// Body of `POST /v1/policies/trace`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct TraceQuery {
     /// Where the packet comes from.
@@ -65,6 +69,7 @@ pub struct TraceQuery {
 
 /// One end of a packet's path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceEndRequest {
     /// An endpoint of this node, by its id.

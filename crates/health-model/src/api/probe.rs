@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// One probe of one container, in `GET /v1/probes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct ContainerProbe {
     /// The pod, `NAMESPACE/NAME`.
@@ -16,14 +17,16 @@ pub struct ContainerProbe {
     pub pod_uid: String,
     /// The container's name.
     pub container: String,
-    /// The runtime's id for it; `None` before it exists.
+    /// The runtime's id for it; `null` before it exists.
     pub container_id: Option<String>,
     /// `startup`, `readiness` or `liveness`.
     #[serde(rename = "type")]
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["startup", "readiness", "liveness"])))]
     pub kind: String,
     /// Probe target, such as `http://10.244.1.7:8080/ready`.
+    #[cfg_attr(feature = "openapi", schemars(extend("examples" = ["http://10.244.1.7:8080/ready"])))]
     pub target: String,
-    /// The current result; `None` while nothing is known.
+    /// The current result; `null` while nothing is known.
     pub result: Option<ProbeVerdict>,
     /// Outcome of the last conclusive run.
     pub last: Option<ProbeVerdict>,
@@ -43,8 +46,7 @@ pub struct ContainerProbe {
     pub timeout_ns: u64,
     /// When the next run is due.
     pub next: Option<Timestamp>,
-    /// How long no run has been conclusive, ns, if a result should be available by now: the result shown may be
-    /// outdated.
+    /// Time without a conclusive run, ns, if a result should be available by now: the result shown may be outdated.
     pub overdue_ns: Option<u64>,
     /// The last run.
     pub last_run: Option<ProbeRun>,
@@ -71,7 +73,7 @@ impl ContainerProbe {
         )
     }
 
-    /// Whether both are equal apart from what changes with every run: times, and counts beyond the threshold.
+    /// Whether both are equal except for values that change with every run: times, and counts beyond the threshold.
     pub fn is_like(&self, other: &Self) -> bool {
         let steady = |one: &Self| Self {
             run: one.run.min(one.threshold),
@@ -94,6 +96,7 @@ impl ContainerProbe {
 
 /// What a probe reports about its container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeVerdict {
     /// Healthy.
@@ -105,7 +108,7 @@ pub enum ProbeVerdict {
 }
 
 impl ProbeVerdict {
-    /// The text shown in listings.
+    /// Name shown in listings.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -117,11 +120,13 @@ impl ProbeVerdict {
 
 /// A finished run of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbeRun {
     /// When it finished.
     pub at: Timestamp,
     /// `successful`, `failed`, `errored` (inconclusive) or `not_sent` (not in time).
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["successful", "failed", "errored", "not_sent"])))]
     pub counted: String,
     /// What the run found.
     pub message: String,
@@ -129,6 +134,7 @@ pub struct ProbeRun {
 
 /// A pod whose containers are probed, in `GET /v1/pods`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbedPod {
     /// `NAMESPACE/NAME`.
@@ -137,13 +143,15 @@ pub struct ProbedPod {
     pub uid: String,
     /// Where it was read from.
     pub source: String,
-    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`; `None` while nothing is known.
+    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`; `null` while nothing is known.
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["Pending", "Running", "Succeeded", "Failed", "Unknown", null])))]
     pub phase: Option<String>,
     /// Whether all its containers can serve.
     pub ready: bool,
     /// Its addresses.
     pub ips: Vec<IpAddr>,
     /// Id of its endpoint on this node, if it has one.
+    #[cfg_attr(feature = "openapi", schemars(range(min = 1, max = 4095)))]
     pub endpoint: Option<u16>,
     /// Its containers, in manifest order.
     pub containers: Vec<ProbedContainer>,
@@ -151,6 +159,7 @@ pub struct ProbedPod {
 
 /// A container of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbedContainer {
     /// Its name.
@@ -158,6 +167,7 @@ pub struct ProbedContainer {
     /// The runtime's id for it.
     pub id: Option<String>,
     /// `waiting`, `running` or `terminated`.
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["waiting", "running", "terminated"])))]
     pub state: String,
     /// Its exit code, if it has terminated.
     pub exit_code: Option<i32>,
@@ -173,6 +183,7 @@ pub struct ProbedContainer {
 
 /// An event of a container, in `GET /v1/pods/events`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct ContainerEvent {
     /// Larger than the number of every earlier event of this agent.
@@ -182,9 +193,11 @@ pub struct ContainerEvent {
     /// When it last happened.
     pub last: Timestamp,
     /// How often it happened.
+    #[cfg_attr(feature = "openapi", schemars(range(min = 1)))]
     pub count: u64,
     /// `Normal` or `Warning`.
     #[serde(rename = "type")]
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["Normal", "Warning"])))]
     pub kind: String,
     /// `Unhealthy`, `ProbeWarning`, `Killing`, `NotKilled`, `Started`, `BackOff`, `FailedKillContainer`,
     /// `Failed`.
@@ -199,6 +212,7 @@ pub struct ContainerEvent {
 
 /// Problems that keep pods from being probed, in `GET /v1/pods/problems`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct PodProblem {
     /// The subject: a file, or the runtime's socket.
@@ -215,6 +229,7 @@ pub fn is_pod_named(pod: &str, wanted: &str) -> bool {
 
 /// A line of `GET /v1/probes?watch=true`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum ContainerProbeEvent {
     /// A probe that exists: sent once at the start, then on every change.
@@ -233,6 +248,7 @@ pub enum ContainerProbeEvent {
         container: String,
         /// `startup`, `readiness` or `liveness`.
         #[serde(rename = "type")]
+        #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["startup", "readiness", "liveness"])))]
         kind: String,
     },
     /// An event of a container.
@@ -246,6 +262,7 @@ pub enum ContainerProbeEvent {
 
 /// Overall state of container probing, in `GET /v1/probes/summary`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct ContainerProbeSummary {
     /// Whether this agent probes containers at all.
@@ -262,7 +279,7 @@ pub struct ContainerProbeSummary {
     pub errored: u64,
     /// Probes without a conclusive run in their last three periods.
     pub overdue: u64,
-    /// Finished runs, by outcome.
+    /// Finished runs, by outcome: `successful`, `failed`, `errored` or `not_sent`.
     pub runs: BTreeMap<String, u64>,
     /// Histogram of how late runs started.
     pub start_delays: Vec<DelayBucket>,
@@ -272,9 +289,10 @@ pub struct ContainerProbeSummary {
 
 /// Number of runs that started late by at most this bound, and by more than the previous bucket's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct DelayBucket {
-    /// Upper bound, ns; `None` if unbounded.
+    /// Upper bound, ns; `null` if unbounded.
     pub at_most_ns: Option<u64>,
     /// Number of runs.
     pub count: u64,

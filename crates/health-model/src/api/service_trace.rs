@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Answer to `GET /v1/services/trace`: what happens to a new flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceTrace {
     /// Who opens it.
@@ -14,16 +15,17 @@ pub struct ServiceTrace {
     /// Where it goes.
     pub destination: SocketAddr,
     /// `TCP`, `UDP` or `SCTP`.
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["TCP", "UDP", "SCTP"])))]
     pub protocol: String,
     /// What answers at the destination.
     pub frontend: TracedFrontend,
     /// The backends from which one is chosen.
     pub pool: TracedPool,
-    /// The allowed sources; none if all are.
+    /// The allowed sources; `null` if all are.
     pub source_ranges: Option<TracedRanges>,
-    /// What is known about a flow with these ends; none if nothing is, or if the source port was not given.
+    /// What is known about a flow with these ends; `null` if nothing is, or if the source port was not given.
     pub flow: Option<TracedStay>,
-    /// The client's affinity backend; none without affinity, or if it is unknown.
+    /// The client's affinity backend; `null` without affinity, or if it is unknown.
     pub affinity: Option<TracedStay>,
     /// The possible backends.
     pub backends: Vec<TracedBackend>,
@@ -37,11 +39,12 @@ pub struct ServiceTrace {
 
 /// Who opens a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedSource {
     /// Its address.
     pub address: IpAddr,
-    /// Its port, if it was given.
+    /// Its port; `null` if it was not given.
     pub port: Option<u16>,
     /// What kind of source it is.
     pub kind: SourceKind,
@@ -57,6 +60,7 @@ pub struct TracedSource {
 
 /// What a source is to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceKind {
     /// An endpoint of this node.
@@ -73,42 +77,47 @@ pub enum SourceKind {
 
 /// What answers at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedFrontend {
-    /// `NAMESPACE/NAME` of its service, or `NAMESPACE/NAME:PORT` if the port has a name; none if the agent knows no
+    /// `NAMESPACE/NAME` of its service, or `NAMESPACE/NAME:PORT` if the port has a name; `null` if the agent knows no
     /// service there.
     pub service: Option<String>,
     /// `ClusterIP`, `LoadBalancer`, `ExternalIP` or `NodePort`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The number of the service's port in the maps; none if they have no such frontend.
+    /// The number of the service's port in the maps; `null` if they have no such frontend.
     pub number: Option<u32>,
     /// How a backend is chosen.
     pub algorithm: String,
-    /// How flows from outside reach backends on other nodes, where that is possible: `dsr` or `snat`; none for flows
+    /// How flows from outside reach backends on other nodes, where that is possible: `dsr` or `snat`; `null` for flows
     /// from this node and its endpoints.
+    #[cfg_attr(feature = "openapi", schemars(extend("enum" = ["snat", "dsr", null])))]
     pub forwarding: Option<String>,
-    /// How long a client keeps its backend after it last opened a flow; none without affinity.
+    /// How long a client keeps its backend after it last opened a flow; `null` without affinity.
     pub affinity_ns: Option<u64>,
 }
 
 /// The backends from which one is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedPool {
     /// Whether it is the pool for flows from this node and its endpoints rather than the one for all other flows.
     pub inside: bool,
-    /// The traffic policy that it follows, `Cluster` or `Local`; none if the agent does not know it.
+    /// The traffic policy that it follows, `Cluster` or `Local`; `null` if the agent does not know it.
     pub policy: Option<String>,
-    /// Why it contains these backends, one reason each.
+    /// Why the pool contains these backends, one reason each.
     pub reasons: Vec<String>,
 }
 
 /// The allowed sources of a frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedRanges {
     /// The only sources that may use it.
+    #[cfg_attr(feature = "openapi", schemars(with = "Vec<String>"))]
     pub ranges: Vec<IpNet>,
     /// Whether the source is in one of them.
     pub admitted: bool,
@@ -116,9 +125,10 @@ pub struct TracedRanges {
 
 /// A backend that a flow or a client already has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedStay {
-    /// The backend; none if it no longer exists.
+    /// The backend; `null` if it no longer exists.
     pub backend: Option<SocketAddr>,
     /// Whether the flow or client keeps it.
     pub stays: bool,
@@ -128,13 +138,15 @@ pub struct TracedStay {
 
 /// A backend that a flow may get.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedBackend {
     /// Where it listens.
     pub address: SocketAddr,
     /// Probability that the flow gets it, from 0 to 1.
+    #[cfg_attr(feature = "openapi", schemars(range(min = 0, max = 1)))]
     pub share: f64,
-    /// Its share of new flows relative to the other backends of the port; none if the agent does not know it.
+    /// Its share of new flows relative to the other backends of the port; `null` if the agent does not know it.
     pub weight: Option<u16>,
     /// Its state, if the agent knows it.
     pub state: String,
@@ -146,9 +158,9 @@ pub struct TracedBackend {
     pub endpoint: Option<u16>,
     /// Name of that endpoint.
     pub name: Option<String>,
-    /// Egress policy of the source towards it; none if another node decides.
+    /// Egress policy of the source towards it; `null` if another node decides.
     pub egress: Option<TracedPolicy>,
-    /// Its ingress policy towards the source; none if another node decides.
+    /// Its ingress policy towards the source; `null` if another node decides.
     pub ingress: Option<TracedPolicy>,
     /// What else blocks the flow.
     pub problem: Option<String>,
@@ -164,6 +176,7 @@ impl TracedBackend {
 
 /// Policy verdict on a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub struct TracedPolicy {
     /// Whether the packet passes.
@@ -174,6 +187,7 @@ pub struct TracedPolicy {
 
 /// Outcome of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceVerdict {
     /// It reaches its backend, whichever it gets.

@@ -5,9 +5,14 @@ use serde::{Deserialize, Serialize};
 
 use super::path::{AddressGroupStatus, Reachability, worst};
 
-/// `GET /v1beta/status` and `PUT /v1beta/status/probe`. For very many nodes, `N` may be a type that is serialized node
-/// by node.
+/// `GET /v1beta/status` and `PUT /v1beta/status/probe`.
+// For very many nodes, `N` may be a type that is serialized node by node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "openapi",
+    derive(schemars::JsonSchema),
+    schemars(rename = "HealthStatus")
+)]
 pub struct HealthStatus<N = Vec<NodeStatus>> {
     /// When the newest result in this report was taken (RFC 3339); absent before the first.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -30,7 +35,7 @@ pub struct HealthStatus<N = Vec<NodeStatus>> {
 }
 
 impl<N> HealthStatus<N> {
-    /// Everything but the nodes.
+    /// The status without the nodes.
     pub fn head(self) -> HealthStatus<()> {
         let Self {
             timestamp,
@@ -51,6 +56,7 @@ impl<N> HealthStatus<N> {
 
 /// The reporting node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct SelfStatus {
     /// `cluster/node`.
     pub name: String,
@@ -84,6 +90,7 @@ pub struct SelfStatus {
 
 /// A failing check of `/healthz`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct AgentProblem {
     /// The check's name.
     pub check: String,
@@ -96,8 +103,10 @@ pub struct AgentProblem {
 
 /// Endpoints on which the previous policy is still in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct PolicyLag {
     /// How many.
+    #[cfg_attr(feature = "openapi", schemars(range(min = 1)))]
     pub endpoints: u64,
     /// The reason, in a sentence about one of them.
     pub reason: String,
@@ -105,6 +114,7 @@ pub struct PolicyLag {
 
 /// A map that is over 80 % full.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct FullMap {
     /// Its name.
     pub map: String,
@@ -116,10 +126,11 @@ pub struct FullMap {
 
 /// What is wrong, and how that is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct Diagnosis {
     /// The cause as one word, such as `agent-down`.
     pub cause: String,
-    /// The same in a sentence.
+    /// What is wrong, in one sentence.
     pub message: String,
     /// The facts that support it.
     pub evidence: Vec<String>,
@@ -127,6 +138,7 @@ pub struct Diagnosis {
 
 /// One node as seen from the local node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct NodeStatus {
     /// `cluster/node`.
     pub name: String,
@@ -153,6 +165,7 @@ pub struct NodeStatus {
 
 /// One line of the answer to `PUT /v1beta/status/probe?stream=true`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeEvent {
     /// All results of a node are in.

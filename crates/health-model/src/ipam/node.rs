@@ -30,13 +30,12 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A search for an address that nothing else on the host uses. It terminates because it is never offered the same
-/// address twice.
+/// A search for an address that nothing else on the host uses. It terminates because no address is offered to it twice.
 #[derive(Clone, Debug)]
 pub struct Search {
     family: Family,
     owner: Owner,
-    /// Addresses that it was offered but that are in use elsewhere.
+    /// Addresses that were offered but are in use elsewhere.
     refused: BTreeSet<IpAddr>,
 }
 
@@ -170,7 +169,7 @@ impl NodeIpam {
         self.owners.iter().map(|(address, owner)| (*address, owner))
     }
 
-    /// Addresses whose endpoint is not `living`.
+    /// Returns the addresses whose endpoint is not `living`, with their owners.
     pub fn leaks(&self, living: impl Fn(u16) -> bool) -> Vec<(IpAddr, Owner)> {
         self.owners
             .iter()
@@ -351,7 +350,7 @@ mod tests {
         proptest::collection::vec(step, 1..60)
     }
 
-    /// A plain model of the same: the owner of each address, and when it started to cool down.
+    /// A simple model of the same: the owner of each address, and when it started to cool down.
     #[derive(Default)]
     struct Plain {
         owners: BTreeMap<IpAddr, u16>,

@@ -251,8 +251,9 @@ impl Pool {
             .find(|address| self.is_free(*address))
     }
 
-    /// The first free address. Skips excluded ranges as a whole; every other skipped address is reserved or taken. The
-    /// number of steps is therefore bounded by the number of those, no matter how large the pool is.
+    /// Returns the first free address. Skips each excluded range in one step; every other skipped address is reserved
+    /// or taken. The number of steps is therefore bounded by the number of those ranges and addresses, no matter how
+    /// large the pool is.
     fn search(&self) -> Option<IpAddr> {
         self.cidrs.0.iter().find_map(|cidr| {
             let mut n = 0;
@@ -300,7 +301,7 @@ fn nth(cidr: &IpNet, n: u128) -> IpAddr {
     }
 }
 
-/// Offset of an address from the CIDR's first; 0 if it lies before it.
+/// Offset of an address from the CIDR's first; 0 if the address is lower.
 fn position(cidr: &IpNet, address: IpAddr) -> u128 {
     match (cidr.network(), address) {
         (IpAddr::V4(first), IpAddr::V4(address)) => {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Family;
 use crate::address::{parse_ip, parse_network_or_ip};
 
-/// The text is not a range.
+/// The string is not a range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not an address range; expected a CIDR, an address, or FIRST-LAST of one IP version"

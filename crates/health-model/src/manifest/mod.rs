@@ -21,7 +21,7 @@ pub const PORT_OUT_OF_RANGE: &str = "must be between 1 and 65535, inclusive";
 /// What is wrong, in Kubernetes' own wording where it exists.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// A text that cannot be parsed.
+    /// A document that cannot be parsed.
     #[error(transparent)]
     Text(#[from] DocumentError),
     /// No object of the wanted kinds.

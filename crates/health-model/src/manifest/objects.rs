@@ -1,4 +1,4 @@
-//! The objects in a text.
+//! The objects in a manifest.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ pub struct ObjectKind {
     pub versions: &'static [&'static str; 1],
 }
 
-/// The kinds that a text may contain.
+/// The kinds that a manifest may contain.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectKinds {
     /// The kinds.
@@ -25,11 +25,11 @@ pub struct ObjectKinds {
     pub names: &'static [&'static str],
     /// Names of all kinds.
     pub item_names: &'static [&'static str],
-    /// What an empty text lacks, for the error message.
+    /// What an empty manifest lacks, for the error message.
     pub noun: &'static str,
 }
 
-/// An object in a text.
+/// An object in a manifest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
     /// Its kind.
@@ -40,10 +40,10 @@ pub struct Object {
     pub value: Value,
 }
 
-/// Something in a text that is not one of the wanted objects.
+/// Something in a manifest that is not one of the wanted objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoObject {
-    /// Its path; empty for the text as a whole.
+    /// Its path; empty for the manifest as a whole.
     pub path: String,
     /// What is wrong.
     pub problem: Problem,
@@ -54,8 +54,8 @@ pub struct NoObject {
     pub name: Option<String>,
 }
 
-/// Extracts the objects of some kinds from a JSON text or a YAML text, which may hold several documents. In document
-/// order, both single objects and items of lists, whether of one kind or mixed.
+/// Extracts the objects of the given kinds from JSON, or from YAML with any number of documents. Returns single objects
+/// and the items of lists, whether of one kind or mixed, in document order.
 pub fn objects(text: &str, kinds: &ObjectKinds) -> Vec<Result<Object, NoObject>> {
     let mut found = Found {
         kinds,

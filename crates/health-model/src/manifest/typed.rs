@@ -18,7 +18,7 @@ pub struct Typed<T> {
     pub value: Option<T>,
     /// Paths of those fields, and what is wrong with each.
     pub problems: Vec<(String, Problem)>,
-    /// Paths of everything that was removed because of them.
+    /// Paths of everything that was removed because of these problems.
     removed: BTreeSet<String>,
 }
 
@@ -50,7 +50,7 @@ pub fn typed<T: DeserializeOwned>(object: &mut Value) -> Typed<T> {
             let problem = Problem::WrongType(error.into_inner().to_string());
             typed.problems.push((reported, problem));
         }
-        // The emptied field may be wrong in turn: then remove its parent.
+        // The emptied field may have a wrong type in turn: then remove its parent.
         let mut depth = segments.len();
         while depth > 0 && typed.removed.contains(&path(&segments[..depth])) {
             depth -= 1;

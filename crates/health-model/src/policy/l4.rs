@@ -8,7 +8,7 @@ use health_common::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use serde::{Deserialize, Serialize};
 
-/// The text names no protocol, or no port of one.
+/// The string names no protocol, or no port of one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a port and protocol; expected for example 80/TCP, 53/UDP, 8/ICMP (the type) or 47 (a protocol's number)"
@@ -17,6 +17,7 @@ pub struct ParseL4Error(String);
 
 /// A protocol's number (IANA, "Assigned Internet Protocol Numbers").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema), schemars(inline))]
 #[serde(try_from = "String", into = "String")]
 pub struct Protocol(pub u8);
 
@@ -87,8 +88,9 @@ impl FromStr for Protocol {
 
 /// The part of a packet that rules check: its protocol and destination port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct L4 {
-    /// Its protocol.
+    /// Its protocol, by name or number.
     pub protocol: Protocol,
     /// Its destination port; for ICMP, the type; 0 if the protocol has neither.
     pub port: u16,

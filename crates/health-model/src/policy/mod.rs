@@ -1,5 +1,5 @@
-//! Policy terms shared by settings, requests and rules: when policy is enforced, the direction of a packet, and its
-//! protocol and port.
+//! Policy terms shared by settings, requests and rules: when policy is enforced, and a packet's direction, protocol and
+//! port.
 
 mod l4;
 
@@ -11,6 +11,7 @@ pub use self::l4::{L4, ParseL4Error, Protocol};
 
 /// When policy is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyMode {
     /// For the directions of an endpoint that a rule selects
@@ -46,6 +47,7 @@ impl fmt::Display for PolicyMode {
     Deserialize,
     clap::ValueEnum,
 )]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
     /// To the endpoint.

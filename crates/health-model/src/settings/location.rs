@@ -11,7 +11,7 @@ const MAX_INSTANCE_LEN: usize = 32;
 /// Maximum path length of a unix socket, bytes (`sun_path` less the final zero).
 const MAX_SOCKET_PATH_LEN: usize = 107;
 
-/// Where one agent keeps its files. The daemon and the command line build it from the same flags, so they find each
+/// Where one agent keeps its files. The daemon and the command line derive it from the same flags, so they find each
 /// other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

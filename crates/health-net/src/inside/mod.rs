@@ -1,8 +1,8 @@
-//! Runs a command where a process is: in its namespaces, below its root, in its cgroups, as its user and with no more
-//! capabilities than it may have. Does not adopt its system call filters (seccomp) and its labels (AppArmor, SELinux);
-//! a container runtime can do that.
+//! Runs a command where a process is: in its namespaces, below its root, in its cgroups, as its user, and with no more
+//! capabilities than that process may have. Does not adopt the process's system call filters (seccomp) and labels
+//! (AppArmor, SELinux); a container runtime can do that.
 //!
-//! The program starts itself again for this, so that no memory of the agent gets near a container. That helper is two
+//! For this, the program starts itself again, so that no container can reach the agent's memory. This helper is two
 //! processes: one outside, which is in none of the namespaces, and one inside, which starts the command, adopts any
 //! processes that the command leaves behind, and exits after all of them.
 
@@ -32,9 +32,9 @@ pub use program::own_program;
 
 use super::error::KernelError;
 
-/// The first word of the helper's command line.
+/// The first argument on the helper's command line.
 const WORD: &str = "exec-inside";
-/// Stands for an unknown value.
+/// Placeholder for an unknown value.
 const NONE: &str = "-";
 
 /// What to run, and where.
@@ -42,8 +42,8 @@ const NONE: &str = "-";
 pub struct Order {
     /// The process to join.
     pub pid: u32,
-    /// When that process was started, in ticks since boot (field 22 of `/proc/PID/stat`): a different process that has
-    /// reused the number is not joined.
+    /// When that process was started, in ticks since boot (field 22 of `/proc/PID/stat`), so that a different process
+    /// that has reused the pid is not joined.
     pub started: Option<u64>,
     /// The file `cgroup.procs` of the version 2 cgroup for the command.
     pub group: PathBuf,
@@ -61,8 +61,8 @@ pub enum Report {
 }
 
 impl Order {
-    /// The helper's command line. `program` must call [`serve`] before anything else. The command's output appears on
-    /// its standard output, a [`Report`] on its standard error.
+    /// Returns the helper's command line. `program` must call [`serve`] before anything else. The command's output
+    /// appears on the helper's standard output, a [`Report`] on its standard error.
     pub fn helper(&self, program: &Path) -> Command {
         let started = self
             .started
@@ -119,7 +119,7 @@ impl Report {
 }
 
 /// Acts as the helper if the program was started as one, and returns the exit code. Must be called before the program
-/// has any other thread.
+/// starts any other thread.
 pub fn serve() -> Option<ExitCode> {
     let mut words = env::args_os().skip(1);
     if words.next()? != WORD {
@@ -142,9 +142,9 @@ pub fn serve() -> Option<ExitCode> {
     })
 }
 
-/// The outside process: prepares what is only visible from here, and waits for the inside process.
+/// The outside process: prepares everything that is only visible from here, and waits for the inside process.
 fn outside(order: Order) -> Result<(), KernelError> {
-    // Not even processes that may trace others in the container may inspect this one.
+    // No process in the container may inspect this one, not even one that may trace others.
     hide()?;
     keep_files()?;
     let place = Place::of(&order)?;
@@ -152,7 +152,7 @@ fn outside(order: Order) -> Result<(), KernelError> {
         setns(namespace, CloneFlags::CLONE_NEWPID)
             .map_err(|e| failed("enter the PID namespace of", &order, e))?;
     }
-    // SAFETY: the process has one thread, so the child may do what it likes.
+    // SAFETY: the process has one thread, so the child may call any function.
     let forked = unsafe { fork() }.map_err(|e| failed("fork for", &order, e))?;
     let ForkResult::Parent { child } = forked else {
         let ended = inside(place, &order);
@@ -161,7 +161,7 @@ fn outside(order: Order) -> Result<(), KernelError> {
         }
         std::process::exit(i32::from(ended.is_err()));
     };
-    // The output must end with the command.
+    // Closes this copy of the output, so that the output ends with the command.
     let _ = dup2_stdout(io::stdin());
     loop {
         match waitpid(child, None) {
@@ -175,10 +175,10 @@ fn outside(order: Order) -> Result<(), KernelError> {
     }
 }
 
-/// The inside process: takes on the command's namespaces and rights, starts it, and waits for it and for everything
-/// that it leaves behind.
+/// The inside process: enters the command's namespaces and adopts its rights, starts the command, and waits for it and
+/// for all processes that it leaves behind.
 fn inside(place: Place, order: &Order) -> Result<(), KernelError> {
-    // When the outside process exits, none of this is wanted any more.
+    // When the outside process exits, the inside process must end too.
     die_with_parent()?;
     prctl::set_child_subreaper(true).map_err(|e| failed("become the subreaper for", order, e))?;
     place.take_oom_score();
@@ -196,10 +196,10 @@ fn inside(place: Place, order: &Order) -> Result<(), KernelError> {
         .take(place.user_namespace.as_ref())
         .map_err(|e| failed("switch to the user of", order, e))?;
     hide()?;
-    // The change of user clears this.
+    // Changing the user clears the parent-death signal.
     die_with_parent()?;
     let child = spawn(place, order)?;
-    // The output must end with the command.
+    // Closes this copy of the output, so that the output ends with the command.
     let _ = dup2_stdout(io::stdin());
     loop {
         match waitpid(None::<Pid>, None) {
@@ -225,16 +225,16 @@ fn spawn(place: Place, order: &Order) -> Result<Pid, KernelError> {
         .stderr(Stdio::from(output));
     let groups = place.groups;
     let join = move || {
-        // Signals to the command's process group must not reach the helper.
+        // Keeps signals to the command's process group from reaching the helper.
         setsid()?;
         groups.iter().try_for_each(join_group)
     };
-    // SAFETY: only system calls, on files that are open.
+    // SAFETY: only makes system calls, on open files.
     unsafe { command.pre_exec(join) };
     let child = command
         .spawn()
         .map_err(|e| KernelError::new("start", on(), e))?;
-    // The loop that waits for all children waits for this one too.
+    // The loop that waits for all children also waits for this one.
     Ok(Pid::from_raw(child.id() as i32))
 }
 
@@ -252,7 +252,7 @@ fn hide() -> Result<(), KernelError> {
 /// Keeps the command from inheriting files that the helper's parent left open.
 fn keep_files() -> Result<(), KernelError> {
     let first = libc::STDERR_FILENO.cast_unsigned() + 1;
-    // SAFETY: takes numbers only, and closes nothing now.
+    // SAFETY: takes only numbers, and closes nothing now.
     let result = unsafe {
         libc::syscall(
             libc::SYS_close_range,
@@ -275,7 +275,7 @@ fn failed(attempt: &'static str, order: &Order, error: Errno) -> KernelError {
     KernelError::new(attempt, format!("process {}", order.pid), error.into())
 }
 
-/// Splits an environment, as the kernel shows it, into names and values.
+/// Splits an environment, in the kernel's format, into names and values.
 fn variables(environment: &[u8]) -> impl Iterator<Item = (&OsStr, &OsStr)> {
     environment.split(|byte| *byte == 0).filter_map(|variable| {
         let at = variable.iter().position(|byte| *byte == b'=')?;

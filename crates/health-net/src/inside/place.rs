@@ -13,7 +13,8 @@ use super::rights::{IdMap, Rights, unreadable};
 use super::{Order, variables};
 use crate::error::KernelError;
 
-/// The namespaces to enter, except for PID and user namespaces. Mounts come last, because `/proc` disappears with them.
+/// The namespaces to enter, except PID and user namespaces. The mount namespace comes last, because `/proc` disappears
+/// with it.
 const NAMESPACES: [(&str, CloneFlags); 5] = [
     ("net", CloneFlags::CLONE_NEWNET),
     ("ipc", CloneFlags::CLONE_NEWIPC),
@@ -24,8 +25,8 @@ const NAMESPACES: [(&str, CloneFlags); 5] = [
 /// Index of the start time among the fields after the name in `/proc/PID/stat`.
 const STARTED: usize = 19;
 
-/// Everything about a process that must be known or open before its mounts are entered. Only includes namespaces that
-/// differ from this process's own.
+/// Everything about a process that must be read or opened before its mount namespace is entered. Only includes
+/// namespaces that differ from this process's own.
 pub(super) struct Place {
     pub(super) root: File,
     pub(super) folder: File,
@@ -33,7 +34,7 @@ pub(super) struct Place {
     pub(super) user_namespace: Option<File>,
     pub(super) namespaces: Vec<(File, CloneFlags)>,
     pub(super) rights: Rights,
-    /// The files `cgroup.procs` of its cgroups, and of the cgroup to join.
+    /// The files `cgroup.procs` of the process's cgroups, and of the cgroup to join.
     pub(super) groups: Vec<File>,
     environment: Vec<u8>,
     oom_score: Option<String>,
@@ -93,13 +94,13 @@ impl Place {
         })
     }
 
-    /// The environment of the process.
+    /// Returns the environment of the process.
     pub(super) fn environment(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
         variables(&self.environment)
     }
 
-    /// Makes the calling process and its children no less likely to be OOM-killed than that process. If this is not
-    /// allowed, the score stays.
+    /// Makes the calling process and its children at least as likely to be OOM-killed as that process. If this is not
+    /// allowed, the score stays unchanged.
     pub(super) fn take_oom_score(&self) {
         if let Some(score) = &self.oom_score {
             let _ = fs::write("/proc/self/oom_score_adj", score);
@@ -125,10 +126,10 @@ impl Process {
             .open(self.path.join(name))
     }
 
-    /// The start time in ticks since boot.
+    /// Returns the start time in ticks since boot.
     fn started(&self) -> io::Result<u64> {
         let stat = fs::read(self.path.join("stat"))?;
-        // The name may contain anything.
+        // The name may contain any character, so the fields are counted from its end.
         let after = stat.iter().rposition(|byte| *byte == b')').unwrap_or(0);
         let fields = String::from_utf8_lossy(&stat[after + 1..]);
         let field = fields.split_whitespace().nth(STARTED);
@@ -137,7 +138,7 @@ impl Process {
             .ok_or_else(unreadable)
     }
 
-    /// A namespace of the process; `None` if it is this process's own.
+    /// Opens a namespace of the process; `None` if it is this process's own.
     fn namespace(&self, name: &str) -> io::Result<Option<File>> {
         let file = File::open(self.path.join("ns").join(name))?;
         let (theirs, own) = (
@@ -148,7 +149,7 @@ impl Process {
         Ok((!is_own).then_some(file))
     }
 
-    /// The version 1 cgroups that the process is in and this one is not: each limits a different resource.
+    /// Opens the version 1 cgroups that the process is in and this one is not. Each limits a different resource.
     fn old_groups(&self) -> io::Result<Vec<File>> {
         let theirs = self.read("cgroup")?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
@@ -171,8 +172,8 @@ fn for_writing(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(path)
 }
 
-/// Where the version 1 hierarchy of these controllers is mounted; also `None` for the version 2 hierarchy, which has
-/// none.
+/// Returns the mount point of the version 1 hierarchy with these controllers; also `None` for the version 2 hierarchy,
+/// which lists no controllers.
 fn mount_of<'a>(mounts: &'a str, controllers: &str) -> Option<&'a str> {
     mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;

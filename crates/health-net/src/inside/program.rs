@@ -1,4 +1,4 @@
-//! The running program, for starting it again.
+//! The running program, for starting another copy.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -19,8 +19,8 @@ struct MountAttr {
     user_namespace: u64,
 }
 
-/// The running program's file, through a read-only mount. Otherwise, a process in a container that can inspect the
-/// helper there would have a way to overwrite the program on the host.
+/// Returns the path of the running program, through a read-only mount. Otherwise, a process in a container that can
+/// inspect the helper there could overwrite the program on the host.
 pub fn own_program() -> &'static Path {
     static PROGRAM: LazyLock<(PathBuf, Option<OwnedFd>)> = LazyLock::new(|| match read_only() {
         Ok(mount) => (
@@ -35,7 +35,7 @@ pub fn own_program() -> &'static Path {
 
 fn read_only() -> io::Result<OwnedFd> {
     let flags = OPEN_TREE_CLONE | libc::c_long::from(libc::O_CLOEXEC);
-    // SAFETY: the path ends with a zero, and the descriptor that comes back is nobody else's.
+    // SAFETY: the path is terminated, and nobody else owns the returned descriptor.
     let mount = unsafe {
         let mount = libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, OWN.as_ptr(), flags);
         if mount < 0 {
@@ -49,7 +49,7 @@ fn read_only() -> io::Result<OwnedFd> {
         propagation: 0,
         user_namespace: 0,
     };
-    // SAFETY: the empty path ends with a zero, and the kernel reads no more of `attr` than the length says.
+    // SAFETY: the empty path is terminated, and the kernel reads no more of `attr` than the length says.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -86,7 +86,7 @@ mod tests {
         // This program lists its tests.
         let listed = Command::new(program).arg("--list").output().unwrap();
         assert!(listed.status.success() && !listed.stdout.is_empty());
-        // Opening it for writing would already fail because it is running.
+        // Opening the program for writing would fail anyway, because it is running.
         assert_eq!(access(program, AccessFlags::W_OK), Err(Errno::EROFS));
     }
 }

@@ -1,4 +1,4 @@
-//! A process's identity and its rights, for another process to adopt.
+//! A process's identity and rights, for another process to adopt.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ pub(super) struct Rights {
     gid: u32,
     groups: Vec<u32>,
     capabilities: Capabilities,
-    /// Set-user-id programs give it no privileges.
+    /// Whether set-user-id programs give the process no privileges.
     no_new_privileges: bool,
 }
 
@@ -30,7 +30,7 @@ struct Capabilities {
     bounding: u64,
 }
 
-/// How a user namespace maps the users, or groups, of its parent.
+/// A user namespace's mapping of users or groups to those of its parent.
 #[derive(Clone, Debug)]
 pub(super) struct IdMap(Vec<(u32, u32, u32)>);
 
@@ -45,7 +45,7 @@ impl IdMap {
         rows.collect::<Option<_>>().map(Self)
     }
 
-    /// An outside id's id inside.
+    /// Converts an id outside the namespace to the id inside.
     fn inside(&self, id: u32) -> Option<u32> {
         self.0.iter().find_map(|&(inside, outside, count)| {
             let offset = id.checked_sub(outside)?;
@@ -61,7 +61,7 @@ impl Rights {
             let mut lines = status.lines();
             lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
         };
-        // Real, effective, saved and file system id.
+        // The fields are real, effective, saved and file system id.
         let effective = |name: &str| field(name)?.split_whitespace().nth(1)?.parse::<u32>().ok();
         let bits = |name: &str| u64::from_str_radix(field(name)?.trim(), 16).ok();
         let (mut uid, mut gid) = (effective("Uid")?, effective("Gid")?);
@@ -70,7 +70,7 @@ impl Rights {
         if let Some((uids, gids)) = maps {
             uid = uids.inside(uid)?;
             gid = gids.inside(gid)?;
-            // The other groups have no id inside.
+            // Groups without an id inside are left out.
             groups = groups.iter().filter_map(|id| gids.inside(*id)).collect();
         }
         Some(Self {
@@ -86,26 +86,26 @@ impl Rights {
         })
     }
 
-    /// Gives these rights to the calling process, in a user namespace if one is given. Never grants more than the
-    /// process already has.
+    /// Gives these rights to the calling process, in a user namespace if one is given. Never grants more rights than
+    /// the process already has.
     pub(super) fn take(&self, user_namespace: Option<&File>) -> Result<(), Errno> {
         if let Some(namespace) = user_namespace {
             setns(namespace, CloneFlags::CLONE_NEWUSER)?;
         }
         let groups: Vec<_> = self.groups.iter().copied().map(Gid::from_raw).collect();
         match setgroups(&groups) {
-            // A user namespace may forbid this, and then the process has no groups from it either.
+            // A user namespace may forbid this; then the process has no groups from that namespace either.
             Err(Errno::EPERM) if user_namespace.is_some() => {}
             other => other?,
         }
         let gid = Gid::from_raw(self.gid);
         setresgid(gid, gid, gid)?;
         drop_bounding(self.capabilities.bounding)?;
-        // The capabilities that a process may make inheritable are limited too.
+        // A process can make only its permitted capabilities inheritable.
         let own = capabilities()?;
         let wanted = Capabilities {
             inheritable: self.capabilities.inheritable & own.permitted,
-            // The change of user drops some.
+            // The change of user drops some capabilities.
             ..own
         };
         set_capabilities(wanted)?;
@@ -126,7 +126,7 @@ impl Rights {
 /// Removes all capabilities that are not in `keep` from the bounding set.
 fn drop_bounding(keep: u64) -> Result<(), Errno> {
     for capability in (0..64).filter(|bit| keep & (1 << bit) == 0) {
-        // SAFETY: takes and returns numbers only.
+        // SAFETY: takes and returns only numbers.
         let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong) };
         match Errno::result(result) {
             // The kernel knows fewer capabilities.
@@ -158,11 +158,11 @@ const HEADER: Header = Header {
     pid: 0,
 };
 
-/// The calling process's capabilities, without its bounding set.
+/// Returns the calling process's capabilities, without its bounding set.
 fn capabilities() -> Result<Capabilities, Errno> {
     let mut header = HEADER;
     let mut data = [Data::default(); 2];
-    // SAFETY: this version of the call writes two of `Data`.
+    // SAFETY: this version of the call writes two `Data` structures.
     let result = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) };
     Errno::result(result)?;
     let whole =
@@ -174,7 +174,7 @@ fn capabilities() -> Result<Capabilities, Errno> {
     })
 }
 
-/// Sets the calling process's capabilities; the effective set becomes the permitted set.
+/// Sets the calling process's capabilities. The effective set becomes equal to the permitted set.
 fn set_capabilities(wanted: Capabilities) -> Result<(), Errno> {
     let half = |shift: u32| Data {
         effective: (wanted.permitted >> shift) as u32,
@@ -183,12 +183,12 @@ fn set_capabilities(wanted: Capabilities) -> Result<(), Errno> {
     };
     let mut header = HEADER;
     let data = [half(0), half(32)];
-    // SAFETY: this version of the call reads two of `Data`.
+    // SAFETY: this version of the call reads two `Data` structures.
     let result = unsafe { libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr()) };
     Errno::result(result).map(drop)
 }
 
-/// The error if a process's data cannot be parsed.
+/// Returns the error for process data that cannot be parsed.
 pub(super) fn unreadable() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,

@@ -1,4 +1,4 @@
-//! Listings that a simulated kernel interrupts.
+//! Dumps that a simulated kernel interrupts.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,7 @@ use netlink_sys::{Socket, SocketAddr};
 use super::*;
 use crate::link;
 
-/// An answer: a device's number or the end, and whether it is marked as interrupted.
+/// Part of a reply: an ifindex or the end, and whether the part is marked as interrupted.
 #[derive(Clone, Copy)]
 enum Part {
     Device(u32, bool),
@@ -21,8 +21,8 @@ enum Part {
     Failed(i32),
 }
 
-/// A socket whose other side answers each request with the next listing of a script, and repeats the last one at the
-/// end of the script.
+/// A socket whose other side answers each request with the next dump of a script. After the end of the script, it
+/// repeats the last dump.
 struct Kernel {
     /// Only used for its flags.
     socket: Socket,
@@ -143,7 +143,7 @@ impl AsyncSocket for Kernel {
     }
 }
 
-/// The devices that such a kernel lists, or the error, and the number of requests.
+/// Returns the devices that such a kernel dumps, or the error, and the number of requests.
 async fn listed(listings: &[&[Part]]) -> (Result<Vec<u32>, String>, u32) {
     let asked = Arc::new(AtomicU32::new(0));
     let kernel = Kernel {
@@ -175,7 +175,7 @@ async fn an_interrupted_listing_is_asked_for_again() {
     ][..];
     assert_eq!(listed(&[whole]).await, (Ok(vec![1, 2, 3]), 1));
     for torn in [
-        // Marked in a later part, and at the end when nothing was left.
+        // Marked in a later part; or at the end, when nothing was left.
         &[Device(1, false), Device(3, true), Done(false)][..],
         &[Device(1, false), Done(true)],
     ] {

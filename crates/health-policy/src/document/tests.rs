@@ -71,7 +71,7 @@ fn labels(texts: &[&str]) -> LabelSet {
     LabelSet::new(texts.iter().map(|text| text.parse().unwrap())).unwrap()
 }
 
-/// The verdict of a document on a packet between an endpoint with these labels and a peer.
+/// Returns a document's verdict on a packet between an endpoint with these labels and a peer.
 fn decide(
     document: &str,
     subject: &[&str],
@@ -107,7 +107,7 @@ fn cnp(namespace: Option<&str>, spec: Value) -> String {
         .to_string()
 }
 
-/// A policy for every endpoint with this one allow rule of ingress.
+/// A policy for every endpoint, with this one ingress allow rule.
 fn cnp_ingress(entry: Value) -> String {
     cnp(None, json!({"endpointSelector": {}, "ingress": [entry]}))
 }
@@ -147,7 +147,7 @@ fn a_service_takes_questions_of_endpoints_without_labels_yet() {
         assert_eq!(ingress(document, service, web, "53/TCP"), Verdict::None);
         assert_eq!(ingress(document, web, web, "80/TCP"), Verdict::Allow);
     }
-    // There are two rules in the YAML document, and one in the JSON document.
+    // The YAML document has two rules, the JSON document one.
     assert_eq!(
         ingress(FROM_INIT_YAML, service, init, "80/TCP"),
         Verdict::Allow
@@ -453,7 +453,7 @@ fn bare_rules_without_labels_are_known_by_what_they_say() {
     let both = format!("[{TO_WEB}, {TO_DB}]");
     let imported = repository.import(&both).unwrap();
     assert_eq!(imported.added.len(), 2);
-    // Another list adds its rules. The same rule with its fields in another order changes nothing.
+    // A second list adds its rules. The same rule with its fields in another order changes nothing.
     let turned = r#"[{"ingress": [{}], "endpointSelector": {"matchLabels": {"app": "web"}}}]"#;
     let imported = repository.import(turned).unwrap();
     assert_eq!((imported.unchanged.len(), repository.iter().len()), (1, 2));
@@ -557,7 +557,7 @@ fn a_namespaced_policy_stays_in_its_namespace_unless_its_peers_name_another() {
         assert_eq!(allows(subject), shop, "{document}");
         assert_eq!(allows(&["k8s:app=a", BANK, GOLD]), bank, "{document}");
         assert_eq!(allows(&["reserved:world"]), world, "{document}");
-        // It does not apply to endpoints of other namespaces, nor to endpoints without one.
+        // The policy does not apply to endpoints in other namespaces, nor to endpoints without one.
         assert!(ingress(&document, &[BANK], &["reserved:world"], "80/TCP").passes());
         assert!(ingress(&document, &["app=a"], &["reserved:world"], "80/TCP").passes());
     }

@@ -96,7 +96,7 @@ pub(super) fn write(
         ready,
         probes,
     };
-    durable::replace(path, &serde_json::to_vec(&file)?)
+    durable::replace(path, &file)
 }
 
 #[cfg(test)]
@@ -233,7 +233,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         let other = text.replace("\"version\":1", "\"version\":2");
         assert_ne!(other, text);
-        for unusable in ["", &text[..text.len() - 1], "[]", &other] {
+        for unusable in ["", &text[..text.len() - 2], "[]", &other] {
             fs::write(&path, unusable).unwrap();
             assert!(SavedState::read(&path, &now).snapshot.is_none());
         }

@@ -72,7 +72,7 @@ impl CidrIdentities {
         let mut kept = self.kept();
         let next = kept.clone().with_just(prefixes);
         if *kept != next {
-            if let Err(error) = write(&self.path, &next) {
+            if let Err(error) = durable::write(&self.path, &next) {
                 tracing::warn!(path = %self.path.display(), %error, "cannot save CIDR identities; a restart will lose them");
             }
             self.publish(&next.prefixes);
@@ -155,13 +155,6 @@ fn read(path: &Path) -> io::Result<CidrDocument> {
         }
     }
     Ok(kept)
-}
-
-/// Replaces the file atomically.
-fn write(path: &Path, kept: &CidrDocument) -> io::Result<()> {
-    let mut text = serde_json::to_vec(kept)?;
-    text.push(b'\n');
-    durable::write(path, &text)
 }
 
 #[cfg(test)]

@@ -106,9 +106,7 @@ pub(super) struct Save {
 impl Save {
     /// Replaces the file atomically: readers see either the complete old file or the complete new file.
     pub(super) fn write(&self) -> io::Result<()> {
-        let mut text = serde_json::to_vec(&self.clusters)?;
-        text.push(b'\n');
-        durable::write(&self.path, &text)
+        durable::write(&self.path, &self.clusters)
     }
 
     /// Path of the file.

@@ -2,19 +2,22 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::response::Response;
-use health_model::api::ServiceSummary;
+use health_model::api::{ServiceEntry, ServiceSummary};
 use health_service::spec::ServiceName;
 use serde::Deserialize;
 
-use crate::answer::{Refusal, answer};
+use crate::answer::{Answer, Refusal, answer};
 use crate::server::Shared;
 use crate::source::Source;
 
 #[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListQuery {
+    /// Only this service, `NAMESPACE/NAME` or `NAME`.
+    #[cfg_attr(test, schemars(example = "shop/web"))]
     service: Option<String>,
+    /// Only services of this namespace.
     namespace: Option<String>,
 }
 
@@ -30,7 +33,7 @@ impl ListQuery {
 pub(crate) async fn list<S: Source>(
     State(api): Shared<S>,
     query: Result<Query<ListQuery>, QueryRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<Vec<ServiceEntry>>, Refusal> {
     let Query(query) = query?;
     answer(move || {
         let catalog = api.source.services();
@@ -40,7 +43,9 @@ pub(crate) async fn list<S: Source>(
     .await
 }
 
-pub(crate) async fn summary<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+pub(crate) async fn summary<S: Source>(
+    State(api): Shared<S>,
+) -> Result<Answer<ServiceSummary>, Refusal> {
     answer(move || {
         let catalog = api.source.services();
         let mode = api.source.settings().services.service_proxy_mode;

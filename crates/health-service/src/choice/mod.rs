@@ -1,4 +1,4 @@
-//! The choice of the endpoints that get the traffic of a port (`pkg/proxy/topology.go` of Kubernetes).
+//! Chooses the endpoints that get the traffic of a port (`pkg/proxy/topology.go` of Kubernetes).
 
 #[cfg(test)]
 mod tests;
@@ -11,41 +11,41 @@ use crate::spec::{Endpoint, Hints, ServicePort};
 /// This node's place in the topology.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// Its name.
+    /// The node's name.
     pub node: Arc<str>,
-    /// Its zone, as hints name it.
+    /// The node's zone, as named in hints.
     pub zone: Option<Arc<str>>,
 }
 
 /// Which endpoints the hints prefer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyMode {
-    /// None: all are used.
+    /// No preference: all endpoints are used.
     All,
-    /// Those with a hint for this node.
+    /// Endpoints with a hint for this node.
     PreferSameNode,
-    /// Those with a hint for this zone.
+    /// Endpoints with a hint for this zone.
     PreferSameZone,
 }
 
 /// Which endpoints are preferred, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preference {
-    /// Which endpoints.
+    /// The preferred endpoints.
     pub mode: TopologyMode,
-    /// Why, in words.
+    /// The reason.
     pub reason: String,
 }
 
-/// The endpoints of a port, in the order of its list.
+/// The endpoints chosen for a port, in the order of the port's list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice<'a> {
-    /// For traffic under the policy `Cluster`.
+    /// Endpoints for traffic under the policy `Cluster`.
     pub cluster: Vec<&'a Endpoint>,
-    /// For traffic under the policy `Local`.
+    /// Endpoints for traffic under the policy `Local`.
     pub local: Vec<&'a Endpoint>,
     /// Whether any endpoint of the cluster could serve. If so, traffic whose list is empty is dropped, so that a load
-    /// balancer tries another node; otherwise it is rejected.
+    /// balancer tries another node; otherwise the traffic is rejected.
     pub has_any: bool,
 }
 
@@ -72,7 +72,8 @@ impl<'a> Choice<'a> {
         choice
     }
 
-    /// The endpoints in either list, without duplicates: the cluster list, then those that are only in the local list.
+    /// Returns the endpoints in either list without duplicates: the cluster list, then the endpoints that are only in
+    /// the local list.
     pub fn reachable(&self) -> Vec<&'a Endpoint> {
         let mut seen = HashSet::new();
         let all = self.cluster.iter().chain(&self.local).copied();
@@ -81,12 +82,12 @@ impl<'a> Choice<'a> {
     }
 }
 
-/// Whether an endpoint gets traffic when no other is ready: it is terminating, but still serves.
+/// Whether an endpoint gets traffic only if no other is ready: it is terminating, but still serves.
 fn is_last_resort(endpoint: &Endpoint) -> bool {
     endpoint.conditions.serving && endpoint.conditions.terminating
 }
 
-/// The endpoints that pass the first test, or, if there are none, those that pass the second.
+/// Returns the endpoints that pass the first test or, if there are none, those that pass the second.
 fn first_that_has<'a>(
     endpoints: &'a [Endpoint],
     tests: [&dyn Fn(&Endpoint) -> bool; 2],
@@ -103,7 +104,7 @@ fn first_that_has<'a>(
 }
 
 impl Preference {
-    /// The preference for these endpoints; `None` if no ready one has a hint.
+    /// Returns the preference for these endpoints; `None` if no ready endpoint has a hint.
     pub fn of(endpoints: &[Endpoint], topology: &Topology) -> Option<Self> {
         let ready = || endpoints.iter().filter(|one| one.conditions.ready);
         if ready().all(|endpoint| endpoint.hints.is_none()) {
@@ -140,8 +141,8 @@ impl Preference {
 }
 
 impl TopologyMode {
-    /// Hints count only if every ready endpoint has one and at least one is for this node or zone: incomplete hints
-    /// could leave traffic with too few endpoints, or none.
+    /// Returns the mode for these endpoints. Hints count only if every ready endpoint has one and at least one hint is
+    /// for this node or zone: incomplete hints could leave traffic with too few endpoints, or none.
     pub fn of(endpoints: &[Endpoint], topology: &Topology) -> Self {
         let mut ready = endpoints
             .iter()

@@ -1,4 +1,4 @@
-//! The cases of `pkg/proxy/topology_test.go`, by what they show.
+//! The cases of `pkg/proxy/topology_test.go`, grouped by what they show.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ const READY: &str = "ready";
 const ENDING: &str = "ending";
 const ILL: &str = "ill";
 
-/// A port with these policies, external or not.
+/// A port with these policies, with or without external traffic.
 fn port(internal: TrafficPolicy, external: TrafficPolicy, is_external: bool) -> ServicePort {
     ServicePort {
         name: "".into(),
@@ -36,7 +36,7 @@ fn port(internal: TrafficPolicy, external: TrafficPolicy, is_external: bool) -> 
     }
 }
 
-/// Endpoints numbered from 1: condition, whether local, nodes and zones of its hints.
+/// Endpoints numbered from 1: condition, whether local, and the nodes and zones of the hints.
 fn endpoints(all: &[(&str, bool, &[&str], &[&str])]) -> Vec<Endpoint> {
     let names = |names: &[&str]| names.iter().map(|name| Arc::from(*name)).collect();
     let numbered = all.iter().zip(1..);
@@ -76,7 +76,7 @@ fn numbers(list: &[&Endpoint]) -> Vec<u8> {
     list.iter().map(last).collect()
 }
 
-/// Cluster list, local list, reachable ones, whether there are any.
+/// The cluster list, the local list, the reachable endpoints, and whether there are any.
 type Numbers = (Vec<u8>, Vec<u8>, Vec<u8>, bool);
 
 fn chosen(endpoints: &[Endpoint], port: &ServicePort, zone: Option<&str>) -> Numbers {
@@ -111,7 +111,7 @@ fn hints_prefer_the_zone_if_all_ready_endpoints_have_one_and_one_is_for_it() {
     assert_eq!(cluster(&both, None), [1, 2, 3]);
     let one_without = endpoints(&[(READY, false, &[], &["z1"]), (READY, false, &[], &[])]);
     assert_eq!(cluster(&one_without, Some("z1")), [1, 2]);
-    // The only one for this zone is not ready; the decision is made before anything is filtered.
+    // The only endpoint for this zone is not ready; the mode is decided before anything is filtered.
     let not_ready = endpoints(&[(ENDING, false, &[], &["z1"]), (READY, false, &[], &["z2"])]);
     assert_eq!(cluster(&not_ready, Some("z1")), [2]);
 }

@@ -1,4 +1,4 @@
-//! The health of a service: whether this node has endpoints of it.
+//! The health of a service: whether this node has endpoints of the service.
 
 use std::collections::BTreeMap;
 
@@ -8,28 +8,28 @@ use super::proxy::code;
 use crate::spec::ServiceName;
 use crate::state::{HealthCheck, HealthChecks};
 
-/// What the health-check node ports of one family report.
+/// The state reported by the health-check node ports of one family.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceHealth {
     open: BTreeMap<ServiceName, HealthCheck>,
 }
 
-/// The listeners to close and to open. Close first: another service may get the port.
+/// The listeners to close and to open. Close first, as another service may get the port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listeners {
-    /// The services whose listener must be closed, with its port.
+    /// The services whose listener must be closed, and its port.
     pub close: Vec<(ServiceName, u16)>,
-    /// The services that need a new listener, with its port.
+    /// The services that need a new listener, and its port.
     pub open: Vec<(ServiceName, u16)>,
 }
 
-/// An answer on a health-check node port, with the fields of its JSON.
+/// A response on a health-check node port, with the fields of its JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceAnswer {
     /// The service.
     pub service: ServiceId,
-    /// How many different addresses its ready endpoints on this node have.
+    /// The number of distinct addresses of the service's ready endpoints on this node.
     pub local_endpoints: usize,
     /// Whether changes reach the kernel in time.
     pub service_proxy_healthy: bool,
@@ -38,26 +38,26 @@ pub struct ServiceAnswer {
 /// The name of a service, with the fields of its JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServiceId {
-    /// Its namespace.
+    /// The service's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The service's name.
     pub name: String,
 }
 
 impl ServiceAnswer {
-    /// The header with [`ServiceAnswer::local_endpoints`]: `X-Load-Balancing-Endpoint-Weight`. Header names ignore
-    /// case.
+    /// The header that carries [`ServiceAnswer::local_endpoints`]: `X-Load-Balancing-Endpoint-Weight`. Header names
+    /// ignore case.
     pub const WEIGHT_HEADER: &str = "x-load-balancing-endpoint-weight";
 
-    /// The HTTP status: 200 or 503.
+    /// Returns the HTTP status: 200 or 503.
     pub const fn code(&self) -> u16 {
         code(self.local_endpoints > 0 && self.service_proxy_healthy)
     }
 }
 
 impl ServiceHealth {
-    /// Takes over the state's health checks. Returns what to do with the listeners. A listener whose port changes is
-    /// closed and reopened.
+    /// Takes over the health checks of the state. Returns the listeners to close and to open. A listener whose port
+    /// changes is closed and reopened.
     pub fn sync(&mut self, checks: &HealthChecks) -> Listeners {
         let mut listeners = Listeners::default();
         self.open.retain(|service, known| {
@@ -77,12 +77,12 @@ impl ServiceHealth {
         listeners
     }
 
-    /// Records that a listener could not be opened. The next sync tries again.
+    /// Records that a listener could not be opened. The next sync retries it.
     pub fn failed(&mut self, service: &ServiceName) {
         self.open.remove(service);
     }
 
-    /// The answer to a request; `None` if the service no longer has a listener.
+    /// Returns the response to a request; `None` if the service no longer has a listener.
     pub fn answer(&self, service: &ServiceName, is_proxy_healthy: bool) -> Option<ServiceAnswer> {
         let check = self.open.get(service)?;
         Some(ServiceAnswer {

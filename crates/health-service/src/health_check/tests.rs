@@ -39,7 +39,7 @@ fn a_family_is_unhealthy_while_its_oldest_change_waits_for_the_timeout() {
     health.updated(V4, at(0).0, at(0).1);
     health.updated(V6, at(0).0, at(0).1);
     health.queued(V6, at(10).0);
-    // A later change does not make the first one younger, nor does the other family.
+    // Neither a later change nor a change of the other family resets the age of the first one.
     health.queued(V6, at(60).0);
     health.queued(V4, at(60).0);
     health.updated(V4, at(61).0, at(61).1);

@@ -1,25 +1,25 @@
 //! Lookup tables for consistent choice of a backend (Eisenbud et al., "Maglev: A Fast and Reliable Software Network
 //! Load Balancer", NSDI 2016, §3.4).
 //!
-//! Each backend has its own order of the table's slots, and takes the next free one on its turn. So all backends get
-//! equal shares, and few slots change hands when a backend is added or removed. Nodes with the same backends and seed
-//! have the same table.
+//! Each backend has its own order of the table's slots, and takes the next free slot when it is its turn. All backends
+//! thus get equal shares, and few slots change hands when a backend is added or removed. Nodes with the same backends
+//! and the same seed have the same table.
 
 #[cfg(test)]
 mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Default size, in slots. When one of up to 128 backends is removed, the number of slots that move between the others
-/// is at most the number that it had; with 20 backends, a tenth of that. Twice the backends need four times the slots.
-/// The size is the same for all numbers of backends: with another size, all slots would move.
+/// Default size, in slots. When one of up to 128 backends is removed, at most as many slots move between the other
+/// backends as the removed one had; with 20 backends, a tenth of that. Twice the backends need four times the slots.
+/// The size does not depend on the number of backends, because all slots would move with another size.
 pub const SIZE: u32 = 65_537;
-/// Default seed: nodes with different seeds choose different backends.
+/// Default seed. Nodes with different seeds choose different backends.
 pub const SEED: u64 = 0x6865_616c_7468_2d61;
 /// Largest size.
 pub(crate) const SIZE_MAX: u32 = 1 << 24;
 
-/// The size is invalid for a table.
+/// A size that a table cannot have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a Maglev table of {0} slots: the size must be a prime between 3 and {SIZE_MAX}")]
 pub struct SizeError(pub u32);
@@ -27,21 +27,21 @@ pub struct SizeError(pub u32);
 /// A backend of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The value of the slots that it gets.
+    /// The value of the slots that the backend gets.
     pub id: u32,
-    /// Determines its order of slots: [`hash`], or any other value that is the same on each node.
+    /// Determines the backend's order of slots: [`hash`], or any other value that is the same on every node.
     pub hash: u64,
-    /// Its share of the slots, relative to the others. With 0 it gets none.
+    /// The backend's share of the slots, relative to the others. With weight 0, the backend gets none.
     pub weight: u16,
 }
 
-/// Fills tables of one size. Reuses its memory from table to table.
+/// Fills tables of one size. Reuses its memory for each table.
 #[derive(Clone, Debug)]
 pub struct Maglev {
     size: u32,
     seed: u64,
     turns: Vec<Turn>,
-    /// Which slots are taken, one bit each: small enough to stay in the CPU's cache.
+    /// Which slots are taken, one bit per slot: small enough to stay in the CPU's cache.
     taken: Vec<u64>,
 }
 
@@ -53,12 +53,12 @@ struct Turn {
     next: u32,
     skip: u32,
     weight: u32,
-    /// How much of its next slot it has saved up, in units of weight.
+    /// The part of its next slot that the backend has accumulated, in units of weight.
     credit: u32,
 }
 
 impl Maglev {
-    /// Fills tables with this many slots, which must be a prime.
+    /// Creates a filler for tables with this many slots, which must be a prime.
     pub fn new(size: u32, seed: u64) -> Result<Self, SizeError> {
         if !(3..=SIZE_MAX).contains(&size) || !is_prime(size) {
             return Err(SizeError(size));
@@ -71,7 +71,7 @@ impl Maglev {
         })
     }
 
-    /// The number of slots in a table.
+    /// Returns the number of slots in a table.
     pub fn size(&self) -> u32 {
         self.size
     }
@@ -133,7 +133,7 @@ impl Maglev {
 }
 
 impl Turn {
-    /// Takes the next free slot in its order; there must be one.
+    /// Takes the next free slot in the backend's order; there must be one.
     fn take(&mut self, size: u32, taken: &mut [u64]) -> u32 {
         loop {
             let place = self.next;
@@ -151,7 +151,7 @@ impl Turn {
     }
 }
 
-/// A hash of a backend, the same on each node and in each version of the agent.
+/// Returns a hash of a backend that is the same on every node and in every version of the agent.
 pub fn hash(address: SocketAddr) -> u64 {
     let (high, low) = match address.ip() {
         IpAddr::V4(ip) => (0, u64::from(u32::from(ip))),

@@ -40,8 +40,8 @@ fn a_size_must_be_a_prime() {
 
 #[test]
 fn a_hundred_equal_backends_get_shares_that_differ_by_one_place() {
-    // They take turns, so each gets the integer part of size / count, and the remainder adds at most one slot each
-    // (§3.4 of the paper). For a backend with 100 slots, that is within 1 in 100.
+    // Backends take turns, so each gets the integer part of size / count, and at most one slot of the remainder (§3.4
+    // of the paper). For a backend with 100 slots, that is within 1 in 100.
     for size in [16_381, SIZE] {
         let shares = shares(&filled(size, &backends(100, 7)));
         assert_eq!(shares.len(), 100);
@@ -79,7 +79,7 @@ fn a_table_is_the_same_in_each_version() {
     assert_eq!(filled(13, &backends), TABLE);
 }
 
-/// Nodes of two versions side by side must choose alike.
+/// Nodes of different versions in one cluster must choose the same backends.
 const TABLE: [u32; 13] = [1, 2, 2, 2, 1, 1, 3, 3, 3, 2, 3, 3, 1];
 
 #[test]
@@ -126,8 +126,8 @@ proptest! {
         for backend in &all {
             let due = f64::from(SIZE) * f64::from(backend.weight) / f64::from(total);
             let share = f64::from(shares.get(&backend.id).copied().unwrap_or_default());
-            // In the turn in which the table fills up, each backend is within one slot of its due, and that turn is
-            // within as many slots of the even one as there are backends.
+            // In the turn in which the table fills up, each backend is within one slot of its due, and all dues
+            // together differ from the size of the table by at most as many slots as there are backends.
             let bound = 2.0 + weights.len() as f64 * f64::from(backend.weight) / f64::from(total);
             prop_assert!((share - due).abs() <= bound, "{} for {}", share, due);
         }

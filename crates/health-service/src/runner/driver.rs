@@ -45,7 +45,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver that starts now, and the trigger that requests runs.
+    /// Creates a driver that starts now, and the trigger that requests its runs.
     pub fn new(intervals: Intervals) -> Result<(Self, Trigger), RunnerError> {
         let (sender, asked) = mpsc::channel(1);
         let driver = Self {
@@ -56,8 +56,8 @@ impl Driver {
         Ok((driver, Trigger(sender)))
     }
 
-    /// Runs the job until `stop` is ready, and lets a run in progress finish. A run that panics counts as failed and is
-    /// retried.
+    /// Runs the job until `stop` is ready, then lets a run in progress finish. A run that panics counts as failed and
+    /// is retried.
     pub async fn drive(mut self, mut job: impl Job, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
         let mut is_askable = true;
@@ -90,7 +90,7 @@ impl Driver {
     }
 }
 
-/// Logs failures of runs, once per series of equal ones.
+/// Logs failures of runs, once for each series of equal ones.
 fn report(before: &Option<String>, now: &Option<String>) {
     match now {
         Some(error) if before.as_ref() != Some(error) => {

@@ -1,7 +1,7 @@
-//! When to sync: on request, but not more often than a shortest interval, and at least once per longest interval
+//! When to sync: on request, but no more often than the minimum interval allows, and at least once per maximum interval
 //! (`pkg/proxy/runner` of Kubernetes).
 //!
-//! [`Runner`] decides, and the caller passes in the time; [`Driver`] runs a job on tokio when the runner says so.
+//! [`Runner`] makes the decisions, with the time passed in by the caller; [`Driver`] runs a job on tokio accordingly.
 
 mod driver;
 #[cfg(test)]
@@ -14,25 +14,25 @@ pub use driver::{Driver, Job, Trigger};
 /// How often to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
-    /// From the end of a run to the start of the next, at least.
+    /// Minimum time from the end of a run to the start of the next.
     pub min: Duration,
-    /// From the end of a failed run to the next, if none is requested.
+    /// Time from the end of a failed run to the next run, if none is requested.
     pub retry: Duration,
-    /// From the end of a run to the next, if none is requested.
+    /// Time from the end of a run to the next run, if none is requested.
     pub max: Duration,
 }
 
-/// Why a runner does not do what it is asked to.
+/// Errors of a runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RunnerError {
-    /// The longest interval is shorter than the shortest.
+    /// The maximum interval is shorter than the minimum interval.
     #[error(
         "cannot run at intervals of at least {min:?} and at most {max:?}: the longest must not be shorter than the shortest"
     )]
     MaxBelowMin {
-        /// The shortest.
+        /// The minimum interval.
         min: Duration,
-        /// The longest.
+        /// The maximum interval.
         max: Duration,
     },
     /// The runner has stopped.
@@ -40,12 +40,12 @@ pub enum RunnerError {
     Stopped,
 }
 
-/// Decides when to run. Times are durations since a start that the caller chooses; they must not go backwards.
+/// Decides when to run. Times are relative to a start that the caller chooses, and must not go backwards.
 #[derive(Debug)]
 pub struct Runner {
     intervals: Intervals,
     phase: Phase,
-    /// Whether a run was requested and has not started.
+    /// Whether a run was requested and has not started yet.
     is_asked: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct Runner {
 enum Phase {
     /// Between runs.
     Idle {
-        /// No run starts before this.
+        /// No run starts before this time.
         earliest: Duration,
         /// A run starts at this time even if none is requested.
         due: Duration,
@@ -63,7 +63,7 @@ enum Phase {
 }
 
 impl Runner {
-    /// A runner that starts now. Its first run starts on request, or after the longest interval.
+    /// Creates a runner that starts now. The first run starts on request, or after the maximum interval.
     pub fn new(intervals: Intervals, now: Duration) -> Result<Self, RunnerError> {
         let Intervals { min, max, .. } = intervals;
         if max < min {
@@ -79,7 +79,7 @@ impl Runner {
         })
     }
 
-    /// Requests a run. Several requests before it starts make one run; a request during a run makes another.
+    /// Requests a run. Several requests before the run starts cause one run; a request during a run causes another.
     pub fn trigger(&mut self) -> Result<(), RunnerError> {
         if let Phase::Stopped = self.phase {
             return Err(RunnerError::Stopped);
@@ -111,7 +111,7 @@ impl Runner {
         }
     }
 
-    /// When to poll next, unless a run is requested earlier; `None` during a run and after [`Runner::stop`].
+    /// Returns when to poll next, unless a run is requested earlier; `None` during a run and after [`Runner::stop`].
     pub fn next_wake(&self) -> Option<Duration> {
         match self.phase {
             Phase::Idle { earliest, .. } if self.is_asked => Some(earliest),

@@ -25,7 +25,7 @@ fn after_a_run(min: u64, retry: u64, max: u64, is_success: bool) -> Runner {
     runner
 }
 
-/// When the runner runs, if asked each millisecond from `from` to `to`.
+/// Returns when the runner runs if polled every millisecond from `from` to `to`.
 fn runs(runner: &mut Runner, from: u64, to: u64) -> Vec<u64> {
     let mut runs = Vec::new();
     for now in from..=to {
@@ -80,7 +80,7 @@ fn a_run_that_succeeds_cancels_the_retry() {
     let mut runner = after_a_run(1, 5, 10, false);
     assert!(runs(&mut runner, 1, 1999).is_empty());
     runner.trigger().unwrap();
-    // At +2 s, so the next is at +12 s, and none at +5 s.
+    // This run is at +2 s, so the next is at +12 s, and there is none at +5 s.
     assert_eq!(runs(&mut runner, 2000, 12_000), [2000, 12_000]);
 }
 
@@ -90,7 +90,7 @@ fn a_run_that_is_asked_for_after_a_failure_waits_for_the_cooldown_and_cancels_th
     assert!(!runner.poll(ms(100)));
     runner.trigger().unwrap();
     assert_eq!(runs(&mut runner, 100, 1000), [1000]);
-    // Counted from that run: none at +5 s or +9 s, one at +10 s.
+    // Times count from that run: there is none at +5 s or +9 s, but one at +10 s.
     assert!(runs(&mut runner, 1001, 10_999).is_empty());
     assert_eq!(runs(&mut runner, 11_000, 11_000), [11_000]);
 }
@@ -132,11 +132,11 @@ fn a_runner_that_has_stopped_runs_no_more_and_cannot_be_asked_to() {
     assert_eq!(runner.next_wake(), None);
 }
 
-/// Runs that end as scripted (`None`: with a panic), and after that succeed.
+/// Runs that end as scripted (`None`: with a panic); all later runs succeed.
 struct Scripted {
     start: Instant,
     results: std::vec::IntoIter<Option<bool>>,
-    /// When they ran, in ms.
+    /// The times of the runs, in ms.
     runs: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -154,7 +154,7 @@ impl Job for Scripted {
     }
 }
 
-/// When a driver ran, in ms.
+/// Returns the times at which a driver ran, in ms.
 async fn driven(results: Vec<Option<bool>>, triggers: &[u64], until: u64) -> Vec<u64> {
     let (driver, trigger) = Driver::new(intervals(1, 5, 10)).unwrap();
     let start = Instant::now();

@@ -1,9 +1,8 @@
 //! Moves services of this node from their sources into the kernel.
 //!
-//! One task feeds what the sources say into the trackers and, as often as a runner says, into a
-//! [`State`](crate::state::State) that a [`Provider`] writes into the kernel. Nothing happens before services and
-//! endpoint slices have been read completely once: until then, the node keeps serving what it served before the
-//! restart.
+//! One task feeds the sources' objects into the trackers and, whenever a runner decides, into a
+//! [`State`](crate::state::State) that a [`Provider`] writes into the kernel. Nothing happens until services and
+//! endpoint slices have been read completely once: until then, the node serves the same as before the restart.
 
 mod provider;
 mod syncer;
@@ -32,14 +31,14 @@ use syncer::Syncer;
 pub use provider::{Provider, Work};
 pub use view::{Failure, View};
 
-/// How to sync, for [`Services`].
+/// Settings of the syncs in [`Services`].
 #[derive(Clone, Debug)]
 pub struct SyncSettings {
-    /// How often to sync. Once per longest interval, the provider checks everything.
+    /// How often to sync. Once per maximum interval, the provider checks everything.
     pub intervals: Intervals,
     /// The families that the provider serves.
     pub families: Vec<Family>,
-    /// How long a change may wait before the node is unhealthy.
+    /// How long a change may wait before the node counts as unhealthy.
     pub health_timeout: Duration,
     /// Returns the time of day.
     pub clock: fn() -> Timestamp,
@@ -54,8 +53,8 @@ pub struct Services {
 }
 
 impl Services {
-    /// Starts serving the services of these sources, in order of precedence, on a node whose place may change but not
-    /// its name. Fails if the intervals contradict each other. Must be called in a tokio runtime.
+    /// Starts serving the services of these sources, in order of precedence, on a node whose place in the topology may
+    /// change, but not its name. Fails if the intervals contradict each other. Must be called in a tokio runtime.
     pub fn start<P: Provider>(
         settings: SyncSettings,
         node: impl Into<NodeFacts>,
@@ -100,15 +99,15 @@ impl Services {
         })
     }
 
-    /// A handle that reports their state.
+    /// Returns a handle that reports the state of the services.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Stops after any sync that is under way.
+    /// Stops after the sync in progress, if any.
     pub async fn stop(mut self) {
         drop(self.stop.take());
-        // Syncs that panic do not end the task, so it has ended normally.
+        // A panic in a sync does not end the task, so it has ended normally.
         let _ = (&mut self.task).await;
     }
 }
@@ -119,16 +118,16 @@ impl Drop for Services {
     }
 }
 
-/// The facts about the node that services depend on, now and whenever they change.
+/// The facts about the node on which services depend, with their changes.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
-    /// Its place in the topology.
+    /// The node's place in the topology.
     pub topology: watch::Receiver<Topology>,
-    /// What services must leave to the node and its peers.
+    /// The addresses and ports that services must leave to the node and its peers.
     pub reserved: watch::Receiver<Arc<Reserved>>,
 }
 
-/// A node that reserves nothing.
+/// For a node that reserves nothing.
 impl From<watch::Receiver<Topology>> for NodeFacts {
     fn from(topology: watch::Receiver<Topology>) -> Self {
         Self {
@@ -138,7 +137,7 @@ impl From<watch::Receiver<Topology>> for NodeFacts {
     }
 }
 
-/// Reports the state of services, while they are served and afterwards.
+/// Reports the state of services, both while they are served and afterwards.
 #[derive(Clone, Debug)]
 pub struct Handle {
     view: watch::Receiver<Arc<View>>,
@@ -147,43 +146,43 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The services, now and whenever they change.
+    /// Returns the services, with their changes.
     pub fn view(&self) -> watch::Receiver<Arc<View>> {
         self.view.clone()
     }
 
-    /// Sets what is known about the node.
+    /// Sets the cluster's view of the node.
     pub fn node(&self, standing: NodeStanding<'_>) {
         self.health.with(|health| health.node(standing));
     }
 
-    /// The answer of `/healthz`, for load balancers: whether this node may get new traffic.
+    /// Returns the response of `/healthz`, which tells load balancers whether this node may get new traffic.
     pub fn healthz(&self) -> HealthAnswer {
         let (now, wall) = (self.health.now(), (self.health.clock)());
         self.health.with(|health| health.healthz(now, wall))
     }
 
-    /// The answer of `/livez`, for supervisors: whether changes reach the kernel in time.
+    /// Returns the response of `/livez`, which tells supervisors whether changes reach the kernel in time.
     pub fn livez(&self) -> HealthAnswer {
         let (now, wall) = (self.health.now(), (self.health.clock)());
         self.health.with(|health| health.livez(now, wall))
     }
 
-    /// Requests a sync, such as when something else has changed that the provider depends on. Does nothing once serving
-    /// has stopped.
+    /// Requests a sync, for example after a change of something else on which the provider depends. Has no effect after
+    /// serving has stopped.
     pub fn sync(&self) {
         self.health.queued();
-        // A stopped driver has nothing to do.
+        // Fails only if the driver has stopped, and then there is nothing to do.
         let _ = self.trigger.trigger();
     }
 
-    /// How many changes there were, and how many are pending.
+    /// Returns the numbers of all changes and of pending ones.
     pub fn changes(&self) -> ChangeCounts {
         *self.health.changes()
     }
 }
 
-/// Changes of services and of endpoint slices.
+/// Numbers of changes of services and of endpoint slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeCounts {
     /// Changes of services since the start.
@@ -198,7 +197,7 @@ pub struct ChangeCounts {
     pub last_queued: Option<Timestamp>,
 }
 
-/// Whether changes reach the kernel in time. Shared by those who report changes and those who ask.
+/// Whether changes reach the kernel in time. Shared by the code that reports changes and the code that queries them.
 #[derive(Debug)]
 struct Health {
     proxy: Mutex<ProxyHealth>,
@@ -232,7 +231,7 @@ impl Health {
         });
     }
 
-    /// Records that everything queued until a time since the start is done.
+    /// Records that everything queued up to a time since the start is done.
     fn updated(&self, until: Duration) {
         let wall = (self.clock)();
         let mut changes = self.changes();
@@ -246,7 +245,7 @@ impl Health {
     }
 }
 
-/// Requests a sync whenever there is something new.
+/// Requests a sync whenever something has changed.
 struct Watcher {
     sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
     node: NodeFacts,
@@ -256,7 +255,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Ends with the driver.
+    /// Watches until the driver ends.
     async fn watch(mut self) {
         let mut is_started = false;
         loop {
@@ -279,7 +278,8 @@ impl Watcher {
         }
     }
 
-    /// Waits until a source, the node's place or what it reserves changes. A closed source never changes again.
+    /// Waits for a change of a source, of the node's place in the topology, or of its reservations. A closed source
+    /// never changes again.
     async fn changed(&mut self) {
         let sources = self
             .sources

@@ -1,4 +1,4 @@
-//! The interface to write services into the kernel.
+//! The interface for writing services into the kernel.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use crate::state::{Changes, State};
 
 /// Writes a state into the kernel.
 pub trait Provider: Send + 'static {
-    /// Why it failed.
+    /// The error of a failed sync.
     type Error: fmt::Display + Send;
 
-    /// Writes the changes, or the whole state, into the kernel. After an error that concerns everything, and after a
-    /// panic, it is asked for the whole state, with the same changes and those that came since; after an error about
-    /// ports, for these.
+    /// Writes the changes, or the whole state, into the kernel. After a panic or an error that concerns everything, the
+    /// next call is for the whole state, with the same changes and all later ones; after an error about ports, it
+    /// includes these ports.
     fn sync(&mut self, work: Work<'_>) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// The ports that an error concerns, each with what went wrong: they stayed unchanged, and all others are as they
-    /// should be. Empty if the error concerns everything.
+    /// Returns the ports that an error concerns, each with its problem. These ports stayed unchanged, and all others
+    /// are in the desired state. Empty if the error concerns everything.
     fn refused(error: &Self::Error) -> impl Iterator<Item = (PortKey, String)> {
         let _ = error;
         std::iter::empty()
@@ -29,14 +29,14 @@ pub trait Provider: Send + 'static {
     }
 }
 
-/// What a provider must do.
+/// The work for a provider.
 #[derive(Clone, Copy, Debug)]
 pub struct Work<'a> {
     /// The complete desired state of the kernel.
     pub state: &'a State,
-    /// What has changed since the provider last succeeded.
+    /// The changes since the provider last succeeded.
     pub changes: &'a Changes,
-    /// Whether to check everything in the kernel, and not only what has changed: at the start, after a failure, and now
-    /// and then.
+    /// Whether to check everything in the kernel, not only the changes: at the start, after a failure, and at
+    /// intervals.
     pub is_full: bool,
 }

@@ -1,4 +1,4 @@
-//! Turns what the sources say into work for the provider.
+//! Turns the sources' objects into work for the provider.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::spec::PortKey;
 use crate::state::{Changes, Conflicts, State};
 use crate::tracker::{EndpointsChangeTracker, ServiceChangeTracker};
 
-/// Maximum number of new conflicts of one sync that are logged individually.
+/// Maximum number of new conflicts per sync to log individually.
 const MOST_LOGGED: usize = 10;
 
-/// Syncs a provider with sources.
+/// Syncs the objects of sources to a provider.
 pub(super) struct Syncer<P> {
     sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
     node: NodeFacts,
@@ -33,9 +33,9 @@ pub(super) struct Syncer<P> {
     endpoints: EndpointsChangeTracker,
     state: State,
     provider: P,
-    /// What the provider has not applied yet.
+    /// The changes that the provider has not applied yet.
     pending: Changes,
-    /// When the provider last did a full sync; `None` if it must do one.
+    /// The time of the provider's last full sync; `None` if the next one must be full.
     last_full: Option<Instant>,
     full_period: Duration,
     health: Arc<Health>,
@@ -69,9 +69,9 @@ impl<P: Provider> Syncer<P> {
         }
     }
 
-    /// Reports to the trackers what differs from their state.
+    /// Reports all differences from the trackers' state to the trackers.
     fn publish(&mut self, mut set: ServiceSet) {
-        // Once started, never wait again.
+        // Once serving has started, never wait again.
         set.synced = Synced {
             services: true,
             slices: true,
@@ -86,7 +86,7 @@ impl<P: Provider> Syncer<P> {
                 self.endpoints.remove(name);
                 continue;
             };
-            // This node's probes change a slice too, but its time does not refer to that.
+            // This node's probes can also change a slice, but its trigger time does not refer to that change.
             let known = before.and_then(|sourced| sourced.trigger_time);
             let time = now.and_then(|sourced| sourced.trigger_time);
             self.endpoints.update(slice, time.filter(|_| time != known));
@@ -102,7 +102,7 @@ impl<P: Provider> Syncer<P> {
         changes.pending_endpoints += self.endpoints.pending();
     }
 
-    /// Adds to the changes that the provider has not applied yet.
+    /// Adds changes to those that the provider has not applied yet.
     fn note(&mut self, changes: Changes, moved: BTreeSet<PortKey>) {
         let pending = &mut self.pending;
         pending.ports.extend(changes.ports);
@@ -122,9 +122,9 @@ impl<P: Provider> Syncer<P> {
 impl<P: Provider> Job for Syncer<P> {
     type Error = P::Error;
 
-    /// Does the pending work, if the sources are ready.
+    /// Does the pending work if the sources are ready.
     async fn run(&mut self) -> Result<(), P::Error> {
-        // Anything queued from now on may come too late for this run.
+        // Anything queued from now on may be too late for this run.
         let begun = self.health.now();
         let sources = self.sources.iter();
         let sets: Vec<_> = sources.map(|source| source.borrow().clone()).collect();
@@ -192,7 +192,7 @@ fn log_new(before: &Conflicts, now: &Conflicts) {
     }
 }
 
-/// The differences between two maps of objects, removed ones first.
+/// Returns the differences between two maps of objects, with removed objects first.
 fn gone_first<'a, N: Ord, T: Eq>(
     before: &'a OrdMap<N, Sourced<T>>,
     now: &'a OrdMap<N, Sourced<T>>,

@@ -11,7 +11,7 @@ use crate::source::testing::{ServiceText, service_set};
 use crate::source::{Folder, Manifests, Probed, Readiness, Synced};
 use crate::spec::{PortKey, Selection, ServiceName};
 
-/// What a provider did.
+/// A record of one sync by a provider.
 #[derive(Debug, PartialEq)]
 struct Done {
     /// Time since the start.
@@ -22,7 +22,7 @@ struct Done {
     deleted: Vec<String>,
 }
 
-/// Records the work that it is asked for, and ends as scripted (`None`: with a panic); after that it succeeds.
+/// Records its work, and ends as scripted (`None`: with a panic); all later syncs succeed.
 struct Recorder {
     start: Instant,
     results: VecDeque<Option<bool>>,
@@ -56,7 +56,7 @@ impl Provider for Recorder {
     }
 }
 
-/// Services of a source on the node `here`.
+/// A source's services on the node `here`.
 struct Bed {
     source: watch::Sender<Arc<ServiceSet>>,
     topology: watch::Sender<Topology>,
@@ -144,7 +144,7 @@ fn web() -> ServiceText {
         )
 }
 
-/// The backends of a service: last byte, and whether new flows go there.
+/// The backends of a service: the last byte of each address, and whether new flows go there.
 fn backends(view: &View, service: &str) -> Vec<(String, bool)> {
     let Some(entry) = view.service(&ServiceName::new("shop", service), &Forwarding::default())
     else {
@@ -194,7 +194,7 @@ async fn nothing_is_done_before_both_kinds_are_read_but_problems_are_shown() {
         (true, &["web".to_owned()][..])
     );
     assert!(bed.until(|view| view.is_synced).await.names().count() == 1);
-    // A source that rereads everything holds up nothing.
+    // A source that rereads everything does not hold up syncs.
     set.synced = Synced::default();
     set.services.clear();
     bed.source.send_replace(Arc::new(set));
@@ -212,7 +212,7 @@ async fn changes_are_gathered_and_all_is_looked_at_now_and_then() {
         bed.set(&[web(), ServiceText::new(&name, "10.96.0.9")]);
     }
     assert_eq!(bed.done().await, done(1, false, &["more-3"]));
-    // There is one sync per longest interval, and some of them find that a full sync is due.
+    // There is one sync per maximum interval, and some of these syncs find that a full one is due.
     assert_eq!(bed.done().await, done(61, true, &[]));
     assert_eq!(bed.done().await, done(121, true, &[]));
 }
@@ -241,7 +241,7 @@ async fn what_failed_is_done_again_as_a_whole_with_all_that_came_since() {
         ]
     };
     assert_eq!(counts(&bed), [(3, 1), (3, 1)]);
-    // It panics now, and is asked again. A service that is back does not count as deleted.
+    // The provider panics now, and is called again. A service that is back does not count as deleted.
     bed.set(&[web(), other().endpoint("10.1.0.3", "there", "{}")]);
     assert_eq!(bed.done().await, done(2, true, &["other", "web"]));
     assert_eq!(bed.done().await, done(7, true, &["other", "web"]));
@@ -303,7 +303,7 @@ async fn an_endpoint_that_probes_find_unready_leaves_at_once() {
     let ill = Readiness::from([([10, 1, 0, 1].into(), false)]);
     probes.send_replace(Arc::new(ill));
     assert_eq!(bed.done().await, done(10, false, &["web"]));
-    // The terminating one serves while there is no other.
+    // The terminating endpoint serves while there is no other.
     let view = bed
         .until(|view| backends(view, "web") == all(false, true))
         .await;
@@ -364,7 +364,7 @@ async fn services_are_shown_with_frontends_and_conflicts() {
         ["ClusterIP", "10.96.0.1:80", "IPv4", "reject"]
     );
 
-    // The address moves to the service that waits for it.
+    // The address moves to the service that has been waiting for it.
     bed.set(&[web()]);
     let view = bed.until(|view| view.conflicts().next().is_none()).await;
     let entry = view
@@ -374,7 +374,8 @@ async fn services_are_shown_with_frontends_and_conflicts() {
     assert_eq!(view.names().count(), 1);
 }
 
-/// Has space for the service `web` only. Reports for each sync whether it was a full one, and for how many ports.
+/// A provider with space for the service `web` only. Reports for each sync whether it was full, and the number of
+/// ports.
 struct NoRoom(mpsc::UnboundedSender<(bool, usize)>);
 
 /// The ports for which there is no space.
@@ -436,7 +437,7 @@ async fn a_port_without_room_is_shown_with_the_reason_and_makes_no_node_ill() {
         Some(vec!["IPv4: no room".to_owned()])
     );
     drop(seen);
-    // The other one is in force: only this one is retried, and the node is healthy.
+    // The other port is in force: only this one is retried, and the node is healthy.
     assert_eq!(syncs.recv().await, Some((true, 2)));
     for _ in 0..5 {
         assert_eq!(syncs.recv().await, Some((false, 1)));

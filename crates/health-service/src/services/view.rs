@@ -1,4 +1,4 @@
-//! Services as the API shows them.
+//! Services as shown by the API.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -18,30 +18,30 @@ use crate::source::{ServiceSet, Sourced};
 use crate::spec::{PortKey, Service, ServiceName, ServicePort};
 use crate::state::{Backend, Frontend, FrontendKind, PortState, State, Target};
 
-/// The services, for display. A clone shares everything with the original, and a service's entry is only built on
-/// request: a change costs as much as it changes, however many watch.
+/// The services, for display. A clone shares everything with the original, and a service's entry is built only on
+/// request: the cost of a change depends only on its size, no matter how many clients watch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
-    /// Whether the sources have been read completely once: before that, nothing is known.
+    /// Whether the sources have been read completely once; before that, nothing is known.
     pub is_synced: bool,
     services: OrdMap<ServiceName, Sourced<Service>>,
     state: Option<State>,
     /// Problems that keep services from being served.
     pub problems: Arc<[ServiceProblem]>,
-    /// What the provider failed to do in the last sync; `None` if it did everything.
+    /// The failures of the provider's last sync; `None` if there were none.
     pub failure: Option<Arc<Failure>>,
 }
 
-/// What a provider failed to do.
+/// The failures of a sync.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Why.
+    /// The error message.
     pub error: String,
     /// The ports that stayed unchanged, each with the reason; empty if the error concerns everything.
     pub ports: BTreeMap<PortKey, String>,
 }
 
-/// Changes the view. Notifies watchers if it differs.
+/// Changes the view. Notifies watchers if the view then differs.
 pub(super) fn update(sender: &watch::Sender<Arc<View>>, change: impl FnOnce(&mut View)) {
     sender.send_if_modified(|shown| {
         let mut view = View::clone(shown);
@@ -63,19 +63,19 @@ impl View {
         self.problems.clone_from(&set.problems);
     }
 
-    /// The names of the services, in order.
+    /// Returns the names of the services, in order.
     pub fn names(&self) -> impl Iterator<Item = &ServiceName> {
         let services = self.services.iter();
         let served = services.filter(|(_, sourced)| sourced.object.is_some());
         served.map(|(name, _)| name)
     }
 
-    /// Whether a cluster's controller says which endpoints of a service are ready, rather than this node's probes.
+    /// Whether a cluster's controller, instead of this node's probes, decides which endpoints of a service are ready.
     pub fn is_of_api(&self, name: &ServiceName) -> bool {
         self.services.get(name).is_some_and(Sourced::is_of_api)
     }
 
-    /// A service; `None` if no service has this name. Does not include what probes say about its backends.
+    /// Returns a service; `None` if no service has this name. Probe results for its backends are not included.
     pub fn service(&self, name: &ServiceName, forwarding: &Forwarding) -> Option<ServiceEntry> {
         let sourced = self.services.get(name)?;
         let service = sourced.object.as_deref()?;
@@ -104,7 +104,7 @@ impl View {
         })
     }
 
-    /// The ports that are not served at an address because another port or the node has it.
+    /// Returns the ports that are not served at an address because another port or the node has it.
     pub fn conflicts(&self) -> impl Iterator<Item = ServiceConflict> {
         let conflicts = self.state.iter().flat_map(State::conflicts);
         conflicts.map(|conflict| ServiceConflict {

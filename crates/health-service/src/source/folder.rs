@@ -1,4 +1,4 @@
-//! A folder of service and endpoint slice manifests.
+//! A folder with manifests of services and endpoint slices.
 
 #[cfg(test)]
 mod tests;
@@ -45,7 +45,7 @@ pub(super) const KINDS: ObjectKinds = ObjectKinds {
 pub struct Folder(folder::Folder<ServiceSet>);
 
 impl Folder {
-    /// Starts watching a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name does not start with a dot.
+    /// Starts watching a folder: all files `*.yaml`, `*.yml` and `*.json` in it whose name does not start with a dot.
     /// Anything unusable is listed in [`ServiceSet::problems`]; objects read earlier from such a file stay unchanged.
     /// Must be called in a tokio runtime.
     pub fn watch(path: &Path, selection: Selection) -> Self {
@@ -59,13 +59,13 @@ impl Folder {
         Self(folder::Folder::watch(path, empty, show))
     }
 
-    /// The services and endpoint slices, now and whenever they change.
+    /// Returns the services and endpoint slices, with their changes.
     pub fn services(&self) -> Manifests {
         Manifests::new(self.0.known())
     }
 }
 
-/// All known objects. If two objects have the same kind and name, the one from the first file stays.
+/// Returns all known objects. If two objects have the same kind and name, the one from the first file stays.
 fn set(files: &Files<FileObjects>, known: &mut Holders<PathBuf>) -> ServiceSet {
     let problem = |(subject, problem): (&Path, &str)| ServiceProblem {
         subject: subject.display().to_string(),
@@ -121,7 +121,7 @@ impl Contents for FileObjects {
     }
 }
 
-/// The problems of a manifest; none if an agent would take all of it.
+/// Returns the problems of a manifest; none if an agent would accept all of it.
 pub fn check(text: &str) -> Vec<String> {
     let mut objects = FileObjects {
         selection: Arc::default(),
@@ -135,7 +135,7 @@ pub fn check(text: &str) -> Vec<String> {
 #[derive(Default)]
 struct Problems {
     list: Vec<String>,
-    /// Whether something unreadable may stand for any object that was there before.
+    /// Whether an unreadable part may stand for any of the previous objects.
     is_unclear: bool,
 }
 
@@ -154,7 +154,7 @@ struct Taken<'a, T: Readable> {
     selection: &'a Selection,
     source: Arc<str>,
     sound: BTreeMap<T::Name, Sourced<T>>,
-    /// The `NAMESPACE/NAME` of objects with an error.
+    /// The `NAMESPACE/NAME` of each object with an error.
     ill: BTreeSet<String>,
 }
 
@@ -210,7 +210,7 @@ impl<'a, T: Readable> Taken<'a, T> {
             known.remove(&name);
         }
         for (name, sourced) in self.sound {
-            // An unchanged object stays the same in memory too, so that comparisons can skip it.
+            // An unchanged object also stays the same in memory, so that comparisons can skip it.
             if known.get(&name) != Some(&sourced) {
                 known.insert(name, sourced);
             }

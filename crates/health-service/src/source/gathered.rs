@@ -1,4 +1,4 @@
-//! Combines objects that a source keeps individually into one set.
+//! Combines objects that a source stores individually into one set.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use super::{ServiceSet, Sourced, Synced};
 use crate::difference::differences;
 use crate::spec::{EndpointSlice, Service, ServiceName, SliceName};
 
-/// Gathers what is known of objects, each under its own key. Keeps its last input, so that another table costs only
-/// what differs.
+/// Gathers the known objects, each under its own key. Remembers the last input, so that the cost of the next table
+/// depends only on the differences.
 #[derive(Debug, Default)]
 pub struct Gathered {
     known_services: OrdMap<String, Arc<KnownService>>,
@@ -20,12 +20,12 @@ pub struct Gathered {
     documents: OrdMap<String, Arc<ServiceDocument>>,
     services: OrdMap<ServiceName, Sourced<Service>>,
     slices: OrdMap<SliceName, Sourced<EndpointSlice>>,
-    /// By kind and key: services, slices, and other documents.
+    /// Problems by kind and key, where the kinds are services, slices, and other documents.
     ill: BTreeMap<(u8, String), Vec<ServiceProblem>>,
 }
 
 impl Gathered {
-    /// Takes over the services that are known now.
+    /// Takes over the services known now.
     pub fn take_services(&mut self, now: &OrdMap<String, Arc<KnownService>>) {
         let before = std::mem::replace(&mut self.known_services, now.clone());
         for (key, before, now) in changes(&before, now) {
@@ -33,7 +33,7 @@ impl Gathered {
         }
     }
 
-    /// Takes over the endpoint slices that are known now.
+    /// Takes over the endpoint slices known now.
     pub fn take_slices(&mut self, now: &OrdMap<String, Arc<KnownSlice>>) {
         let before = std::mem::replace(&mut self.known_slices, now.clone());
         for (key, before, now) in changes(&before, now) {
@@ -41,7 +41,7 @@ impl Gathered {
         }
     }
 
-    /// Takes over the documents that are known now, for a source that has services and slices in one store.
+    /// Takes over the documents known now, for a source with services and slices in one store.
     pub fn take_documents(&mut self, now: &OrdMap<String, Arc<ServiceDocument>>) {
         let former = std::mem::replace(&mut self.documents, now.clone());
         for (key, before, now) in changes(&former, now) {
@@ -53,7 +53,7 @@ impl Gathered {
         }
     }
 
-    /// All objects, and all problems: `outages` are the source's, the rest are the objects'.
+    /// Returns all objects and all problems: `outages` are the source's problems, the rest are those of objects.
     pub fn set(
         &self,
         outages: impl IntoIterator<Item = ServiceProblem>,
@@ -103,10 +103,10 @@ fn replace<N: Clone + Ord, T>(
     }
 }
 
-/// A key, with its value in each of two tables.
+/// A key, and its value in each of two tables.
 type Change<'a, T> = (&'a str, Option<&'a T>, Option<&'a T>);
 
-/// The differences between two tables.
+/// Returns the differences between two tables.
 fn changes<'a, T: PartialEq>(
     before: &'a OrdMap<String, Arc<T>>,
     now: &'a OrdMap<String, Arc<T>>,

@@ -1,4 +1,4 @@
-//! One object of a source that keeps objects individually: what is known of it, and its problems.
+//! One object of a source that stores objects individually, with its problems.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use crate::spec::{EndpointSlice, Extent, Selection, Service, ServiceName, SliceN
 /// The value of [`Sourced::source`] for objects of the API.
 pub(super) const API: &str = "kubernetes";
 
-/// What is known of an object.
+/// The known state of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known<N, T> {
-    /// The object in its last readable form, if it ever was readable.
+    /// The last readable form of the object, if there ever was one.
     good: Option<(N, Sourced<T>)>,
-    /// Tells objects of the API with the same name apart.
+    /// Distinguishes API objects with the same name.
     uid: Option<String>,
-    /// Its current problems.
+    /// The object's current problems.
     problems: Vec<ServiceProblem>,
 }
 
-/// What is known of a service.
+/// The known state of a service.
 pub type KnownService = Known<ServiceName, Service>;
-/// What is known of an endpoint slice.
+/// The known state of an endpoint slice.
 pub type KnownSlice = Known<SliceName, EndpointSlice>;
 
 impl<T: Readable> Known<T::Name, T> {
-    /// Reads an object of the API; `before` is what was last known for this name. A field with an error is left out, as
-    /// in kube-proxy: the rest of the object counts. If that leaves nothing to serve, the last good form stays.
+    /// Reads an API object; `before` is the previous state under this name. A field with an error is left out and the
+    /// rest of the object is used, as in kube-proxy. If this leaves nothing to serve, the last good form stays.
     pub fn of_api(object: Value, before: Option<&Self>, selection: &Selection) -> Self {
         let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
         let uid = uid.map(str::to_owned);
@@ -61,8 +61,8 @@ impl<T: Readable> Known<T::Name, T> {
         .log_new_problems(before)
     }
 
-    /// Reads the manifest of an object with this `NAMESPACE/NAME`; `before` is what was last known from there. List
-    /// members with an error are left out; with any other error, the last good form stays.
+    /// Reads the manifest of an object with this `NAMESPACE/NAME`; `before` is the previous state from the same place.
+    /// List members with an error are left out; with any other error, the last good form stays.
     pub(crate) fn of_manifest(
         name: &str,
         text: Result<&[u8], String>,
@@ -87,17 +87,17 @@ impl<T: Readable> Known<T::Name, T> {
 }
 
 impl<N, T> Known<N, T> {
-    /// Its problems.
+    /// Returns the object's problems.
     pub fn problems(&self) -> &[ServiceProblem] {
         &self.problems
     }
 
-    /// The object, if it ever was readable.
+    /// Returns the object, if it ever was readable.
     pub(super) fn good(&self) -> Option<&(N, Sourced<T>)> {
         self.good.as_ref()
     }
 
-    /// Logs the problems, unless they existed before.
+    /// Logs the problems that did not exist before.
     fn log_new_problems(self, before: Option<&Self>) -> Self {
         let is_new =
             |one: &&ServiceProblem| before.is_none_or(|before| !before.problems.contains(one));
@@ -108,7 +108,7 @@ impl<N, T> Known<N, T> {
     }
 }
 
-/// An object with its name, and the errors in the parts that were left out.
+/// An object with its name, and the errors in parts that were left out.
 type Read<T> = ((<T as Readable>::Name, Sourced<T>), Vec<SpecError>);
 
 fn read_manifest<T: Readable>(
@@ -173,21 +173,21 @@ fn problems<E: fmt::Display>(
     errors.map(problem).collect()
 }
 
-/// The document at a key of a store with the keys `services/NAMESPACE/NAME` and `endpointslices/NAMESPACE/NAME`: the
-/// manifest of one object.
+/// The manifest of one object, from a store with the keys `services/NAMESPACE/NAME` and
+/// `endpointslices/NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceDocument {
     /// A service.
     Service(KnownService),
     /// An endpoint slice.
     Slice(KnownSlice),
-    /// A key of neither kind.
+    /// A document whose key is of neither kind.
     Other(ServiceProblem),
 }
 
 impl ServiceDocument {
-    /// Reads the document at a key, or the reason why it could not be fetched; `source` names its location, and
-    /// `before` is what was last known from there.
+    /// Reads the document at a key, or the reason why it could not be fetched. `source` names its location, and
+    /// `before` is the previous state from there.
     pub fn read(
         key: &str,
         text: Result<&[u8], String>,
@@ -244,7 +244,7 @@ mod tests {
     use super::super::{Gathered, ServiceSet, Synced};
     use super::*;
 
-    /// The objects of documents, each under its own key.
+    /// Gathers documents, each under its own key.
     fn gathered<'a>(documents: impl IntoIterator<Item = &'a ServiceDocument>) -> ServiceSet {
         let documents = documents.into_iter().cloned().map(Arc::new).enumerate();
         let table: OrdMap<_, _> = documents
@@ -277,7 +277,7 @@ mod tests {
         })
     }
 
-    /// The first ClusterIP of the service, if it is served.
+    /// Returns the first ClusterIP of a service, if the service is served.
     fn ip(known: &KnownService) -> Option<String> {
         let (_, sourced) = known.good.as_ref()?;
         let service = sourced.object.as_ref()?;
@@ -319,7 +319,7 @@ mod tests {
             assert_eq!(ip(&kept).as_deref(), Some("10.96.0.1"));
             assert!(!kept.problems().is_empty());
         }
-        // Another object with the same name does not inherit from it.
+        // Another object with the same name inherits nothing from the first.
         wrong_type["metadata"]["uid"] = "u-3".into();
         let other = KnownService::of_api(wrong_type, Some(&first), &ALL);
         assert_eq!(ip(&other), None);

@@ -1,4 +1,4 @@
-//! Lists whose members are read one by one: a member of the wrong type does not affect the others.
+//! Lists whose members are read individually: a member of the wrong type does not affect the others.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::spec::{Extent, Kind, SpecError};
 
-/// A list, with the result of reading each member.
+/// A list with the result of reading each member.
 #[derive(Debug)]
 pub(super) struct Members<T>(Vec<Result<T, WrongType>>);
 
@@ -34,7 +34,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Members<T> {
         let read = |member: Value| {
             serde_path_to_error::deserialize(&member).map_err(|error| WrongType {
                 path: match error.path().to_string() {
-                    // The reader's name for the whole.
+                    // The deserializer's name for the member as a whole.
                     path if path == "." => String::new(),
                     path => path,
                 },
@@ -46,8 +46,8 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Members<T> {
 }
 
 impl<T: Default> Members<T> {
-    /// Maps each member, with its path. A member of the wrong type is recorded and replaced by its default, so that the
-    /// others keep their paths.
+    /// Maps each member, together with its path. A member of the wrong type is recorded and replaced by its default, so
+    /// that the other members keep their paths.
     pub(super) fn each<R>(
         self,
         wrong: &mut WrongTypes,
@@ -73,7 +73,7 @@ impl<T: Default> Members<T> {
 pub(super) struct WrongTypes(Vec<(String, WrongType)>);
 
 impl WrongTypes {
-    /// Replaces each error about a member's missing value with the reason why it has none.
+    /// Replaces each error about a member's missing value with the reason why the value is missing.
     pub(super) fn in_place_of(
         self,
         mut errors: Vec<SpecError>,
@@ -101,7 +101,7 @@ impl WrongTypes {
                     inner => format!("{path}.{inner}"),
                 },
                 problem: Problem::WrongType(problem),
-                // If the list ends up empty, the missing value is not an error of the member alone.
+                // If the list ends up empty, the missing value is not only an error of the member.
                 extent: first.map_or(Extent::Member, |first| errors[first].extent),
             };
             errors.retain(|error| !is_about(error));

@@ -14,13 +14,14 @@ use super::{ServiceSet, Sourced, Synced};
 use crate::difference::differences;
 use crate::spec::{EndpointSlice, Extent, Kind, Service, ServiceName, SliceName, SpecError};
 
-/// Merges the sets of several sources into one. Keeps its last input, so that another set costs only what differs.
+/// Merges the sets of several sources into one. Remembers the last input, so that the cost of the next set depends only
+/// on the differences.
 #[derive(Debug, Default)]
 pub struct Merger(Holders<usize>);
 
 impl Merger {
-    /// All objects of these sets, without duplicates: if two sets have an object, the first one's counts, and the other
-    /// is a problem. The sets must come from the same sources each time.
+    /// Returns all objects of these sets without duplicates: if two sets have the same object, the first set's is used,
+    /// and the other one is a problem. The sets must come from the same sources in each call.
     pub fn merge(&mut self, sets: &[Arc<ServiceSet>]) -> ServiceSet {
         if let [only] = sets {
             return ServiceSet::clone(only);
@@ -76,7 +77,7 @@ impl<K: Clone + Ord> Holders<K> {
         self.slices.held.remove(holder);
     }
 
-    /// The objects, without duplicates.
+    /// Returns the objects without duplicates.
     pub(super) fn objects(&self) -> ServiceSet {
         ServiceSet {
             services: self.services.first.clone(),
@@ -85,7 +86,7 @@ impl<K: Clone + Ord> Holders<K> {
         }
     }
 
-    /// The objects that do not count because another holder has them too.
+    /// Returns the objects that are not used because another holder has them too, as problems.
     pub(super) fn duplicates(&self) -> impl Iterator<Item = ServiceProblem> {
         let services = self.services.duplicates(Kind::Service);
         services.chain(self.slices.duplicates(Kind::Slice))
@@ -97,11 +98,11 @@ impl<K: Clone + Ord> Holders<K> {
 struct Ranked<K, N: Ord, T> {
     /// The objects of each holder.
     held: BTreeMap<K, OrdMap<N, Sourced<T>>>,
-    /// Each object once.
+    /// The object that is used for each name.
     first: OrdMap<N, Sourced<T>>,
-    /// The holder of each.
+    /// The holder of each object in use.
     holders: HashMap<N, K>,
-    /// The same objects of later holders.
+    /// The same objects from later holders.
     others: BTreeMap<(N, K), Sourced<T>>,
 }
 
@@ -250,7 +251,8 @@ mod tests {
     const SOURCES: usize = 3;
     const VERSIONS: usize = 2;
 
-    /// By source, name and version, the set with this service alone. Parsing them for each case would take a minute.
+    /// The set with one service alone, by source, name and version. Parsing the sets again for each case would take a
+    /// minute.
     static SETS: LazyLock<[[[ServiceSet; VERSIONS]; NAMES.len()]; SOURCES]> = LazyLock::new(|| {
         array::from_fn(|source| {
             array::from_fn(|name| {
@@ -262,7 +264,7 @@ mod tests {
         })
     });
 
-    /// The set of a source: one version of each service, counted from one, or none (0).
+    /// The set of a source: one version of each service, counted from 1, or none (0).
     fn set_of(source: usize, versions: [usize; NAMES.len()]) -> ServiceSet {
         let mut set = service_set(&source.to_string(), &[]);
         for (name, version) in versions.into_iter().enumerate() {
@@ -278,7 +280,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// For each of three sources, which of three services it has: none, or one of two versions.
+        /// For each of three sources, which of three services it has: none, or one of two versions of the service.
         #[test]
         fn sets_that_come_one_after_the_other_are_merged_as_they_would_be_at_once(
             steps in prop::collection::vec(prop::array::uniform3(prop::array::uniform3(0..=VERSIONS)), 1..20),

@@ -1,12 +1,12 @@
-//! Where services and their endpoints come from.
+//! Sources of services and their endpoints.
 //!
-//! A source publishes what it knows as a [`ServiceSet`], now and whenever that changes. [`Folder`] reads manifests.
-//! [`Gathered`] builds a set from objects that others follow in the Kubernetes API or in etcd, each of which is a
-//! [`Known`]. [`Probed`] lets the probes of this node decide which endpoints of [`Manifests`] are ready. [`Merger`]
-//! merges several sets into one.
+//! A source publishes its objects as a [`ServiceSet`], with all changes. [`Folder`] reads manifests. [`Gathered`]
+//! builds a set from objects, each a [`Known`], that other code follows in the Kubernetes API or in etcd. [`Probed`]
+//! lets the probes of this node decide which endpoints of [`Manifests`] are ready. [`Merger`] merges several sets into
+//! one.
 //!
-//! The maps of a set are persistent: sets share all equal parts, and differences are found without looking at the rest.
-//! So a change costs only what it changes, however many services there are.
+//! The maps of a set are persistent: sets share all equal parts, and differences are found without visiting these. The
+//! cost of a change therefore depends only on its size, no matter how many services there are.
 
 mod folder;
 mod gathered;
@@ -32,20 +32,21 @@ pub use known::{Known, KnownService, KnownSlice, ServiceDocument};
 pub use merge::Merger;
 pub use readiness::{Manifests, Probed, Readiness};
 
-/// What a source knows.
+/// The objects of a source.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceSet {
     /// The services, by name.
     pub services: OrdMap<ServiceName, Sourced<Service>>,
     /// The endpoint slices, by name.
     pub slices: OrdMap<SliceName, Sourced<EndpointSlice>>,
-    /// Problems with some of them.
+    /// Problems with some of the objects.
     pub problems: Arc<[ServiceProblem]>,
-    /// What was read completely.
+    /// The kinds of objects that were read completely.
     pub synced: Synced,
 }
 
-/// What was read completely at least once: anything of that kind that the set lacks does not exist.
+/// The kinds of objects that were read completely at least once. Objects of such a kind that are missing from the set
+/// do not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
     /// Services.
@@ -55,7 +56,7 @@ pub struct Synced {
 }
 
 impl Synced {
-    /// Whether everything was.
+    /// Whether all kinds were read completely.
     pub const fn is_complete(self) -> bool {
         self.services && self.slices
     }
@@ -66,14 +67,14 @@ impl Synced {
 pub struct Sourced<T> {
     /// The object; `None` if it must not be served.
     pub object: Option<Arc<T>>,
-    /// When the event happened that it shows.
+    /// When the event happened that led to this version of the object.
     pub trigger_time: Option<Timestamp>,
-    /// Where it was read from.
+    /// The location from which the object was read.
     pub source: Arc<str>,
 }
 
 impl<T> Sourced<T> {
-    /// Whether a cluster's controller says which endpoints are ready, rather than this node's probes.
+    /// Whether a cluster's controller, instead of this node's probes, decides which endpoints are ready.
     pub fn is_of_api(&self) -> bool {
         *self.source == *known::API
     }

@@ -1,5 +1,5 @@
-//! Services and endpoint slices as written in text. Only the relevant fields are read: parsing the unused fields of
-//! Kubernetes' own types would take a lot of code.
+//! Services and endpoint slices as written in manifests. Only the relevant fields are read: parsing the unused fields
+//! of Kubernetes' own types would take a lot of code.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,17 +26,17 @@ pub trait Readable: Sized + Eq {
     /// The relevant fields.
     type Fields: DeserializeOwned;
     const KIND: Kind;
-    /// The kinds that a text with only one such object may hold.
+    /// The kinds that a document with only one such object may contain.
     const KINDS: ObjectKinds;
 
-    /// Fails if the object cannot be identified.
+    /// Reads the object. Fails if it cannot be identified.
     fn read(fields: Self::Fields, selection: &Selection) -> Result<Reading<Self>, SpecError>;
 }
 
 /// The result of reading an object.
 pub struct Reading<T: Readable> {
     pub(super) name: T::Name,
-    /// The object, or why it must not be served.
+    /// The object, or the reason why it must not be served.
     pub(super) object: Result<T, Skip>,
     pub(super) trigger_time: Option<Timestamp>,
     pub(super) errors: Vec<SpecError>,
@@ -44,14 +44,14 @@ pub struct Reading<T: Readable> {
 
 /// Why an object was not read.
 pub(super) struct Unreadable {
-    /// Its `NAMESPACE/NAME`, if it has a name.
+    /// The object's `NAMESPACE/NAME`, if it has a name.
     pub(super) object: Option<String>,
-    /// All problems with it.
+    /// All problems with the object.
     pub(super) errors: Vec<SpecError>,
 }
 
-/// Reads an object of a manifest. List members with an error are left out, unless that leaves the list empty. With any
-/// other error the meaning is unclear, because the API would not have accepted the object.
+/// Reads an object of a manifest. List members with an error are left out, unless the list would then be empty. With
+/// any other error, the meaning is unclear, because the API would not have accepted the object.
 pub(super) fn read<T: Readable>(
     object: Object,
     selection: &Selection,
@@ -88,15 +88,15 @@ pub(super) fn read<T: Readable>(
 
 /// The result of reading an object that may have errors.
 pub(super) struct Lenient<T: Readable> {
-    /// Its `NAMESPACE/NAME`, as far as given.
+    /// The object's `NAMESPACE/NAME`, as far as it is given.
     pub(super) title: String,
-    /// Whether it has a name.
+    /// Whether the object has a name.
     pub(super) is_named: bool,
-    /// Whether everything in it has the right type.
+    /// Whether everything in the object has the right type.
     pub(super) is_typed: bool,
-    /// The object without the fields that have an error; `None` if that leaves nothing.
+    /// The object without the fields that have an error; `None` if nothing is left.
     pub(super) reading: Option<Reading<T>>,
-    /// All problems with it.
+    /// All problems with the object.
     pub(super) errors: Vec<SpecError>,
 }
 
@@ -122,7 +122,7 @@ pub(super) fn read_leniently<T: Readable>(mut object: Value, selection: &Selecti
         .collect();
     let is_typed = errors.is_empty();
     let reading = typed.value.take().map(|fields| T::read(fields, selection));
-    // A field that is missing only because it was left out is not an error of its own.
+    // If a field is missing only because it was left out, this is not another error.
     let is_own = |error: &SpecError| !typed.is_removed(&error.path);
     let reading = match reading {
         Some(Ok(mut reading)) => {
@@ -201,7 +201,7 @@ struct Metadata {
     creation_timestamp: Option<Time>,
 }
 
-/// A service.
+/// The relevant fields of a service.
 #[derive(Deserialize)]
 #[serde(expecting = "a Service")]
 pub struct ServiceFields {
@@ -271,7 +271,7 @@ struct Ingress {
     ip_mode: Option<String>,
 }
 
-/// A slice.
+/// The relevant fields of a slice.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "an EndpointSlice")]
 pub struct SliceFields {
@@ -408,7 +408,7 @@ impl SliceFields {
     fn into_object(self, wrong: &mut WrongTypes) -> discovery::EndpointSlice {
         let ports = self.ports.map(|all| {
             all.each(wrong, "ports", |_, port, _| discovery::EndpointPort {
-                // Same as the API's default.
+                // The same default as in the API.
                 name: port.name.or_else(|| Some(String::new())),
                 protocol: port.protocol,
                 port: port.port,

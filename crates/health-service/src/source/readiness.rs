@@ -1,4 +1,4 @@
-//! Which endpoints of this node are ready, according to its own probes.
+//! Decides which endpoints of this node are ready, according to its own probes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -12,27 +12,27 @@ use super::{ServiceSet, Sourced};
 use crate::difference::differences;
 use crate::spec::{EndpointSlice, SliceName};
 
-/// Whether the owner of each address can serve, as far as known.
+/// Whether the owner of each address can serve, as far as is known.
 pub type Readiness = HashMap<IpAddr, bool>;
 
-/// The objects of a manifest source: written by people, so nothing else says which of their endpoints are ready.
-/// Endpoints from the API are different: a controller of the cluster decides, based on what all kubelets report.
+/// The objects of a manifest source. People write these, so only probes can tell which of their endpoints are ready.
+/// Endpoints from the API are different: a controller of the cluster decides, based on reports from all kubelets.
 #[derive(Clone, Debug)]
 pub struct Manifests(watch::Receiver<Arc<ServiceSet>>);
 
 impl Manifests {
-    /// The objects of a source that people write.
+    /// Wraps the objects of a source that people write.
     pub const fn new(services: watch::Receiver<Arc<ServiceSet>>) -> Self {
         Self(services)
     }
 
-    /// The objects as written, whatever probes say.
+    /// Returns the objects as written, regardless of probes.
     pub fn unprobed(self) -> watch::Receiver<Arc<ServiceSet>> {
         self.0
     }
 }
 
-/// A source of manifests whose endpoints on this node are ready according to probes. Dropping it stops that.
+/// A manifest source whose endpoints on this node are ready according to probes. Dropping it stops the updates.
 #[derive(Debug)]
 pub struct Probed {
     services: watch::Receiver<Arc<ServiceSet>>,
@@ -40,7 +40,7 @@ pub struct Probed {
 }
 
 impl Probed {
-    /// The same source, combined with the probes of the node with this name. Must be called in a tokio runtime.
+    /// Combines a source with the probes of the node with this name. Must be called in a tokio runtime.
     pub fn of(
         Manifests(mut source): Manifests,
         node: Arc<str>,
@@ -64,7 +64,7 @@ impl Probed {
         Self { services, task }
     }
 
-    /// The services and endpoint slices, now and whenever they change.
+    /// Returns the services and endpoint slices, with their changes.
     pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
         self.services.clone()
     }
@@ -76,18 +76,18 @@ impl Drop for Probed {
     }
 }
 
-/// Slices combined with a node's probes: endpoints on the node with this name are not ready if its probes say so. An
-/// endpoint that is not probed is as its slice says, and so is one that the slice calls not ready: that is how a person
-/// takes it out.
+/// Slices combined with a node's probes: endpoints on the node with this name are not ready if its probes say so.
+/// Endpoints that are not probed keep the state in their slice. So do endpoints that the slice marks as not ready,
+/// which is how a person takes an endpoint out of service.
 #[derive(Debug)]
 struct Overlay {
     node: Arc<str>,
-    /// As written.
+    /// The slices as written.
     written: OrdMap<SliceName, Sourced<EndpointSlice>>,
     readiness: Arc<Readiness>,
-    /// The slices that have an address on this node.
+    /// The slices that contain each address on this node.
     by_address: HashMap<IpAddr, BTreeSet<SliceName>>,
-    /// As published.
+    /// The slices as published.
     slices: OrdMap<SliceName, Sourced<EndpointSlice>>,
 }
 
@@ -102,8 +102,8 @@ impl Overlay {
         }
     }
 
-    /// The set combined with the probes. Only checks slices that differ from the last ones, and slices with addresses
-    /// whose readiness has changed.
+    /// Returns the set combined with the probes. Checks only slices that differ from the last ones, and slices with
+    /// addresses whose readiness has changed.
     fn update(&mut self, set: &ServiceSet, readiness: Arc<Readiness>) -> ServiceSet {
         let mut touched = self.index(&set.slices);
         let former = std::mem::replace(&mut self.readiness, readiness);
@@ -128,7 +128,7 @@ impl Overlay {
         }
     }
 
-    /// Adopts the current slices. Returns those that have changed.
+    /// Takes over the current slices. Returns those that have changed.
     fn index(&mut self, now: &OrdMap<SliceName, Sourced<EndpointSlice>>) -> BTreeSet<SliceName> {
         let mut touched = BTreeSet::new();
         let before = std::mem::replace(&mut self.written, now.clone());
@@ -153,7 +153,7 @@ impl Overlay {
     }
 }
 
-/// The addresses of a slice on a node.
+/// Returns the addresses of a slice on a node.
 fn local<'a>(
     slice: &'a Sourced<EndpointSlice>,
     node: &'a str,
@@ -275,7 +275,7 @@ mod tests {
             known(&[(1, false), (2, false), (3, false), (4, false)]),
         ];
         let mut overlay = Overlay::of("here".into());
-        // Every transition from each state to each.
+        // Try every transition between two states.
         let count = sets.len() * readiness.len();
         for step in 0..count * count {
             let [from, to] = [step / count, step % count];

@@ -7,12 +7,12 @@ use health_model::manifest::Problem;
 use health_net::address::is_link_local;
 use ipnet::IpNet;
 
-/// What an address is used for, which decides which addresses are valid.
+/// The use of an address, which determines which addresses are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// An address of a service that the cluster or its load balancer assigned.
+    /// A service address that the cluster or its load balancer assigned.
     Assigned,
-    /// An address that a user wrote, as an external IP or endpoint. Kubernetes accepts fewer of these.
+    /// An address that a user wrote, as an external IP or an endpoint. Kubernetes accepts fewer of these.
     Written,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn address(text: &str, what_for: Use) -> Result<IpAddr, Problem> {
     Err(Problem::invalid(text, detail))
 }
 
-/// Parses a network and clears the bits past its prefix. Spaces around it are ignored.
+/// Parses a network and clears the host bits. Ignores spaces around it.
 pub(super) fn network(text: &str) -> Result<IpNet, Problem> {
     let network = parse_network(text.trim()).map_err(|error| {
         let detail = match error {

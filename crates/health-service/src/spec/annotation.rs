@@ -1,13 +1,14 @@
-//! Settings that Kubernetes has no fields for: annotations that start with `service.health-agent.io/`.
+//! Settings for which Kubernetes has no fields: annotations that start with `service.health-agent.io/`.
 //!
-//! | of | annotation | value | means |
-//! | --- | --- | --- | --- |
-//! | a service | `algorithm` | `random`, `round-robin`, `maglev`, `least-connection` | how a backend is chosen for a new flow; the node's default if not set |
-//! | a service | `forwarding` | `snat`, `dsr`, `hybrid` | how packets from clients outside reach backends on other nodes; the node's default if not set |
-//! | an endpoint slice | `weight` | 1 to 1000 | the share of new flows of each endpoint of the slice, relative to those of the same service; 1 if not set |
+//! - `algorithm` on a service: how to choose a backend for a new flow: `random`, `round-robin`, `maglev` or
+//!   `least-connection`; by default as set for the node.
+//! - `forwarding` on a service: how packets from external clients reach backends on other nodes: `snat`, `dsr` or
+//!   `hybrid`; by default as set for the node.
+//! - `weight` on an endpoint slice: each endpoint's share of new flows, relative to the other endpoints of the service:
+//!   1 to 1000; 1 by default.
 //!
-//! Weights are set on slices, because users who manage endpoints themselves write slices: the old version in one, the
-//! new version in another. An endpoint that should get no new flows is not ready; there is no weight of 0.
+//! Weights are set on slices, because users who manage endpoints themselves write slices: for example, one for the old
+//! version and one for the new version. There is no weight of 0: an endpoint that should get no new flows is not ready.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Errors;
 
-/// The prefix of our annotation keys.
+/// Prefix of our annotation keys.
 pub const PREFIX: &str = "service.health-agent.io/";
 
 /// Largest weight.
@@ -28,22 +29,22 @@ const ALGORITHM: &str = "algorithm";
 const FORWARDING: &str = "forwarding";
 const WEIGHT: &str = "weight";
 
-/// How a backend is chosen for a new flow.
+/// How to choose a backend for a new flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
-    /// At random.
+    /// A random backend.
     Random,
-    /// In turn; with eBPF, at random where weights differ.
+    /// Each backend in turn; with eBPF, a random one if weights differ.
     RoundRobin,
-    /// By a hash of the flow, the same on each node: few flows move when backends change.
+    /// By a hash of the flow that is the same on every node: few flows move when backends change.
     Maglev,
-    /// With eBPF, the one with fewer flows of two random backends; with IPVS, the one with the fewest.
+    /// With eBPF, the one with fewer flows of two random backends; with IPVS, the backend with the fewest connections.
     LeastConnection,
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 4] = [
         Self::Random,
         Self::RoundRobin,
@@ -51,10 +52,10 @@ impl Algorithm {
         Self::LeastConnection,
     ];
 
-    /// Their names, in the same order.
+    /// The names of [`Algorithm::ALL`], in the same order.
     const NAMES: [&str; 4] = ["random", "round-robin", "maglev", "least-connection"];
 
-    /// Its name in annotations and listings.
+    /// Returns the name in annotations and listings.
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -85,7 +86,7 @@ pub(super) fn of_service(
     )
 }
 
-/// The one of `all` that an annotation selects by its name in `names`.
+/// Returns the element of `all` that an annotation selects by its name in `names`.
 fn one_of<T, const N: usize>(
     annotation: Option<(&str, &str)>,
     all: [T; N],
@@ -100,7 +101,7 @@ fn one_of<T, const N: usize>(
     found.map(|(one, _)| one)
 }
 
-/// The weight in a slice's annotations; 1 if not set.
+/// Returns the weight in a slice's annotations; 1 if not set.
 pub(super) fn weight(all: Option<&Annotations>, errors: &mut Errors) -> u16 {
     let [Some((key, value))] = ours(all, [WEIGHT], errors) else {
         return 1;
@@ -115,7 +116,7 @@ pub(super) fn weight(all: Option<&Annotations>, errors: &mut Errors) -> u16 {
         })
 }
 
-/// Our annotations that this kind of object may have. Any other annotation of ours is an error.
+/// Returns those of our annotations that this kind of object may have. Any other annotation of ours is an error.
 fn ours<'a, const N: usize>(
     all: Option<&'a Annotations>,
     known: [&'static str; N],
@@ -134,7 +135,7 @@ fn ours<'a, const N: usize>(
     found
 }
 
-/// The path of an annotation.
+/// Returns the path of an annotation.
 pub(super) fn path(key: &str) -> String {
     format!("metadata.annotations[{key}]")
 }

@@ -1,4 +1,4 @@
-//! Errors in objects, each with the object and the path of the field.
+//! Errors in objects, each with its object and the path of the field.
 
 use std::fmt;
 
@@ -26,26 +26,25 @@ impl fmt::Display for Kind {
 /// How much of an object an error concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// One member of a list, such as an address: it is left out, and its neighbours are unaffected.
+    /// One member of a list, such as an address. The member is left out, and the others are unaffected.
     Member,
-    /// The whole object: it is unclear what it would be without the error.
+    /// The whole object: its meaning without the error is unclear.
     Object,
 }
 
-/// An error in an object. The field that the path names is left out or gets its default; the rest of the object is
-/// used.
+/// An error in an object. The field at this path is left out or gets its default; the rest of the object is used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {}: {}: {problem}", printable(.object), printable(.path))]
 pub struct SpecError {
     /// The kind of the object.
     pub kind: Kind,
-    /// Its `NAMESPACE/NAME`.
+    /// The object's `NAMESPACE/NAME`.
     pub object: String,
     /// The path of the field as Kubernetes writes it, such as `spec.ports[0].nodePort`.
     pub path: String,
-    /// What is wrong.
+    /// The problem with the field.
     pub problem: Problem,
-    /// How much it concerns.
+    /// How much of the object the error concerns.
     pub extent: Extent,
 }
 
@@ -66,12 +65,12 @@ impl Errors {
         }
     }
 
-    /// An error that concerns the object.
+    /// Adds an error that concerns the whole object.
     pub(super) fn add(&mut self, path: impl Into<String>, problem: Problem) {
         self.push(path.into(), problem, Extent::Object);
     }
 
-    /// An error of one member of a list, which is left out.
+    /// Adds an error of one list member, which is left out.
     pub(super) fn leave_out(&mut self, path: impl Into<String>, problem: Problem) {
         self.push(path.into(), problem, Extent::Member);
     }
@@ -86,12 +85,12 @@ impl Errors {
         });
     }
 
-    /// The number of errors.
+    /// Returns the number of errors.
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Marks all errors from this one on as concerning the object: they have emptied a list.
+    /// Marks all errors from index `first` on as concerning the whole object, because they have emptied a list.
     pub(super) fn concern_the_object(&mut self, first: usize) {
         for error in self.list.iter_mut().skip(first) {
             error.extent = Extent::Object;

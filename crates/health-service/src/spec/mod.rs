@@ -1,8 +1,8 @@
 //! Services and endpoint slices, read from the `Service` and `EndpointSlice` objects of Kubernetes.
 //!
-//! [`read_service`] and [`read_slice`] apply the defaults of Kubernetes, and kube-proxy's rules for which objects to
-//! serve. They report all errors at once, each with the path of its field and how much it [concerns](Extent). A member
-//! of a list with an error is left out; the other ports and addresses of the object are still served.
+//! [`read_service`] and [`read_slice`] apply the defaults of Kubernetes and kube-proxy's rules on which objects to
+//! serve. They report all errors at once, each with the path of its field and with how much it [concerns](Extent). A
+//! list member with an error is left out; the other ports and addresses of the object are still served.
 
 mod address;
 pub mod annotation;
@@ -33,39 +33,39 @@ pub use selection::{Selection, Skip};
 pub use service::{ServiceReading, read_service};
 pub use slice::{SliceReading, read_slice};
 
-/// A service, reduced to what matters for its traffic.
+/// A service, reduced to the fields that matter for its traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// What all its ports have in common.
+    /// The properties that all of the service's ports share.
     pub common: Arc<Common>,
-    /// Its ports in the order of the object. No two share both name and protocol.
+    /// The service's ports, in the order of the object. No two ports share both name and protocol.
     pub ports: Vec<ServicePort>,
 }
 
 impl Service {
-    /// Its ports, by name.
+    /// Returns the service's ports with their names.
     pub fn by_name(&self) -> impl Iterator<Item = (ServicePortName, &ServicePort)> {
         self.ports.iter().map(|port| (port.full_name(), port))
     }
 }
 
-/// What all ports of a service have in common.
+/// The properties that all ports of a service share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// Its name.
+    /// The service's name.
     pub name: ServiceName,
-    /// Its type.
+    /// The service's type.
     pub kind: ServiceType,
-    /// When it was created: if two services claim an address, the older one owns it. `None` counts as older than any
-    /// time.
+    /// When the service was created. If two services claim an address, the older one owns it. `None` counts as older
+    /// than any time.
     pub created: Option<Timestamp>,
-    /// Its ClusterIPs: at least one, and at most one of each family. A family without one is not served.
+    /// The ClusterIPs: at least one, and at most one of each family. A family without a ClusterIP is not served.
     pub cluster_ips: Vec<IpAddr>,
-    /// External addresses that are routed to the nodes, without duplicates.
+    /// External addresses that the network routes to the nodes, without duplicates.
     pub external_ips: Vec<IpAddr>,
-    /// Addresses whose packets a load balancer forwards without changing the destination, without duplicates.
+    /// Addresses for which a load balancer forwards packets without changing the destination, without duplicates.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// The networks that may use the addresses of the load balancer.
+    /// The networks that may use the load balancer's addresses.
     pub source_ranges: SourceRanges,
     /// How long a client stays with its backend after it last opened a flow; `None` for no affinity.
     pub affinity: Option<Duration>,
@@ -73,11 +73,11 @@ pub struct Common {
     pub internal_policy: TrafficPolicy,
     /// Which endpoints traffic to all other addresses may use.
     pub external_policy: TrafficPolicy,
-    /// The port on which the node reports to load balancers whether it has endpoints.
+    /// The port on which the node tells load balancers whether it has endpoints.
     pub health_check_node_port: Option<u16>,
-    /// How a backend is chosen; `None` for the node's default.
+    /// How to choose a backend; `None` for the node's default.
     pub algorithm: Option<Algorithm>,
-    /// How packets from clients outside reach backends on other nodes; `None` for the node's default.
+    /// How packets from external clients reach backends on other nodes; `None` for the node's default.
     pub forwarding: Option<ServiceForwarding>,
 }
 
@@ -94,7 +94,7 @@ pub enum ServiceType {
 }
 
 impl ServiceType {
-    /// Its name in manifests and listings.
+    /// Returns the name in manifests and listings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ClusterIp => "ClusterIP",
@@ -104,10 +104,10 @@ impl ServiceType {
     }
 }
 
-/// A port of a service, with everything that matters for its traffic.
+/// A port of a service, with all properties that matter for its traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its name; empty if it is the service's only port.
+    /// The port's name; empty if it is the service's only port.
     pub name: Arc<str>,
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
@@ -115,12 +115,12 @@ pub struct ServicePort {
     pub port: u16,
     /// The port number at the addresses of nodes.
     pub node_port: Option<u16>,
-    /// The service that it belongs to.
+    /// The service to which the port belongs.
     pub service: Arc<Common>,
 }
 
 impl ServicePort {
-    /// Its name, with the name of its service.
+    /// Returns the port's name together with the service's name.
     pub fn full_name(&self) -> ServicePortName {
         ServicePortName {
             service: self.service.name.clone(),
@@ -129,20 +129,20 @@ impl ServicePort {
         }
     }
 
-    /// Whether it is reachable at addresses other than ClusterIPs.
+    /// Whether the port is reachable at addresses other than ClusterIPs.
     pub(crate) fn is_external(&self) -> bool {
         self.node_port.is_some()
             || !self.service.external_ips.is_empty()
             || !self.service.load_balancer_ips.is_empty()
     }
 
-    /// Whether some of its traffic may use all endpoints of the cluster. Traffic from this node and its pods to an
-    /// external address may, whatever the policy.
+    /// Whether some of the port's traffic may use all endpoints of the cluster. This holds for traffic from this node
+    /// and its pods to an external address, whatever the policy.
     pub(crate) fn uses_cluster_endpoints(&self) -> bool {
         self.service.internal_policy == TrafficPolicy::Cluster || self.is_external()
     }
 
-    /// Whether some of its traffic may only use endpoints of this node.
+    /// Whether some of the port's traffic may only use endpoints of this node.
     pub(crate) fn uses_local_endpoints(&self) -> bool {
         self.service.internal_policy == TrafficPolicy::Local
             || (self.service.external_policy == TrafficPolicy::Local && self.is_external())
@@ -152,15 +152,15 @@ impl ServicePort {
 /// Which endpoints traffic may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TrafficPolicy {
-    /// All.
+    /// All endpoints.
     #[default]
     Cluster,
-    /// Those on the node where it arrives.
+    /// Endpoints on the node where the traffic arrives.
     Local,
 }
 
 impl TrafficPolicy {
-    /// Its name in manifests and listings.
+    /// Returns the name in manifests and listings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cluster => "Cluster",
@@ -169,19 +169,19 @@ impl TrafficPolicy {
     }
 }
 
-/// The networks that may use the addresses of a load balancer.
+/// The networks that may use a load balancer's addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceRanges {
     /// The networks, of both families.
     pub networks: Vec<IpNet>,
-    /// Whether one of them could not be read. Then only the networks that could be read are allowed, even if there are
-    /// none: a typo must not open a service to everyone.
+    /// Whether one of the networks could not be read. Then only the readable ones are allowed, even if there are none:
+    /// a typo must not open a service to everyone.
     pub has_error: bool,
 }
 
 impl SourceRanges {
-    /// The allowed networks of this family; `None` if all sources are allowed. As in Kubernetes, networks of one family
-    /// do not restrict the other.
+    /// Returns the allowed networks of this family; `None` if all sources are allowed. As in Kubernetes, networks of
+    /// one family do not restrict the other family.
     pub fn of(&self, family: Family) -> Option<Vec<IpNet>> {
         let networks = self.networks.iter().copied();
         let networks: Vec<_> = networks
@@ -194,9 +194,9 @@ impl SourceRanges {
 /// A slice of a service's endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// Its name.
+    /// The slice's name.
     pub name: SliceName,
-    /// The service that it belongs to.
+    /// The service to which the slice belongs.
     pub service: ServiceName,
     /// The family of the endpoints' addresses.
     pub family: Family,
@@ -204,7 +204,8 @@ pub struct EndpointSlice {
     pub ports: Vec<SlicePort>,
     /// The endpoints, in the order of the object.
     pub endpoints: Vec<SliceEndpoint>,
-    /// The weight of each endpoint: its share of new flows, relative to the other endpoints of the service. At least 1.
+    /// The weight of each endpoint: the endpoint's share of new flows relative to the service's other endpoints. At
+    /// least 1.
     pub weight: u16,
 }
 
@@ -222,26 +223,26 @@ pub struct SlicePort {
 /// An endpoint of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceEndpoint {
-    /// Its address.
+    /// The endpoint's address.
     pub address: IpAddr,
-    /// Whether it is ready, serving and terminating.
+    /// Whether the endpoint is ready, serving and terminating.
     pub conditions: Conditions,
-    /// The node that it is on.
+    /// The endpoint's node.
     pub node: Option<Arc<str>>,
-    /// The zone that it is in.
+    /// The endpoint's zone.
     pub zone: Option<Arc<str>>,
-    /// The clients that it is for; `None` for all.
+    /// The clients that should use the endpoint; `None` for all.
     pub hints: Option<Arc<Hints>>,
 }
 
 /// The conditions of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conditions {
-    /// Whether it should get new flows.
+    /// Whether the endpoint should get new flows.
     pub ready: bool,
-    /// Whether it can serve, even while it terminates.
+    /// Whether the endpoint can serve, even while it is terminating.
     pub serving: bool,
-    /// Whether it is terminating.
+    /// Whether the endpoint is terminating.
     pub terminating: bool,
 }
 
@@ -257,18 +258,18 @@ pub struct Hints {
 /// An endpoint of a port of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Where it listens.
+    /// The address and port on which the endpoint listens.
     pub address: SocketAddr,
-    /// Whether it is ready, serving and terminating.
+    /// Whether the endpoint is ready, serving and terminating.
     pub conditions: Conditions,
-    /// Whether it is on this node.
+    /// Whether the endpoint is on this node.
     pub is_local: bool,
-    /// Its share of new flows, relative to the other endpoints of the port. At least 1.
+    /// The endpoint's share of new flows, relative to the other endpoints of the port. At least 1.
     pub weight: u16,
-    /// The node that it is on.
+    /// The endpoint's node.
     pub node: Option<Arc<str>>,
-    /// The zone that it is in.
+    /// The endpoint's zone.
     pub zone: Option<Arc<str>>,
-    /// The clients that it is for; `None` for all.
+    /// The clients that should use the endpoint; `None` for all.
     pub hints: Option<Arc<Hints>>,
 }

@@ -9,14 +9,14 @@ use health_model::policy::Protocol;
 /// The name of a service, with its namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceName {
-    /// Its namespace.
+    /// The service's namespace.
     pub namespace: Arc<str>,
-    /// Its name within the namespace.
+    /// The service's name within the namespace.
     pub name: Arc<str>,
 }
 
 impl ServiceName {
-    /// The name of a service in a namespace.
+    /// Creates the name of a service in a namespace.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.into(),
@@ -24,7 +24,7 @@ impl ServiceName {
         }
     }
 
-    /// Whether `wanted` matches it: by name, or by namespace and name.
+    /// Whether `wanted` matches this name, given as the name alone or as namespace and name.
     pub fn is_named(&self, wanted: &str) -> bool {
         match wanted.split_once('/') {
             Some((namespace, name)) => *self.namespace == *namespace && *self.name == *name,
@@ -42,14 +42,14 @@ impl fmt::Display for ServiceName {
 /// The name of an endpoint slice, with its namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SliceName {
-    /// Its namespace, which is also the service's.
+    /// The slice's namespace, which is also the service's.
     pub namespace: Arc<str>,
-    /// Its name within the namespace.
+    /// The slice's name within the namespace.
     pub name: Arc<str>,
 }
 
 impl SliceName {
-    /// The name of a slice in a namespace.
+    /// Creates the name of a slice in a namespace.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.into(),
@@ -64,7 +64,7 @@ impl fmt::Display for SliceName {
     }
 }
 
-/// The name of a service's port, which matches it with the ports of endpoint slices. Shown as
+/// The name of a service's port, which identifies the port in endpoint slices. Displayed as
 /// `NAMESPACE/NAME:PORT/PROTOCOL`, or as `NAMESPACE/NAME/PROTOCOL` if the port has no name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {

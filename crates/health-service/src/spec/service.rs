@@ -17,28 +17,28 @@ use super::{
     Common, Service, ServiceName, ServicePort, ServiceType, SourceRanges, TrafficPolicy, annotation,
 };
 
-/// How long a client stays with its backend, if the service does not say.
+/// Default affinity timeout.
 const AFFINITY: Duration = Duration::from_secs(10_800);
-/// The longest such time, in seconds.
+/// Maximum affinity timeout in seconds.
 const AFFINITY_MAX: i32 = 86_400;
-/// How a headless service's ClusterIP is written.
+/// The ClusterIP of a headless service.
 const NONE: &str = "None";
 
 const SERVICE_TYPES: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"];
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
 
-/// A service as read.
+/// The result of reading a service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceReading {
-    /// Its name.
+    /// The service's name.
     pub name: ServiceName,
-    /// The service, or why it is not served.
+    /// The service, or the reason why it is not served.
     pub service: Result<Service, Skip>,
-    /// All errors in it.
+    /// All errors in the object.
     pub errors: Vec<SpecError>,
 }
 
-/// Reads a service of the API. Fails if it has no valid name; all other errors are in the reading.
+/// Reads a service of the API. Fails if the service has no valid name; all other errors are in the result.
 pub fn read_service(
     service: &k8s::Service,
     selection: &Selection,
@@ -61,7 +61,7 @@ pub fn read_service(
     })
 }
 
-/// The namespace and name of an object, and a collector for its errors.
+/// Returns the name of an object with its namespace, and a collector for the object's errors.
 pub(super) fn named(
     kind: Kind,
     namespace: Option<&str>,
@@ -145,7 +145,7 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
     Ok(Service { common, ports })
 }
 
-/// The type; `None` for `ExternalName`.
+/// Returns the type; `None` for `ExternalName`.
 fn service_type(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Option<ServiceType> {
     match spec.type_.as_deref().unwrap_or_default() {
         "" | "ClusterIP" => Some(ServiceType::ClusterIp),
@@ -159,7 +159,7 @@ fn service_type(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Option<ServiceT
     }
 }
 
-/// The ClusterIPs: the first of each family.
+/// Returns the ClusterIPs: the first of each family.
 fn cluster_ips(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Result<Vec<IpAddr>, Skip> {
     let listed = spec.cluster_ips.iter().flatten().enumerate();
     let listed = listed.map(|(i, ip)| (format!("spec.clusterIPs[{i}]"), ip.as_str()));
@@ -167,7 +167,7 @@ fn cluster_ips(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Result<Vec<IpAdd
     let single = single.map(|ip| ("spec.clusterIP".to_owned(), ip));
     let mut addresses: Vec<IpAddr> = Vec::new();
     let first = errors.len();
-    // The first of the list and the single one are the same address.
+    // The single address and the first in the list are the same.
     for (path, text) in single.into_iter().chain(listed) {
         if text.is_empty() {
             continue;
@@ -197,7 +197,7 @@ fn cluster_ips(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Result<Vec<IpAdd
     Ok(addresses)
 }
 
-/// The addresses that can be served, without duplicates.
+/// Returns the addresses that can be served, without duplicates.
 fn addresses<'a>(
     texts: impl IntoIterator<Item = (String, &'a str)>,
     what_for: Use,
@@ -220,7 +220,7 @@ fn addresses<'a>(
     addresses
 }
 
-/// The addresses whose packets a load balancer forwards without changing the destination, with their paths.
+/// Returns the addresses for which a load balancer forwards packets without changing the destination, with their paths.
 fn delivered<'a>(service: &'a k8s::Service, errors: &mut Errors) -> Vec<(String, &'a str)> {
     let status = service.status.as_ref();
     let balancer = status.and_then(|status| status.load_balancer.as_ref());
@@ -315,7 +315,7 @@ fn health_check_node_port(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Optio
     }
 }
 
-/// The ports that can be served.
+/// Returns the ports that can be served.
 fn ports(spec: &k8s::ServiceSpec, service: &Arc<Common>, errors: &mut Errors) -> Vec<ServicePort> {
     let all = spec.ports.as_deref().unwrap_or_default();
     if all.is_empty() {
@@ -348,7 +348,7 @@ fn ports(spec: &k8s::ServiceSpec, service: &Arc<Common>, errors: &mut Errors) ->
             0 => None,
             number => port_number(number, &format!("{path}.nodePort"), errors),
         };
-        // The name alone must be unique, as in Kubernetes: endpoints are matched by it.
+        // The name alone must be unique, as in Kubernetes, because endpoints are matched by it.
         if !names.insert(name) {
             let problem = Problem::Duplicate(name.to_owned());
             errors.leave_out(format!("{path}.name"), problem);
@@ -386,7 +386,7 @@ pub(super) fn protocol(text: Option<&str>, path: &str, errors: &mut Errors) -> O
     }
 }
 
-/// Checks the number of a port, a member of a list; 0 is an error.
+/// Checks the number of a port in a list; 0 is an error.
 pub(super) fn port_number(number: i32, path: &str, errors: &mut Errors) -> Option<u16> {
     let port = u16::try_from(number).ok().filter(|&port| port > 0);
     if port.is_none() {

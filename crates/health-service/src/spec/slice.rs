@@ -16,25 +16,25 @@ use super::{
     Conditions, EndpointSlice, Hints, ServiceName, SliceEndpoint, SliceName, SlicePort, annotation,
 };
 
-/// The label that names the service.
+/// Label that names the slice's service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The annotation with the time of the event that last changed the slice.
+/// Annotation with the time of the event that last changed the slice.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// A slice as read.
+/// The result of reading a slice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SliceReading {
-    /// Its name.
+    /// The slice's name.
     pub name: SliceName,
-    /// The slice, or why it is not served.
+    /// The slice, or the reason why it is not served.
     pub slice: Result<EndpointSlice, Skip>,
     /// When the event happened that last changed the slice.
     pub trigger_time: Option<Timestamp>,
-    /// All errors in it.
+    /// All errors in the object.
     pub errors: Vec<SpecError>,
 }
 
-/// Reads an endpoint slice of the API. Fails if it has no valid name; all other errors are in the reading.
+/// Reads an endpoint slice of the API. Fails if the slice has no valid name; all other errors are in the result.
 pub fn read_slice(
     slice: &k8s::EndpointSlice,
     selection: &Selection,
@@ -106,7 +106,7 @@ fn time(text: &str, errors: &mut Errors) -> Option<Timestamp> {
     time
 }
 
-/// The ports that can be served. To Kubernetes, a port whose name or number is not set means all ports, which no
+/// Returns the ports that can be served. In Kubernetes, a port without a name or number stands for all ports, which no
 /// service has; an empty name is a name.
 fn ports(slice: &k8s::EndpointSlice, errors: &mut Errors) -> Vec<SlicePort> {
     let mut ports: Vec<SlicePort> = Vec::new();
@@ -148,7 +148,7 @@ fn endpoints(
     let first = errors.len();
     let mut endpoints = Vec::with_capacity(slice.endpoints.len());
     for (i, endpoint) in slice.endpoints.iter().enumerate() {
-        // To Kubernetes, all addresses of an endpoint are interchangeable, so the first is enough.
+        // In Kubernetes, all addresses of an endpoint are interchangeable, so the first is enough.
         let Some(text) = endpoint.addresses.first() else {
             errors.leave_out(format!("endpoints[{i}].addresses"), Problem::Required(""));
             continue;
@@ -189,7 +189,7 @@ fn endpoints(
 #[derive(Default)]
 struct Names {
     known: HashSet<Arc<str>>,
-    /// The hints of the previous endpoint: the next one often has the same.
+    /// The hints of the previous endpoint, as the next one often has the same.
     hints: Option<Arc<Hints>>,
 }
 
@@ -203,8 +203,8 @@ impl Names {
         name
     }
 
-    /// The hints of the endpoint at this index. A hint without a name applies to no client, so it changes nothing for
-    /// the other endpoints: hints count only where every ready endpoint has some.
+    /// Returns the hints of the endpoint at this index. A hint without a name applies to no client, so dropping it does
+    /// not affect other endpoints: hints count only if every ready endpoint has some.
     fn hints(
         &mut self,
         endpoint: &k8s::Endpoint,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A service with this spec and status.
+/// A service object with this spec and status.
 fn object(spec: Value, status: Value) -> Value {
     json!({
         "metadata": { "namespace": "shop", "name": "web" },
@@ -31,7 +31,7 @@ fn ips(addresses: &[IpAddr]) -> Vec<String> {
     addresses.iter().map(ToString::to_string).collect()
 }
 
-/// A spec with a port, and with these fields.
+/// A spec with a port and these fields.
 fn spec(fields: Value) -> Value {
     let mut spec = json!({ "clusterIP": "10.96.0.1", "ports": [{ "port": 80 }] });
     for (name, value) in fields.as_object().unwrap() {

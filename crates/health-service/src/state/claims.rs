@@ -1,4 +1,4 @@
-//! Which port owns an address that several ports claim.
+//! Decides which port owns an address that several ports claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use super::frontend::{FrontendKind, Listen};
 use super::reserved::{Reserved, ReservedFor};
 use crate::spec::{PortKey, ServiceName, ServicePort, ServicePortName};
 
-/// What can be claimed: an address or node port, in one family and protocol.
+/// The object of a claim: an address or node port, in one family and protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Claimed {
     family: Family,
@@ -34,7 +34,7 @@ impl Claimed {
         Self::new(key.family, key.name.protocol, listen)
     }
 
-    /// The node port that is also served at this address.
+    /// Returns the node port that is also served at this address.
     fn node_port(&self, reserved: &Reserved) -> Option<Self> {
         let Listen::Address(address) = self.listen else {
             return None;
@@ -44,7 +44,7 @@ impl Claimed {
         is_shared.then_some(Self { listen, ..*self })
     }
 
-    /// The addresses at which this node port is served.
+    /// Returns the addresses at which this node port is served.
     pub(super) fn addresses<'a>(
         &self,
         reserved: &'a Reserved,
@@ -64,7 +64,7 @@ impl Claimed {
         })
     }
 
-    /// This, and all others that share an address with it.
+    /// Returns this object and all others that share an address with it.
     fn sharing(self, reserved: &Reserved) -> impl Iterator<Item = Self> {
         let addresses = self.addresses(reserved);
         [Some(self), self.node_port(reserved)]
@@ -74,8 +74,8 @@ impl Claimed {
     }
 }
 
-/// A claim on an address or node port; the smallest one that may be served there owns it. ClusterIPs come first: the
-/// cluster assigns each only once, while anyone may write an external address into a service.
+/// A claim on an address or node port. The smallest claim that may be served there wins. ClusterIPs come first: the
+/// cluster assigns each of them only once, while anyone may write an external address into a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
     is_written: bool,
@@ -94,13 +94,13 @@ impl Claim {
         }
     }
 
-    /// Whether it comes before another port's claim on the same place.
+    /// Whether this claim comes before another port's claim on the same address or node port.
     pub(super) fn comes_before(&self, other: &Self) -> bool {
         self.name != other.name && self < other
     }
 }
 
-/// Which claims may be served.
+/// Determines which claims may be served.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Permits<'a> {
     pub(super) reserved: &'a Reserved,
@@ -111,13 +111,13 @@ pub(super) struct Permits<'a> {
 pub(super) type CheckPorts = OrdMap<u16, BTreeSet<ServiceName>>;
 
 impl Permits<'_> {
-    /// Why a frontend of this kind is not served here, whatever other services claim.
+    /// Returns why a frontend of this kind is not served here, regardless of other services' claims.
     pub(super) fn reason(self, kind: FrontendKind, claimed: &Claimed) -> Option<ReservedFor> {
         let reserved = self.reserved.reason(kind, claimed.protocol, claimed.listen);
         reserved.or_else(|| self.check(claimed))
     }
 
-    /// The health check that has this port of the node.
+    /// Returns the health check that uses this port of the node.
     fn check(self, claimed: &Claimed) -> Option<ReservedFor> {
         if claimed.protocol != Protocol::TCP {
             return None;
@@ -137,20 +137,20 @@ impl Permits<'_> {
 pub enum Owner {
     /// Another port has claimed it, and takes precedence.
     Port(ServicePortName),
-    /// Something on this node has the address, and keeps it.
+    /// The address belongs to something on this node.
     Node(ReservedFor),
 }
 
-/// A port is not served at an address because something else owns it.
+/// A conflict: a port is not served at an address because something else owns the address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     /// The port that lost the address.
     pub key: PortKey,
-    /// The address or node port that it claims.
+    /// The address or node port that the port claims.
     pub listen: Listen,
-    /// The kind of frontend that it would have there.
+    /// The kind of frontend that the port would have there.
     pub kind: FrontendKind,
-    /// The owner.
+    /// The owner of the address.
     pub owner: Owner,
 }
 
@@ -172,7 +172,7 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// The field of a service that contains the address.
+/// Returns the field of a service that contains the address.
 fn field(kind: FrontendKind) -> &'static str {
     match kind {
         FrontendKind::ClusterIp => "spec.clusterIPs",
@@ -185,23 +185,23 @@ fn field(kind: FrontendKind) -> &'static str {
 /// All claims of all ports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Claims {
-    /// Sorted; never empty.
+    /// The claims on each address or node port; sorted and never empty.
     claims: OrdMap<Claimed, Vec<Claim>>,
 }
 
-/// Addresses and node ports whose claims have changed, each with the claim that owned it.
+/// Addresses and node ports whose claims have changed, each with the previous winner.
 #[derive(Debug, Default)]
 pub(super) struct Touched(BTreeMap<Claimed, Option<Claim>>);
 
 impl Claims {
-    /// The claim that owns this address or node port, counting only claims on exactly the same.
+    /// Returns the claim that owns this address or node port, considering only claims on exactly the same one.
     pub(super) fn owner(&self, claimed: &Claimed, permits: Permits<'_>) -> Option<&Claim> {
         let mut claims = self.claims.get(claimed)?.iter();
         claims.find(|claim| permits.reason(claim.kind, claimed).is_none())
     }
 
-    /// The claim of another port that comes before this one: on the same place, on a node port that is served at this
-    /// address, or on this address of the node, where the node port would be served.
+    /// Returns another port's claim that comes before this one: a claim on the same address or node port, on a node
+    /// port that is served at this address, or on an address of the node where this node port would be served.
     pub(super) fn rival(
         &self,
         claim: &Claim,
@@ -248,7 +248,7 @@ impl Claims {
         }
     }
 
-    /// All ports that claim this address, whatever their number and protocol.
+    /// Returns all ports that claim this address, with any port number and protocol.
     pub(super) fn at(&self, ip: IpAddr) -> impl Iterator<Item = PortKey> {
         let family = Family::of(ip);
         let listen = move |port| Listen::Address(SocketAddr::new(ip, port));
@@ -261,7 +261,7 @@ impl Claims {
         ranges.flat_map(move |(claimed, claims)| keys(claimed, claims))
     }
 
-    /// All ports that claim anything other than ClusterIPs.
+    /// Returns all ports that claim anything besides ClusterIPs.
     pub(super) fn written(&self) -> impl Iterator<Item = PortKey> {
         self.claims.iter().flat_map(|(claimed, claims)| {
             let claims = claims.iter().filter(|claim| claim.is_written);
@@ -270,7 +270,7 @@ impl Claims {
         })
     }
 
-    /// All ports that claim a port of the node: as a NodePort, or at one of the node's addresses.
+    /// Returns all ports that claim a port of the node, as a NodePort or at one of the node's addresses.
     pub(super) fn at_port<'a>(
         &'a self,
         protocol: Protocol,
@@ -297,7 +297,8 @@ impl Claims {
         touched.0.entry(claimed).or_insert_with(owner);
     }
 
-    /// All ports that claim an address or node port whose owner has changed, or one that shares an address with it.
+    /// Returns all ports that claim an address or node port whose owner has changed, or one that shares an address with
+    /// it.
     pub(super) fn moved(&self, touched: Touched, permits: Permits<'_>) -> BTreeSet<PortKey> {
         let moved = touched
             .0

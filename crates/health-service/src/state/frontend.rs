@@ -1,4 +1,4 @@
-//! Frontends: where the traffic of a port arrives, and where it goes.
+//! Frontends: the destinations at which the traffic of a port arrives, and where the traffic goes.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,12 +10,12 @@ use ipnet::IpNet;
 use crate::choice::Choice;
 use crate::spec::{ServicePort, TrafficPolicy};
 
-/// The destination of a client's traffic.
+/// The destination address of a client's traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Listen {
     /// An address of the service.
     Address(SocketAddr),
-    /// A port of the node, at all of its addresses that serve NodePorts.
+    /// A port of the node, at all node addresses that serve NodePorts.
     NodePort(u16),
 }
 
@@ -28,14 +28,14 @@ impl fmt::Display for Listen {
     }
 }
 
-/// The kind of a frontend. If an address has two kinds, the first one counts.
+/// The kind of a frontend. If an address is of two kinds, the first one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendKind {
-    /// The address that the cluster assigned.
+    /// An address that the cluster assigned.
     ClusterIp,
-    /// An address of its load balancer.
+    /// An address of the service's load balancer.
     LoadBalancer,
-    /// An address that is routed to the nodes.
+    /// An address that the network routes to the nodes.
     ExternalIp,
     /// A port of the node.
     NodePort,
@@ -48,32 +48,32 @@ pub enum Target {
     Cluster,
     /// A backend of the local list.
     Local,
-    /// They are dropped silently: there are endpoints, but not on this node.
+    /// New flows are dropped silently: there are endpoints, but none on this node.
     Drop,
-    /// They get an ICMP error: there are no endpoints at all.
+    /// New flows get an ICMP error: there are no endpoints at all.
     Reject,
 }
 
-/// Where traffic of a port arrives.
+/// A destination at which traffic of a port arrives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frontend {
     /// The destination of the traffic.
     pub listen: Listen,
-    /// The kind of that destination.
+    /// The kind of the destination.
     pub kind: FrontendKind,
-    /// The policy for traffic from outside. Under `Local`, an external frontend keeps the source address.
+    /// The policy for external traffic. Under `Local`, an external frontend preserves the source address.
     pub policy: TrafficPolicy,
-    /// Where traffic from this node and its pods goes. At external frontends it may use all endpoints, whatever the
-    /// policy.
+    /// Where traffic from this node and its pods goes. At external frontends, such traffic may use all endpoints,
+    /// whatever the policy.
     pub inside: Target,
     /// Where all other traffic goes.
     pub outside: Target,
-    /// The networks that may use it; `None` for all. Set only at addresses of a load balancer.
+    /// The networks that may use the frontend; `None` for all. Set only at load-balancer addresses.
     pub source_ranges: Option<Arc<[IpNet]>>,
 }
 
-/// The frontends that a port should have in a family, without duplicates; empty if the service has no ClusterIP of that
-/// family.
+/// Returns the frontends that a port should have in a family, without duplicates; empty if the service has no ClusterIP
+/// of that family.
 pub(super) fn wanted(port: &ServicePort, family: Family) -> Vec<(Listen, FrontendKind)> {
     let service = &port.service;
     let is_ours = |ip: &&IpAddr| Family::of(**ip) == family;
@@ -103,8 +103,8 @@ pub(super) fn wanted(port: &ServicePort, family: Family) -> Vec<(Listen, Fronten
     wanted
 }
 
-/// The networks that may use the load balancer's addresses of a port; `None` if the port has no such address or all
-/// may.
+/// Returns the networks that may use a port's load-balancer addresses; `None` if there are no such addresses, or if
+/// every network may use them.
 pub(super) fn source_ranges(port: &ServicePort, family: Family) -> Option<Arc<[IpNet]>> {
     if port.service.load_balancer_ips.is_empty() {
         return None;

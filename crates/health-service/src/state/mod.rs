@@ -1,8 +1,8 @@
-//! The desired state, which a provider writes into the kernel.
+//! The desired state that a provider writes into the kernel.
 //!
-//! For each port of a service and each family: where its traffic arrives, and which endpoints it may go to. A sync
-//! takes the changes of the trackers and returns the ports whose state has changed. Its cost grows with the number of
-//! changes, not with the number of services.
+//! For each port of a service and each family, the state tells where traffic arrives and which endpoints it may use. A
+//! sync takes the trackers' changes and returns the ports whose state has changed. The cost depends on the number of
+//! changes, not on the number of services.
 
 mod claims;
 mod frontend;
@@ -33,64 +33,64 @@ pub use reserved::{ExternalIps, Peer, Reserved, ReservedFor};
 /// A backend of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Backend {
-    /// Where it listens.
+    /// The address and port on which the backend listens.
     pub address: SocketAddr,
-    /// Its share of new flows, relative to the other backends of the port. At least 1.
+    /// The backend's share of new flows, relative to the other backends of the port. At least 1.
     pub weight: u16,
-    /// Whether it is on this node, and may reach itself through the service.
+    /// Whether the backend is on this node, and so may reach itself through the service.
     pub is_local: bool,
 }
 
 /// The desired state of a port in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortState {
-    /// Where its traffic arrives.
+    /// The destinations at which the port's traffic arrives.
     pub frontends: Vec<Frontend>,
-    /// The backends of traffic with [`Target::Cluster`].
+    /// The backends for traffic with [`Target::Cluster`].
     pub cluster: Vec<Backend>,
-    /// The backends of traffic with [`Target::Local`].
+    /// The backends for traffic with [`Target::Local`].
     pub local: Vec<Backend>,
-    /// Endpoints that still serve but are in neither list: they get no new flows, but keep those that they have.
+    /// Endpoints that still serve but are in neither list. They get no new flows, but keep existing ones.
     pub lingering: Vec<SocketAddr>,
     /// How long a client stays with its backend after it last opened a flow; `None` for no affinity.
     pub affinity: Option<Duration>,
-    /// How a backend is chosen; `None` for the node's default.
+    /// How to choose a backend; `None` for the node's default.
     pub algorithm: Option<Algorithm>,
-    /// How packets from clients outside reach backends on other nodes; `None` for the node's default.
+    /// How packets from external clients reach backends on other nodes; `None` for the node's default.
     pub forwarding: Option<ServiceForwarding>,
 }
 
-/// What a sync changed.
+/// The changes made by a sync.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// The ports whose state has changed, or that are gone.
     pub ports: BTreeSet<PortKey>,
     /// The services that are gone.
     pub deleted: BTreeSet<ServiceName>,
-    /// When the events happened that changed the endpoints, by service: the metric of programming latency counts from
-    /// then until the provider is done.
+    /// When the events happened that changed the endpoints, by service. The programming-latency metric measures the
+    /// time from an event until the provider is done.
     pub trigger_times: BTreeMap<ServiceName, Vec<Timestamp>>,
 }
 
-/// What the health-check node port of a service reports to load balancers.
+/// The report of a service's health-check node port to load balancers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// The port.
+    /// The health-check node port.
     pub port: u16,
-    /// How many different addresses its ready endpoints on this node have.
+    /// The number of distinct addresses of the service's ready endpoints on this node.
     pub local_endpoints: usize,
 }
 
-/// How many ports have endpoints, but none on this node, although some of their traffic must stay on it.
+/// Number of ports that have endpoints, but none on this node, although some of their traffic must stay on this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NoLocalEndpoints {
-    /// Traffic to ClusterIPs.
+    /// Ports where this concerns traffic to ClusterIPs.
     pub internal: usize,
-    /// All other traffic.
+    /// Ports where this concerns all other traffic.
     pub external: usize,
 }
 
-/// What services report to load balancers on their health-check node ports.
+/// The reports of all services' health-check node ports.
 pub type HealthChecks = OrdMap<ServiceName, HealthCheck>;
 
 /// The conflicts of each port that has any.
@@ -108,13 +108,13 @@ pub struct State {
     checks: CheckPorts,
     ports: OrdMap<PortKey, Arc<PortState>>,
     conflicts: Conflicts,
-    /// By family, in the order of [`Family::ALL`].
+    /// The health checks by family, in the order of [`Family::ALL`].
     health_checks: [HealthChecks; 2],
     no_local_endpoints: NoLocalEndpoints,
 }
 
 impl State {
-    /// An empty state, on a node at this place of the topology.
+    /// Creates an empty state, on a node at this place in the topology.
     pub fn new(topology: Topology) -> Self {
         Self {
             topology,
@@ -130,7 +130,7 @@ impl State {
         }
     }
 
-    /// Applies the changes of the trackers.
+    /// Applies the trackers' changes.
     pub fn sync(
         &mut self,
         services: &mut ServiceChangeTracker,
@@ -151,12 +151,12 @@ impl State {
         }
     }
 
-    /// The node's place.
+    /// Returns the node's place in the topology.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Moves the node to another place. Returns the ports whose state has changed.
+    /// Moves the node to another place in the topology. Returns the ports whose state has changed.
     pub(crate) fn set_topology(&mut self, topology: Topology) -> BTreeSet<PortKey> {
         if self.topology == topology {
             return BTreeSet::new();
@@ -165,7 +165,8 @@ impl State {
         self.update(self.ports.keys().cloned().collect())
     }
 
-    /// Sets what services must leave to the node and its peers. Returns the ports whose state has changed.
+    /// Sets the addresses and ports that services must leave to the node and its peers. Returns the ports whose state
+    /// has changed.
     pub(crate) fn set_reserved(&mut self, reserved: &Arc<Reserved>) -> BTreeSet<PortKey> {
         if self.reserved == *reserved {
             return BTreeSet::new();
@@ -175,7 +176,7 @@ impl State {
         let ips = had.keys().chain(has.keys());
         let changed = ips.filter(|ip| had.get(ip) != has.get(ip));
         let mut affected: BTreeSet<_> = changed.flat_map(|ip| self.claims.at(*ip)).collect();
-        // Endpoints come and go all the time; the rest seldom changes.
+        // Endpoints' addresses change all the time, the rest seldom.
         if !before.differs_in_addresses_alone(reserved) {
             affected.extend(self.claims.written());
             let own = before.own.union(&reserved.own);
@@ -185,7 +186,7 @@ impl State {
         self.update(affected)
     }
 
-    /// The same state, computed from all services and endpoints at once.
+    /// Returns the same state, computed from all services and endpoints at once.
     #[cfg(test)]
     #[must_use]
     fn recomputed(&self) -> Self {
@@ -206,38 +207,38 @@ impl State {
         state
     }
 
-    /// The desired state of a port; `None` if it is not served.
+    /// Returns the desired state of a port; `None` if the port is not served.
     pub fn port(&self, key: &PortKey) -> Option<&PortState> {
         self.ports.get(key).map(Arc::as_ref)
     }
 
-    /// All ports.
+    /// Returns all ports.
     pub fn ports(&self) -> impl Iterator<Item = (&PortKey, &PortState)> {
         self.ports.iter().map(|(key, port)| (key, &**port))
     }
 
-    /// The ports of all known services, served or not.
+    /// Returns the ports of all known services, served or not.
     pub fn services(&self) -> &ServicePortMap {
         &self.services
     }
 
-    /// All known endpoints, used or not.
+    /// Returns all known endpoints, used or not.
     pub fn endpoints(&self) -> &EndpointsMap {
         &self.endpoints
     }
 
-    /// The ports that are not served at an address because something else owns it.
+    /// Returns the ports that are not served at an address because something else owns the address.
     pub fn conflicts(&self) -> impl Iterator<Item = &Conflict> {
         self.conflicts.values().flat_map(|list| &**list)
     }
 
-    /// The same, by port.
+    /// Returns the conflicts by port.
     pub(crate) fn conflicts_by_port(&self) -> &Conflicts {
         &self.conflicts
     }
 
-    /// The port that is served at a place which it claims itself; an address at which its NodePort is served does not
-    /// count. `None` if no port is.
+    /// Returns the port that is served at an address or node port that it claims itself; an address at which only its
+    /// NodePort is served does not count. `None` if there is no such port.
     pub fn owner(
         &self,
         family: Family,
@@ -257,18 +258,19 @@ impl State {
         }
     }
 
-    /// How many ports have endpoints, but none on this node, although some of their traffic must stay on it.
+    /// Returns how many ports have endpoints, but none on this node, although some of their traffic must stay on this
+    /// node.
     pub fn no_local_endpoints(&self) -> NoLocalEndpoints {
         self.no_local_endpoints
     }
 
-    /// What load balancers that check through this family see, for each service that has a health-check node port. A
-    /// service without this family reports the health of its other family.
+    /// Returns the results for load balancers that check through this family, for each service with a health-check node
+    /// port. A service without this family reports the health of its other family.
     pub fn health_checks(&self, family: Family) -> &HealthChecks {
         &self.health_checks[family as usize]
     }
 
-    /// How many different addresses the ready endpoints of a service on this node have.
+    /// Returns the number of distinct addresses of a service's ready endpoints on this node.
     fn local_endpoints(&self, service: &ServiceName, family: Family) -> usize {
         let of_service = self.endpoints.of_service(service);
         let of_family = of_service.filter(|(key, _)| key.family == family);
@@ -280,7 +282,8 @@ impl State {
         local.len()
     }
 
-    /// Returns the ports to recompute: those that claim a node port that becomes or was a health check's.
+    /// Updates the health checks of a service. Returns the ports to recompute: those that claim a node port that is or
+    /// was used by a health check.
     fn note_health_checks(&mut self, service: &ServiceName) -> BTreeSet<PortKey> {
         let port_of = |checks: &[HealthChecks; 2]| {
             let mut found = checks.iter().filter_map(|checks| checks.get(service));
@@ -290,8 +293,8 @@ impl State {
         let port = self.services.of_service(service).next();
         let common = port.map(|(_, port)| port.service.clone());
         for family in Family::ALL {
-            // A load balancer may check through either family, whichever the service has: like kube-proxy, whose single
-            // listener accepts both.
+            // A load balancer may check through either family, no matter which family the service has, as with
+            // kube-proxy, whose single listener accepts both.
             let counted = common.as_deref().and_then(|common| {
                 let has = |wanted: &Family| {
                     common
@@ -339,8 +342,8 @@ impl State {
             .collect()
     }
 
-    /// Claims the places that these ports have now, and drops their former claims. Returns the ports to recompute:
-    /// these, and those that gain or lose a place.
+    /// Updates these ports' claims, and drops their old ones. Returns the ports to recompute: these, and those that
+    /// gain or lose an address.
     fn claim(&mut self, names: &BTreeSet<ServicePortName>) -> BTreeSet<PortKey> {
         let mut touched = Touched::default();
         let mut affected = BTreeSet::new();
@@ -409,7 +412,7 @@ impl State {
         true
     }
 
-    /// The owner of a claimed place, if it is not the claimant.
+    /// Returns the owner of a claimed address, unless that is the claimant.
     fn taken_by(&self, claim: &Claim, claimed: &Claimed, kind: FrontendKind) -> Option<Owner> {
         let permits = self.permits();
         if let Some(reserved) = permits.reason(kind, claimed) {
@@ -419,7 +422,7 @@ impl State {
         Some(Owner::Port(rival.name.clone()))
     }
 
-    /// The desired state of a port, and the places that it loses to others.
+    /// Returns the desired state of a port, and the addresses that it loses to other owners.
     fn compute(&self, key: &PortKey) -> Option<(PortState, Vec<Conflict>)> {
         let port = self.services.get(&key.name)?;
         let wanted = frontend::wanted(port, key.family);
@@ -445,7 +448,7 @@ impl State {
                 conflicts.push(conflict(listen, owner));
                 continue;
             }
-            // At some of its addresses, a NodePort may come after other claims.
+            // At some of its addresses, a NodePort may lose to other claims.
             for place in claimed.addresses(&self.reserved) {
                 if let Some(other) = self.claims.rival(&claim, &place, permits) {
                     let owner = Owner::Port(other.name.clone());
@@ -476,7 +479,7 @@ impl State {
     }
 }
 
-/// The endpoints that serve but get no new flows.
+/// Returns the endpoints that serve but get no new flows.
 fn lingering(endpoints: &[Endpoint], choice: &Choice<'_>) -> Vec<SocketAddr> {
     let used: HashSet<_> = choice
         .cluster
@@ -494,7 +497,7 @@ fn lingering(endpoints: &[Endpoint], choice: &Choice<'_>) -> Vec<SocketAddr> {
 }
 
 impl PortState {
-    /// 1 or 0, for this port alone.
+    /// Returns 1 or 0 for this port alone.
     fn no_local_endpoints(&self) -> NoLocalEndpoints {
         let drops = |is_internal: bool| {
             let mut frontends = self.frontends.iter();

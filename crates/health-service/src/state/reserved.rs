@@ -1,4 +1,4 @@
-//! Addresses and ports that no service may take from their users.
+//! Addresses and ports that no service may take away from their users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,19 +15,19 @@ use crate::spec::ServiceName;
 pub enum ReservedFor {
     /// The gateway of all endpoints.
     Gateway,
-    /// An endpoint of this node, with its name.
+    /// An endpoint of this node, by name.
     Endpoint(String),
-    /// A pod of a node: with the node's name, and its pod CIDR.
+    /// A node's pods, by the node's name and its pod CIDR.
     Pods(String, IpNet),
-    /// A source of this agent's settings, such as the API server, with its description.
+    /// A source of this agent's settings, such as the API server, by description.
     Source(String),
-    /// A port on which this agent listens, with the setting that names it.
+    /// A port on which this agent listens, by the setting that names it.
     Agent(String),
     /// The health-check node port of a service.
     HealthCheck(ServiceName),
-    /// A port on which another node's agent listens, with the node's name.
+    /// A port on which another node's agent listens, by the node's name.
     Peer(String),
-    /// A node, with its name, whose addresses the settings do not allow as external addresses.
+    /// A node, by name, whose addresses the settings do not allow as external addresses.
     Node(String),
     /// The settings refuse all external addresses, or those outside certain networks.
     Outside,
@@ -53,36 +53,37 @@ impl fmt::Display for ReservedFor {
 }
 
 /// The external addresses (`spec.externalIPs`) that services may have. Anyone who may write a service may write any
-/// address there, and receives what this node and its pods send to it (CVE-2020-8554).
+/// address there, and then receives the packets that this node and its pods send to that address (CVE-2020-8554).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExternalIps {
-    /// All except addresses of nodes.
+    /// All addresses except those of nodes.
     #[default]
     NoNodes,
-    /// All.
+    /// All addresses.
     All,
-    /// Those in these networks, whoever owns them; none if the list is empty.
+    /// Addresses in these networks, whoever owns them; none if the list is empty.
     Within(Vec<IpNet>),
 }
 
 /// Another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its name.
+    /// The node's name.
     pub name: String,
-    /// The TCP port on which its agent answers the mesh.
+    /// The TCP port on which the node's agent answers the mesh.
     pub port: u16,
 }
 
-/// What services must leave to this node and its peers.
+/// The addresses and ports that services must leave to this node and its peers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reserved {
-    /// Addresses that this node's endpoints use. No service of any kind is served there.
+    /// Addresses used by this node's endpoints. No service of any kind is served there.
     pub addresses: BTreeMap<IpAddr, ReservedFor>,
-    /// Where the servers listen that the agent depends on, over TCP, with a description. No address that a user wrote
+    /// The TCP addresses of the servers on which the agent depends, with a description. No address that a user wrote
     /// into a service is served there.
     pub sources: BTreeMap<SocketAddr, String>,
-    /// The pod CIDRs of all nodes, by first address, with the node's name. No such address is served there either.
+    /// The pod CIDRs of all nodes by their first address, with the node's name. User-written addresses are not served
+    /// there either.
     pub pod_cidrs: BTreeMap<IpAddr, (IpNet, String)>,
     /// The name of this node.
     pub node: String,
@@ -90,18 +91,19 @@ pub struct Reserved {
     pub own: BTreeSet<IpAddr>,
     /// The addresses by which the registry knows this node.
     pub registered: BTreeSet<IpAddr>,
-    /// The addresses at which its NodePorts are served.
+    /// The addresses at which this node's NodePorts are served.
     pub node_ports: BTreeSet<IpAddr>,
-    /// The ports on which the agent listens, and the settings that name them.
+    /// The ports on which the agent listens, with the settings that name them.
     pub ports: BTreeMap<(Protocol, u16), String>,
     /// The addresses of other nodes.
     pub peers: BTreeMap<IpAddr, Peer>,
-    /// Which external addresses services may have.
+    /// The external addresses that services may have.
     pub external_ips: ExternalIps,
 }
 
 impl Reserved {
-    /// Why a frontend of this kind must not be served here; `None` if it may be, as far as other services allow it.
+    /// Returns why a frontend of this kind must not be served here; `None` if it may be, subject to other services'
+    /// claims.
     pub(super) fn reason(
         &self,
         kind: FrontendKind,
@@ -131,8 +133,8 @@ impl Reserved {
         }
         let own = self.registered.contains(&ip).then_some(&self.node);
         let node = own.or(peer.map(|peer| &peer.name));
-        // The cluster assigns ClusterIPs, but never a node's address, and agents may reach the API server through its
-        // ClusterIP.
+        // The cluster assigns ClusterIPs and never uses a node's address for one. Also, agents may reach the API server
+        // through its ClusterIP.
         if kind == FrontendKind::ClusterIp {
             return node.cloned().map(ReservedFor::Node);
         }
@@ -156,7 +158,7 @@ impl Reserved {
         }
     }
 
-    /// Whether everything except the endpoints' addresses is the same.
+    /// Whether the two differ at most in the endpoints' addresses.
     pub(super) fn differs_in_addresses_alone(&self, other: &Self) -> bool {
         let Self {
             addresses: _,
@@ -177,7 +179,7 @@ impl Reserved {
             && *external_ips == other.external_ips
     }
 
-    /// The pod CIDR that contains an address. No two overlap.
+    /// Returns the pod CIDR that contains an address. No two pod CIDRs overlap.
     fn pod_cidr_of(&self, ip: IpAddr) -> Option<&(IpNet, String)> {
         let (_, found) = self.pod_cidrs.range(..=ip).next_back()?;
         found.0.contains(&ip).then_some(found)

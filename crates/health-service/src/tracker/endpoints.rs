@@ -18,7 +18,7 @@ pub struct EndpointsChangeTracker {
     node: Arc<str>,
     started: Timestamp,
     services: HashMap<ServiceName, Slices>,
-    /// The service of each slice that is there.
+    /// The service of each existing slice.
     owners: HashMap<SliceName, ServiceName>,
     /// The services with pending slices.
     changed: BTreeSet<ServiceName>,
@@ -27,7 +27,8 @@ pub struct EndpointsChangeTracker {
     total: u64,
 }
 
-/// The slices of a service, sorted by name: which of two equal endpoints counts must not depend on the order of events.
+/// The slices of a service, sorted by name, because the choice between two equal endpoints must not depend on the order
+/// of events.
 #[derive(Debug, Default)]
 struct Slices {
     applied: BTreeMap<SliceName, Arc<EndpointSlice>>,
@@ -35,7 +36,7 @@ struct Slices {
     pending: BTreeMap<SliceName, Option<Arc<EndpointSlice>>>,
 }
 
-/// The changes that [`EndpointsChangeTracker::apply`] applied.
+/// The changes applied by [`EndpointsChangeTracker::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointsUpdates {
     /// The services of the slices that changed.
@@ -47,7 +48,8 @@ pub struct EndpointsUpdates {
 }
 
 impl EndpointsChangeTracker {
-    /// A tracker for the node with this name, whose endpoints are local. `started`: when this process started.
+    /// Creates a tracker for the node with this name, whose endpoints are local. `started` is the time when this
+    /// process started.
     pub fn new(node: impl Into<Arc<str>>, started: Timestamp) -> Self {
         Self {
             node: node.into(),
@@ -61,8 +63,8 @@ impl EndpointsChangeTracker {
         }
     }
 
-    /// Adds or changes a slice. `trigger_time`: when the event happened that changed it. Returns whether the slice
-    /// differs from the known one. A slice whose service has changed is removed from the former service.
+    /// Adds or changes a slice. `trigger_time` is the time of the event that changed it. Returns whether the slice
+    /// differs from the known one. A slice that moves to another service is removed from the old one.
     pub fn update(&mut self, slice: Arc<EndpointSlice>, trigger_time: Option<Timestamp>) -> bool {
         self.total += 1;
         let owner = self.owners.get(&slice.name);
@@ -72,7 +74,7 @@ impl EndpointsChangeTracker {
         let (name, service) = (slice.name.clone(), slice.service.clone());
         let is_change = self.pend(&service, &name, Some(slice));
         if is_change {
-            // Times before the start would measure how long this process was not running.
+            // With times before the start, the metric would include the time during which this process was not running.
             if let Some(time) = trigger_time.filter(|time| *time > self.started) {
                 let times = self.trigger_times.entry(service.clone()).or_default();
                 times.push(time);
@@ -82,13 +84,13 @@ impl EndpointsChangeTracker {
         is_change
     }
 
-    /// Removes a slice that is gone, or that is no longer for this proxy. Returns whether it was known.
+    /// Removes a slice that is gone, or that this proxy should no longer serve. Returns whether the slice was known.
     pub fn remove(&mut self, slice: &SliceName) -> bool {
         self.total += 1;
         let Some(service) = self.owners.remove(slice) else {
             return false;
         };
-        // The slice's time is that of its last change, not that of its removal.
+        // The slice's time refers to its last change, not to its removal.
         self.trigger_times.remove(&service);
         self.pend(&service, slice, None)
     }
@@ -114,12 +116,12 @@ impl EndpointsChangeTracker {
         true
     }
 
-    /// How many changes wait to be applied.
+    /// Returns the number of changes that wait to be applied.
     pub fn pending(&self) -> u64 {
         self.pending
     }
 
-    /// How many changes were reported since the start.
+    /// Returns the number of changes reported since the start.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -167,8 +169,8 @@ impl EndpointsChangeTracker {
 }
 
 impl Slices {
-    /// The endpoints of all ports. If several have the same address, the one with the best [`rank`] counts, else the
-    /// one of the first slice.
+    /// Returns the endpoints of all ports. Of several endpoints with the same address, the one with the best [`rank`]
+    /// is used or, if the ranks are equal, the one of the first slice.
     fn endpoints(&self, node: &str) -> BTreeMap<PortKey, Vec<Endpoint>> {
         let mut ports: BTreeMap<PortKey, Vec<Endpoint>> = BTreeMap::new();
         for slice in self.applied.values() {
@@ -208,9 +210,9 @@ impl Slices {
     }
 }
 
-/// Decides which of several endpoints with one address counts: the one with the smallest rank. While a pod ends, a new
-/// one may already have its address, so endpoints that are not terminating come first; then serving ones, then ready
-/// ones, and then those on this node.
+/// Decides which of several endpoints with the same address is used: the one with the smallest rank. While a pod is
+/// terminating, a new pod may already have its address, so endpoints that are not terminating come first, then serving
+/// ones, then ready ones, and then those on this node.
 fn rank(endpoint: &Endpoint) -> [bool; 4] {
     let Conditions {
         ready,

@@ -13,12 +13,12 @@ use crate::spec::{Endpoint, PortKey, ServiceName, ServicePort, ServicePortName};
 pub struct ServicePortMap(OrdMap<ServicePortName, ServicePort>);
 
 impl ServicePortMap {
-    /// The port with this name.
+    /// Returns the port with this name.
     pub fn get(&self, name: &ServicePortName) -> Option<&ServicePort> {
         self.0.get(name)
     }
 
-    /// The ports of a service.
+    /// Returns the ports of a service.
     pub fn of_service<'a>(
         &'a self,
         service: &'a ServiceName,
@@ -27,12 +27,12 @@ impl ServicePortMap {
         ports.take_while(move |(name, _)| name.service == *service)
     }
 
-    /// All ports.
+    /// Returns all ports.
     pub fn iter(&self) -> impl Iterator<Item = (&ServicePortName, &ServicePort)> {
         self.0.iter()
     }
 
-    /// The number of ports.
+    /// Returns the number of ports.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -51,18 +51,18 @@ impl ServicePortMap {
     }
 }
 
-/// The endpoints of all ports, by port and family; each list is sorted by the text of its addresses, and contains no
-/// address twice. A clone shares everything with the original.
+/// The endpoints of all ports, by port and family. Each list is sorted by address as a string, and contains no address
+/// twice. A clone shares everything with the original.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndpointsMap(OrdMap<PortKey, Arc<[Endpoint]>>);
 
 impl EndpointsMap {
-    /// The endpoints of a port; empty if it has none.
+    /// Returns the endpoints of a port; empty if it has none.
     pub fn get(&self, key: &PortKey) -> &[Endpoint] {
         self.0.get(key).map(|list| &**list).unwrap_or_default()
     }
 
-    /// The endpoints of a service, by port and family.
+    /// Returns the endpoints of a service, by port and family.
     pub fn of_service<'a>(
         &'a self,
         service: &'a ServiceName,
@@ -75,7 +75,7 @@ impl EndpointsMap {
         ports.take_while(move |(key, _)| key.name.service == *service)
     }
 
-    /// The endpoints of all ports.
+    /// Returns the endpoints of all ports.
     pub fn iter(&self) -> impl Iterator<Item = (&PortKey, &[Endpoint])> {
         self.0.iter().map(|(key, list)| (key, &**list))
     }
@@ -89,7 +89,7 @@ impl EndpointsMap {
     }
 }
 
-/// The name that sorts before all ports of a service.
+/// Returns the name that sorts before all ports of a service.
 fn first_of(service: &ServiceName) -> ServicePortName {
     ServicePortName {
         service: service.clone(),

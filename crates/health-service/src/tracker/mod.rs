@@ -1,8 +1,8 @@
-//! What has changed since the last sync: the change trackers of kube-proxy
-//! (`pkg/proxy/servicechangetracker.go`, `endpointschangetracker.go`, `endpointslicecache.go`).
+//! Changes since the last sync: the change trackers of kube-proxy (`pkg/proxy/servicechangetracker.go`,
+//! `endpointschangetracker.go`, `endpointslicecache.go`).
 //!
-//! Sources report each object to a tracker. A sync takes the changes since the last one and merges them into the maps
-//! of all ports, in time proportional to the number of services that changed.
+//! Sources report each object to a tracker. A sync takes the changes since the last sync and merges them into the maps
+//! of all ports, in time proportional to the number of changed services.
 
 mod endpoints;
 mod map;

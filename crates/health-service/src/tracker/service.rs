@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::ServicePortMap;
 use crate::spec::{Service, ServiceName, ServicePortName};
 
-/// Collects changes of services. A service that changes and changes back before they are applied has not changed.
+/// Collects changes of services. A service that is changed and changed back before the changes are applied has not
+/// changed.
 #[derive(Debug, Default)]
 pub struct ServiceChangeTracker {
     applied: HashMap<ServiceName, Arc<Service>>,
@@ -14,14 +15,14 @@ pub struct ServiceChangeTracker {
     total: u64,
 }
 
-/// A service as last applied, and as it is now.
+/// A service as last applied and as it is now.
 #[derive(Debug)]
 struct Change {
     previous: Option<Arc<Service>>,
     current: Option<Arc<Service>>,
 }
 
-/// The changes that [`ServiceChangeTracker::apply`] applied.
+/// The changes applied by [`ServiceChangeTracker::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceUpdates {
     /// The services that changed in any way.
@@ -33,8 +34,8 @@ pub struct ServiceUpdates {
 }
 
 impl ServiceChangeTracker {
-    /// Adds or changes a service, or removes one that must no longer be served (`None`). Returns whether any change is
-    /// pending, of this service or another; `false` when an unknown service is removed.
+    /// Adds or changes a service, or removes one that must no longer be served (`None`). Returns whether any change of
+    /// any service is pending; `false` when an unknown service is removed.
     pub fn update(&mut self, name: &ServiceName, current: Option<Arc<Service>>) -> bool {
         if current.is_none() && !self.applied.contains_key(name) && !self.items.contains_key(name) {
             return false;
@@ -52,12 +53,12 @@ impl ServiceChangeTracker {
         !self.items.is_empty()
     }
 
-    /// How many services have changes that wait to be applied.
+    /// Returns the number of services with changes that wait to be applied.
     pub fn pending(&self) -> usize {
         self.items.len()
     }
 
-    /// How many changes there were since the start.
+    /// Returns the number of changes since the start.
     pub fn total(&self) -> u64 {
         self.total
     }

@@ -75,7 +75,7 @@ fn slices() -> EndpointsChangeTracker {
     EndpointsChangeTracker::new("here", second(100))
 }
 
-/// Address and whether it is local.
+/// Returns each endpoint's address, and whether the endpoint is local.
 fn list(map: &EndpointsMap, service: &str) -> Vec<(String, bool)> {
     let endpoints = map.get(&key(service)).iter();
     endpoints
@@ -103,7 +103,7 @@ fn a_service_that_changes_back_before_a_sync_has_not_changed() {
     assert!(!tracker.update(&name("a"), Some(first)));
     assert_eq!((tracker.pending(), tracker.total()), (0, 3));
     assert_eq!(tracker.apply(&mut map), ServiceUpdates::default());
-    // Nor has one that came and went.
+    // Nor has a service that was added and removed again.
     assert!(tracker.update(&name("b"), Some(service("b", &[("http", 80)]))));
     assert!(!tracker.update(&name("b"), None));
     assert_eq!(map.len(), 1);
@@ -129,7 +129,7 @@ fn the_ports_of_a_service_are_merged_and_those_that_went_are_taken_out() {
     tracker.update(&name("b"), Some(service("b", &[("http", 80)])));
     tracker.apply(&mut map);
     assert_eq!(map.len(), 3);
-    // The state before the first event counts, not what came in between.
+    // The state before the first event counts, not the states in between.
     tracker.update(&name("a"), Some(service("a", &[("mail", 25)])));
     tracker.update(&name("a"), Some(service("a", &[("http", 81), ("new", 90)])));
     tracker.update(&name("b"), None);
@@ -172,7 +172,7 @@ fn a_slice_tracker_returns_whether_this_slice_has_changed() {
     assert!(!tracker.update(other, None));
     assert!(tracker.remove(&SliceName::new("shop", "s")));
     assert!(!tracker.remove(&SliceName::new("shop", "s")));
-    // It is back before the removal was applied.
+    // The slice is back before its removal was applied.
     assert!(tracker.update(first, None));
 }
 
@@ -216,7 +216,7 @@ fn slices_of_a_service_are_merged_sorted_as_text_and_a_local_endpoint_wins() {
     ];
     let expected = expected.map(|(address, is_local)| (address.to_owned(), is_local));
     assert_eq!(list(&map, "a"), expected);
-    // Addresses that only one slice had go with it; those that both had stay.
+    // Addresses that only this slice had disappear with it; those in both slices stay.
     tracker.remove(&SliceName::new("shop", "s1"));
     tracker.apply(&mut map);
     let left = [
@@ -231,7 +231,7 @@ fn slices_of_a_service_are_merged_sorted_as_text_and_a_local_endpoint_wins() {
     assert_eq!(map, EndpointsMap::default());
 }
 
-/// All orders of a list.
+/// Returns all permutations of a list.
 fn orders<T: Clone>(list: &[T]) -> Vec<Vec<T>> {
     if list.is_empty() {
         return vec![Vec::new()];
@@ -250,7 +250,7 @@ fn orders<T: Clone>(list: &[T]) -> Vec<Vec<T>> {
 
 #[test]
 fn the_best_of_several_entries_with_one_address_counts_in_all_orders_and_slices() {
-    // Terminating, serving, ready, on this node; from best to worst.
+    // Terminating, serving, ready, and on this node; from best to worst.
     let ranks: Vec<[bool; 4]> = (0..16)
         .map(|bits| [bits & 8 != 0, bits & 4 == 0, bits & 2 == 0, bits & 1 == 0])
         .collect();
@@ -321,7 +321,7 @@ fn trigger_times_are_of_changes_since_the_start_and_go_with_a_slice() {
     let mut map = EndpointsMap::default();
     let first = slice("a", "s1", json!([on("there", "10.1.0.1")]));
     tracker.update(first.clone(), Some(second(200)));
-    // Not for unchanged slices, not from before the start, not without a time.
+    // No time is recorded for unchanged slices, for times before the start, or without a time.
     tracker.update(first, Some(second(300)));
     tracker.update(slice("a", "s2", json!([])), Some(second(100)));
     tracker.update(slice("a", "s3", json!([])), None);

@@ -88,7 +88,7 @@ fn write(path: &Path, checks: &HealthChecks) -> io::Result<()> {
             checks.collect()
         }),
     };
-    durable::replace(path, &serde_json::to_vec(&file)?)
+    durable::replace(path, &file)
 }
 
 /// Removes the file, because nothing is served any more. Returns whether it existed.

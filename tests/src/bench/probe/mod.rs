@@ -1,8 +1,9 @@
 //! Container probes of one agent: the cost of very many, how late they start, what they leave behind, and the cost of
-//! a probe compared with the blackbox exporter.
+//! a probe compared with the blackbox exporter; and the client of gRPC probes compared with `h2`.
 
 mod exporter;
 mod floor;
+mod grpc;
 mod targets;
 
 use std::fs;
@@ -80,7 +81,7 @@ impl Mechanism {
 pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     let wanted =
         |part: &str| options.parts.is_empty() || options.parts.iter().any(|one| one == part);
-    let parts = ["many", "fast", "exporter"];
+    let parts = ["many", "fast", "exporter", "grpc"];
     ensure!(
         parts.into_iter().any(wanted),
         "the parts are {}",
@@ -104,6 +105,11 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
                 findings.add(figure);
             }
         }
+    }
+    if wanted("grpc")
+        && let Some(figure) = findings.measured("CPU per gRPC probe", grpc::beside_h2())
+    {
+        findings.add(figure);
     }
     findings.report(1)
 }

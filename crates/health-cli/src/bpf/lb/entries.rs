@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use health_common::addr::Addr;
-use health_common::service::{Backend, Frontend, FrontendKey4, FrontendKey6, Pool};
+use health_common::service::{Backend, Frontend, FrontendKey, Pool};
 use health_model::flow::IpProtocol;
 use ipnet::IpNet;
 use serde::Serialize;
@@ -75,30 +75,16 @@ impl fmt::Display for FrontendValue {
     }
 }
 
-/// An IPv4 frontend in displayed form.
-pub(in crate::bpf) fn frontend4(
-    (key, frontend): (FrontendKey4, Frontend),
+/// A frontend in displayed form.
+pub(in crate::bpf) fn frontend<A>(
+    (key, frontend): (FrontendKey<A>, Frontend),
+    addr: fn(A) -> Addr,
 ) -> Entry<FrontendPlace, FrontendValue> {
-    let place = (Addr::v4(key.addr_be), key.port_be, key.protocol);
-    of_frontend(place, frontend)
-}
-
-/// An IPv6 frontend in displayed form.
-pub(in crate::bpf) fn frontend6(
-    (key, frontend): (FrontendKey6, Frontend),
-) -> Entry<FrontendPlace, FrontendValue> {
-    let place = (Addr::v6(key.addr_be), key.port_be, key.protocol);
-    of_frontend(place, frontend)
-}
-
-fn of_frontend(
-    (addr, port_be, protocol): (Addr, u16, u8),
-    frontend: Frontend,
-) -> Entry<FrontendPlace, FrontendValue> {
+    let ip = addr(key.addr_be).to_ip();
     Entry {
         key: FrontendPlace {
-            protocol: IpProtocol(protocol),
-            address: SocketAddr::new(addr.to_ip(), u16::from_be(port_be)),
+            protocol: IpProtocol(key.protocol),
+            address: SocketAddr::new(ip, u16::from_be(key.port_be)),
         },
         value: FrontendValue {
             service: frontend.service,

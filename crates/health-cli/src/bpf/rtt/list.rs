@@ -1,7 +1,6 @@
 //! `health-agent bpf rtt list`: the round-trip times along each path.
 
 use std::io::{self, Write};
-use std::time::Duration;
 
 use clap::Args;
 use health_api::client::Client;
@@ -16,7 +15,7 @@ use super::select::{Addresses, Peer, Scope};
 use super::table::Columns;
 use crate::bpf::parallel::print_rows;
 use crate::output::{Format, ListFormat, OutputArgs, print};
-use crate::watch::{self, Pace};
+use crate::watch::{self, Pace, WatchArgs};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -70,16 +69,8 @@ pub struct ListArgs {
     /// Omit node names, and do not ask the agent for them
     #[arg(short, long)]
     numeric: bool,
-    /// Update the output continuously, by default every second
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "1",
-        value_parser = watch::parse_period
-    )]
-    watch: Option<Duration>,
+    #[command(flatten)]
+    watch: WatchArgs,
     /// Show only what was counted since the previous update, starting after one period
     #[arg(long, requires = "watch")]
     delta: bool,
@@ -89,7 +80,7 @@ pub struct ListArgs {
 
 impl ListArgs {
     pub(super) async fn execute(self, client: &Client, pinned: &Pinned) -> anyhow::Result<()> {
-        let Some(period) = self.watch else {
+        let Some(period) = self.watch.period else {
             let listing = self.read(client, pinned, None).await?;
             return print(|out| self.write(out, &listing));
         };

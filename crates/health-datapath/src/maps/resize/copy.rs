@@ -1,4 +1,4 @@
-//! Copies the contents of a map to one of another size.
+//! Copies the contents of a map to a map of another size.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,7 +12,7 @@ use crate::layout::MapLayout;
 use crate::sys;
 use crate::walk::{Batch, EntrySize, Walk};
 
-/// The capacity that a map needs for these entries.
+/// Returns the capacity that a map needs for its entries.
 pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
     let mut needed = 0;
     match sized.contents {
@@ -31,8 +31,8 @@ pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
     Ok(needed)
 }
 
-/// Copies live entries that `to` lacks, as far as they fit: entries of `first` before others. Returns how many are
-/// alive.
+/// Copies live entries that `to` lacks, as far as they fit: entries of `first` before all others. Returns the number of
+/// live entries.
 pub(super) fn copy_entries(
     sized: &SizedMap,
     from: &OwnedFd,
@@ -80,7 +80,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
 }
 
-/// Copies array slots that are empty in `to`, which is large enough for all.
+/// Copies array slots that are empty in `to`, which is large enough for all slots.
 pub(super) fn copy_places(map: &MapLayout, from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     let mut there = vec![0; map.value_size as usize];
     for_each(map, from, |key, value| {

@@ -11,10 +11,10 @@ use crate::layout::{BACKENDS, MapLayout, SOURCE_RANGES, SVC4, SVC6};
 use crate::maps::ServiceMapSizes;
 use crate::maps::open::open;
 
-/// A map may become at most this many times its configured size.
+/// Maximum growth of a map: this many times its configured size.
 const MOST: u32 = 8;
 
-/// Sizes at which the pinned entries use at most three quarters of each map, as far as the maps may grow.
+/// Returns sizes at which the pinned entries use at most three quarters of each map, as far as the maps may grow.
 pub(super) fn with_room(
     pins: &Path,
     sizes: ServiceMapSizes,
@@ -26,7 +26,7 @@ pub(super) fn with_room(
     Ok(ServiceMapSizes {
         frontends,
         backends,
-        // Slots of former pools are not cleared, so the backends indicate how many are used.
+        // Slots of former pools are not cleared, so the number of used slots is estimated from the backends.
         slots: sizes
             .slots
             .saturating_mul(backends.div_ceil(sizes.backends.max(1))),

@@ -1,11 +1,12 @@
-//! Maps that change size: new maps replace the former ones, whose entries are carried over while packets keep flowing.
+//! Changes the size of maps: new maps replace the former ones, whose entries are carried over while packets keep
+//! flowing.
 //!
 //! The former map's pin is set aside, so that the loader creates a new map. All entries are copied first; entries that
-//! programs write after that are copied right before the programs are replaced and right after. Between these two
+//! programs write after that are copied right before and right after the programs are replaced. Between these two
 //! copies, programs start no flow whose packets would be lost on programs that do not know it: see
 //! [`flows_held_until_ns`](health_common::config::DatapathConfig). A start that stops earlier puts the pins back. A
-//! start that is killed leaves both pins, and the next start copies what is missing. Since it is then unknown whether
-//! programs use the former map or the new one, both are former maps if the next start wants a third size.
+//! start that is killed leaves both pins, and the next start copies the missing entries. It is then unknown whether
+//! programs use the former map or the new one, so both become former maps if the next start wants a third size.
 
 mod copy;
 mod growth;
@@ -39,7 +40,7 @@ const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
 pub(crate) struct PendingResize {
     pins: PathBuf,
     maps: Vec<SizedMap>,
-    /// Maps that only this start has set aside, while no program uses the new ones.
+    /// Maps that this start has set aside itself, as long as no program uses the new ones.
     set_aside: Vec<MapLayout>,
     /// The current or future sizes of the maps.
     sizes: Vec<(MapLayout, u32)>,
@@ -67,7 +68,7 @@ impl PendingResize {
         Ok(resizing)
     }
 
-    /// Makes the loader create missing maps in their sizes.
+    /// Makes the loader create missing maps with their sizes.
     pub(crate) fn apply(&self, loader: &mut EbpfLoader<'_>) {
         for (map, size) in &self.sizes {
             loader.map_max_entries(map.name, *size);
@@ -79,7 +80,7 @@ impl PendingResize {
         !self.maps.is_empty()
     }
 
-    /// Whether flows that start meanwhile would be lost on programs that use the other maps.
+    /// Whether flows that start during the change could be lost on programs that use the other maps.
     pub(super) fn has_flows(&self) -> bool {
         self.maps.iter().any(|map| map.contents.is_of_programs())
     }
@@ -97,10 +98,10 @@ impl PendingResize {
         if !pin.exists()
             && let Some(last) = formers.pop()
         {
-            // A start was killed before it created the new map: this one gets its name back.
+            // A start was killed before it created the new map: the former map gets its name back.
             rename(&last, &pin)?;
         }
-        // After an interrupted change, whichever map the programs use: copies entries that only the former map has.
+        // After an interrupted change, copies entries that only the former map has, whichever map the programs use.
         self.copy(&sized, &mut BTreeMap::new())?;
         let Some((fd, info)) = open(&pin)? else {
             return Ok(size);
@@ -126,7 +127,7 @@ impl PendingResize {
             }
             return Ok(info.max_entries);
         }
-        // Programs keep using the map. It stays pinned, and if this start fails, it gets its name back.
+        // Programs keep using the former map. It stays pinned, and gets its name back if this start fails.
         rename(&pin, &former(&self.pins, &map, formers.len()))?;
         let becomes = match contents {
             Contents::Unwanted => "no service is served",
@@ -149,20 +150,20 @@ impl PendingResize {
         Ok(size)
     }
 
-    /// Copies what the new maps lack.
+    /// Copies the entries that the new maps lack.
     pub(super) fn carry_over(&self) -> Result<(), DatapathError> {
         self.copy_all(|_| true).map(drop)
     }
 
-    /// Copies what programs wrote since then. Must be called right before they are replaced.
+    /// Copies entries that programs have written since then. Must be called right before the programs are replaced.
     pub(super) fn catch_up(&mut self) -> Result<(), DatapathError> {
         self.copy_all(Contents::is_of_programs)?;
         self.set_aside.clear();
         Ok(())
     }
 
-    /// Copies what programs have written so far, and removes the former maps. Must be called when no program uses them
-    /// any more.
+    /// Copies entries that programs have written so far, and removes the former maps. Must be called when no program
+    /// uses the former maps any more.
     pub(super) fn finish(&mut self) -> Result<(), DatapathError> {
         let copied = self.copy_all(Contents::is_of_programs)?;
         for (sized, entries) in std::mem::take(&mut self.maps).into_iter().zip(copied) {
@@ -174,7 +175,7 @@ impl PendingResize {
                 );
             }
             self.note_keys(&sized)?;
-            // The first one last: a map's formers are found by number.
+            // Oldest last: a map's former maps are found by counting up from index 0.
             for former in formers(&self.pins, &sized.map).iter().rev() {
                 remove_tree(former)?;
             }
@@ -182,8 +183,8 @@ impl PendingResize {
         Ok(())
     }
 
-    /// Copies entries to the changing maps whose contents match. Returns the result of [`Self::copy`] for each, 0 for
-    /// others.
+    /// Copies entries to the changing maps whose contents match. Returns the result of [`Self::copy`] for each map, 0
+    /// for maps that do not match.
     fn copy_all(&self, is_meant: fn(Contents) -> bool) -> Result<Vec<u64>, DatapathError> {
         let mut known = BTreeMap::new();
         let copied = self
@@ -204,7 +205,7 @@ impl PendingResize {
     ) -> Result<u64, DatapathError> {
         let pin = self.pins.join(sized.map.name);
         let mut most = 0;
-        // The oldest one first: most starts that are killed are killed before programs use the new maps.
+        // Oldest first: most killed starts are killed before programs use the new maps.
         for former_pin in formers(&self.pins, &sized.map) {
             let (Some((former, was)), Some((new, is))) = (open(&former_pin)?, open(&pin)?) else {
                 continue;
@@ -227,7 +228,8 @@ impl PendingResize {
         Ok(most)
     }
 
-    /// The open connections in a conntrack table, over all its maps. `known`: tables that were already read, by name.
+    /// Returns the open connections in a conntrack table, over all its maps. `known`: tables that were already read, by
+    /// name.
     fn open_flows<'a>(
         &self,
         conntrack: &MapLayout,
@@ -267,7 +269,7 @@ impl Drop for PendingResize {
             let Some(last) = formers(&self.pins, map).pop() else {
                 continue;
             };
-            // No program uses the new map, whose pin this replaces.
+            // No program uses the new map, whose pin is replaced here.
             if let Err(error) = rename(&last, &self.pins.join(map.name)) {
                 warn!(%error, "cannot restore the former maps");
             }

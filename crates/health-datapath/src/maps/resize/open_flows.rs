@@ -1,5 +1,5 @@
-//! Flows that take precedence if a smaller TCP table cannot hold all: connections that both sides use, before those
-//! that were started and never answered.
+//! Flows that take precedence if a smaller TCP table cannot hold all flows: connections in which both sides have sent,
+//! before connections that were never answered.
 
 use std::collections::HashSet;
 use std::io;
@@ -19,7 +19,7 @@ use crate::sys;
 pub(super) struct OpenFlows(HashSet<Box<[u8]>>);
 
 impl OpenFlows {
-    /// The conntrack table that knows which of a table's flows are open; `None` for other maps.
+    /// Returns the conntrack table that knows which of a table's flows are open; `None` for other maps.
     pub(super) fn known_by(map: &MapLayout) -> Option<MapLayout> {
         match *map {
             CT4 | NAT4 | REVNAT4 => Some(CT4),
@@ -28,7 +28,7 @@ impl OpenFlows {
         }
     }
 
-    /// Adds the open connections in a map of such a table.
+    /// Adds the open connections from a map of this conntrack table.
     pub(super) fn read(&mut self, conntrack: &MapLayout, map: &OwnedFd) -> io::Result<()> {
         let now = clock::coarse_now_secs();
         for_each(conntrack, map, |key, value| {
@@ -39,7 +39,7 @@ impl OpenFlows {
         })
     }
 
-    /// Whether a table's entry belongs to one of these connections.
+    /// Whether a table's entry belongs to one of these open connections.
     pub(super) fn has(&self, map: &MapLayout, key: &[u8], value: &[u8]) -> bool {
         let is_open = match *map {
             CT4 | CT6 => Some(self.0.contains(key)),
@@ -73,7 +73,7 @@ impl OpenFlows {
         Some(self.has_flow(sent) || self.has_flow(from_outside))
     }
 
-    /// Conntrack may have seen either side's packet first.
+    /// Whether the flow is open in either direction: conntrack may have seen either side's packet first.
     fn has_flow<T: Tuple + Pod>(&self, flow: T) -> bool {
         let ways = [flow, flow.reply()];
         ways.iter().any(|way| self.0.contains(sys::bytes_of(way)))

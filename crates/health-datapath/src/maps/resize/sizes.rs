@@ -1,4 +1,4 @@
-//! Which maps have configurable sizes, and what happens to their contents.
+//! Lists the maps with configurable sizes, and what happens to their contents.
 
 use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES};
 use health_common::service::xdp::XDP_FLOWS;
@@ -102,7 +102,7 @@ pub(super) enum Contents {
     Programs,
     /// Entries of the agent, by key: all are copied. A map keeps its size if they would not fit.
     Agent,
-    /// Entries of the agent in array slots, which others refer to: each is copied to the same slot.
+    /// Entries of the agent in array slots that other entries refer to: each is copied to the same slot.
     Places,
     /// Entries that programs rebuild.
     Cache,

@@ -6,7 +6,7 @@ use super::*;
 const ONE: Identity = Identity(300);
 const PEER: Identity = Identity(400);
 
-/// A kernel with space for this many entries.
+/// A kernel with space for `entries` entries.
 fn with_room(entries: usize) -> Kernel {
     let kernel = Kernel::default();
     kernel.now().filled = filled_but(entries);
@@ -17,7 +17,7 @@ fn labels(identity: Identity) -> LabelSet {
     LabelSet::new([format!("n={identity}").parse().unwrap()]).unwrap()
 }
 
-/// The rules as they change.
+/// A set of rules that tests change step by step.
 struct Rules {
     repository: Repository,
     identities: Arc<BTreeMap<Identity, Arc<LabelSet>>>,
@@ -35,7 +35,7 @@ impl Rules {
         }
     }
 
-    /// One peer may reach all endpoints, at `ports` ports from `first` on.
+    /// Lets one peer reach all endpoints on `ports` ports, starting at `first`.
     fn allow(&mut self, first: u16, ports: u16) -> Generation {
         let ports =
             (0..ports).map(|n| format!(r#"{{"port": "{}", "protocol": "TCP"}}"#, first + 2 * n));
@@ -113,12 +113,12 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
         "the endpoint names the former one"
     );
 
-    // The next change requests it again, whether the change concerns it or not.
+    // The next change requests the build again, whether or not it concerns this endpoint.
     let third = rules.change_others();
     assert_eq!(subjects.behind(&third).pending, BTreeSet::from([2]));
     build(&mut subjects, 2, ONE, &third);
     assert_eq!(subjects.behind(&third), Behind::default());
-    // It failed for a reason other than its policy, which nothing waits for.
+    // The build failed for a reason unrelated to policy, and nothing waits for that.
     subjects.fail(2, failure(&third));
     assert_ne!(subjects.behind(&third), Behind::default());
     assert!(subjects.name_their_tables(&third));
@@ -163,7 +163,7 @@ fn try_build(
     }
 }
 
-/// Number of entries of a table that lets a peer reach this many ports.
+/// Number of entries in a table that lets one peer reach this many ports.
 fn entries_for(ports: u16) -> usize {
     let kernel = Kernel::default();
     let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
@@ -183,7 +183,7 @@ fn tables_that_nobody_names_make_room_for_the_next_one() {
     for (identity, id) in endpoints() {
         build(&mut subjects, id, identity, &first);
     }
-    // One more table fits beside the former ones.
+    // There is space for one more table beside the existing ones.
     let second = rules.allow(1001, 10);
     for (identity, id) in endpoints() {
         assert!(try_build(&mut subjects, id, identity, &second), "{id}");
@@ -235,7 +235,7 @@ fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_clos
     }
     assert_eq!(subjects.to_close(), None);
     assert_eq!(subjects.behind(&third).failed.len(), 4);
-    // The former rules also open an endpoint that was closed.
+    // The old rules also open an endpoint that was closed.
     let fourth = rules.allow(2, 10);
     subjects.behind(&fourth);
     for (identity, id) in endpoints() {

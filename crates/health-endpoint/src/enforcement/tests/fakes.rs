@@ -1,4 +1,4 @@
-//! A fake kernel and a fake store of identities. Both outlive the agent, and record what must never happen.
+//! A fake kernel and a fake store of identities. Both outlive the agent, and record calls that must never happen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, ready};
@@ -9,9 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS};
 use health_common::identity::LOCAL;
 use health_common::ipcache::IpcacheEntry;
-use health_datapath::ipcache::IpcacheError;
 use health_datapath::policy::{PolicyError, PolicyMatch};
-use health_datapath::{DatapathError, Workload};
+use health_datapath::{DatapathError, TrieError, Workload};
 use health_model::identity::Identity;
 use health_model::labels::{CIDR, Label, LabelSet};
 use health_net::KernelError;
@@ -25,32 +24,32 @@ use super::super::backends::{Cluster, Prefixes, Programs, Tables};
 use super::super::{HostRoutes, lock};
 use crate::identities::{Hold, IdentitySource, IdentityUnavailable};
 
-/// Name of the node in the store.
+/// This node's name in the store.
 pub(super) const NODE: &str = "n1";
 
 /// The verdicts of a table.
 pub(in crate::enforcement) type Entries = BTreeMap<PolicyMatch, u8>;
 
-/// Programs and maps.
+/// The kernel's programs and maps.
 #[derive(Clone, Default)]
 pub(in crate::enforcement) struct Kernel(Arc<Mutex<KernelState>>);
 
 #[derive(Debug, Default)]
 pub(in crate::enforcement) struct KernelState {
     pub(in crate::enforcement) served: BTreeMap<u16, Workload>,
-    /// Endpoints with programs on their devices.
+    /// Endpoints with programs attached to their devices.
     pub(in crate::enforcement) attached: BTreeSet<u16>,
     pub(in crate::enforcement) tables: BTreeMap<u32, Entries>,
     pub(in crate::enforcement) prefixes: BTreeMap<IpNet, IpcacheEntry>,
-    /// How many table entries count as occupied.
+    /// Number of table entries that count as occupied.
     pub(in crate::enforcement) filled: usize,
     pub(in crate::enforcement) refuses_programs: bool,
     pub(in crate::enforcement) refuses_prefixes: bool,
-    /// Calls that must not reach a kernel.
+    /// Calls that must never reach a kernel.
     pub(in crate::enforcement) mistakes: Vec<String>,
 }
 
-/// Capacity for table entries.
+/// Total capacity for table entries.
 const CAPACITY: usize = 10_000;
 
 impl KernelState {
@@ -67,12 +66,12 @@ impl Kernel {
         lock(&self.0)
     }
 
-    /// Number of entries of all tables.
+    /// Number of entries in all tables.
     pub(in crate::enforcement) fn used(&self) -> usize {
         self.now().tables.values().map(BTreeMap::len).sum()
     }
 
-    /// The table that an endpoint uses, without its number; `None` if it uses none.
+    /// The entries of the table that an endpoint uses; `None` if it uses none.
     pub(super) fn table_of(&self, id: u16) -> Option<Entries> {
         let state = self.now();
         let table = state.served.get(&id)?.info.policy;
@@ -177,7 +176,7 @@ impl Tables for Kernel {
     }
 }
 
-/// Leaves space for this many table entries.
+/// The value of `filled` that leaves space for `room` table entries.
 pub(in crate::enforcement) fn filled_but(room: usize) -> usize {
     CAPACITY - room
 }
@@ -187,24 +186,30 @@ impl Prefixes for Kernel {
         Box::new(self.now().prefixes.clone().into_iter())
     }
 
-    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError> {
+    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), TrieError> {
         let mut state = self.now();
         if state.refuses_prefixes && !state.prefixes.contains_key(&net) {
-            return Err(IpcacheError::Full { wanted: 1 });
+            return Err(full(1));
         }
         state.prefixes.insert(net, entry);
         Ok(())
     }
 
-    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), IpcacheError> {
+    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), TrieError> {
         let mut state = self.now();
         if state.refuses_prefixes {
-            return Err(IpcacheError::Full {
-                wanted: wanted.len(),
-            });
+            return Err(full(wanted.len()));
         }
         state.prefixes.clone_from(wanted);
         Ok(())
+    }
+}
+
+fn full(wanted: usize) -> TrieError {
+    TrieError::Full {
+        map: "HEALTH_IPCACHE",
+        wanted,
+        capacity: 0,
     }
 }
 
@@ -219,24 +224,24 @@ impl HostRoutes for NoRoutes {
     }
 }
 
-/// The store that all agents share, and this node's file with its identities of prefixes.
+/// The store shared by all agents, and this node's file with its identities of prefixes.
 #[derive(Clone, Default)]
 pub(super) struct Store(Arc<Mutex<StoreState>>);
 
 #[derive(Debug, Default)]
 pub(super) struct StoreState {
     pub(super) numbers: BTreeMap<LabelSet, Identity>,
-    /// Whether labels without a number get none.
+    /// Whether the store refuses new numbers for labels without one.
     pub(super) is_full: bool,
     pub(super) is_away: bool,
-    /// Numbers that were given to other labels while in use; their holders cannot keep them.
+    /// Numbers that the store gave to other labels while they were in use; their holders cannot keep them.
     lost: BTreeSet<Identity>,
     given: u32,
     local: BTreeMap<IpNet, Identity>,
     local_given: u32,
-    /// What each agent so far holds and announces.
+    /// What each agent started so far holds and announces.
     agents: Vec<Claims>,
-    /// Calls that must not reach a store.
+    /// Calls that must never reach a store.
     pub(super) mistakes: Vec<String>,
 }
 
@@ -249,7 +254,7 @@ pub(super) struct Claims {
 }
 
 impl StoreState {
-    /// What former agents of this node still hold and announce, and what the last one does.
+    /// Returns what earlier agents of this node still hold and announce, and what the current one does.
     pub(super) fn claims(&self) -> (Vec<&Claims>, Claims) {
         let (last, former) = self.agents.split_last().expect("there was an agent");
         let is_left = |claims: &&Claims| **claims != Claims::default();
@@ -292,7 +297,7 @@ impl Store {
         lock(&self.0)
     }
 
-    /// Forgets the identities that are not held and frees their numbers. Returns those that could have been kept.
+    /// Forgets the identities that nobody holds and frees their numbers. Returns those that could have been kept.
     pub(super) fn collect(&self) -> Vec<Identity> {
         let mut state = self.now();
         let numbers = std::mem::take(&mut state.numbers);
@@ -336,13 +341,13 @@ impl Session {
         Arc::new(session)
     }
 
-    /// Reports the current contents of the store to the agent, or that the store is away.
+    /// Reports the current contents of the store to the agent, or that the store is unavailable.
     pub(super) fn publish(&self) {
         let state = self.store.now();
         let known = self.identities.borrow().clone();
         let mut labels = state.labels();
         if state.is_away {
-            // What was known of the cluster is kept.
+            // The agent keeps what it knew of the cluster.
             let of_cluster: BTreeSet<Identity> = state.numbers.values().copied().collect();
             labels.retain(|identity, _| !of_cluster.contains(identity));
             let cluster = known.labels.iter();
@@ -401,7 +406,7 @@ impl Session {
         self.addresses.borrow().clone()
     }
 
-    /// Makes the store swap the numbers of two label sets, as a store that lost them may do.
+    /// Swaps the numbers of two label sets, as can happen in a store that lost them.
     pub(super) fn swap(&self, one: &LabelSet, other: &LabelSet) {
         let mut state = self.store.now();
         let numbers = [one, other].map(|labels| state.numbers.get(labels).copied());
@@ -473,7 +478,7 @@ impl IdentitySource for Session {
     }
 }
 
-/// The same for the enforcer.
+/// The same session, as the enforcer's cluster.
 pub(super) struct SessionCluster(pub(super) Arc<Session>);
 
 impl Cluster for SessionCluster {

@@ -1,5 +1,5 @@
-//! Compares the manager, the enforcer and the state folder with a plain list of endpoints and policies, whatever fails
-//! and whenever the agent is killed.
+//! Compares the manager, the enforcer and the state folder with a plain list of endpoints and policies, through any
+//! faults and with the agent killed at any time.
 
 mod plain;
 mod steps;
@@ -21,8 +21,7 @@ pub(super) use self::steps::{policy_name, policy_text};
 use super::*;
 use crate::error::{EndpointError, ErrorKind};
 
-/// How long the agent is left alone so that it can finish everything possible: longer than any pause between two
-/// attempts.
+/// How long the agent is left alone to finish all that it can: longer than any pause between two attempts.
 const QUIET: Duration = Duration::from_secs(100);
 
 /// Result of a change.
@@ -68,15 +67,15 @@ impl Model {
     /// Kills the agent, and starts the next one.
     fn restart(&mut self) {
         self.agent = None;
-        // No agent starts with an unreadable folder, or without being able to remove what was half created.
+        // An agent cannot start with an unreadable folder, or if it cannot remove half-created endpoints.
         self.set(Fault::Files, false);
         self.set(Fault::Device("remove"), false);
         self.start();
-        // What could not be deleted stays alive.
+        // Endpoints that could not be deleted remain alive.
         for shown in self.agent().manager.endpoints() {
             let n = shown.netns.trim_start_matches("/n").parse().unwrap();
-            // If several devices went away while no file could record that their endpoints are being deleted, nothing
-            // else deletes them.
+            // If several devices disappeared while no file could record the deletion of their endpoints, nothing else
+            // deletes those endpoints.
             let reason = shown.reason.as_deref().unwrap_or_default();
             if reason.starts_with("its device is gone") {
                 let manager = self.agent().manager;
@@ -171,7 +170,7 @@ impl Model {
         assert_eq!(self.site.store.now().mistakes, [""; 0]);
     }
 
-    /// Records the result of a change, which must be correct.
+    /// Checks the result of a change, and records it.
     fn note(&mut self, change: &Change, outcome: Outcome) {
         let may_fail = !self.faults.is_empty();
         match (change, outcome) {
@@ -234,7 +233,8 @@ impl Model {
         }
     }
 
-    /// Finds out whether a change was made before the agent was killed: completely or not at all.
+    /// Finds out whether a change was made before the agent was killed. It must have been made completely or not at
+    /// all.
     fn find_out(&mut self, change: &Change) {
         let agent = self.agent();
         let shown = |n: u16| {
@@ -294,7 +294,7 @@ impl Model {
             return;
         }
         if fault == Fault::Files && self.agent.is_some() {
-            // Time passes only once no task uses the files; it might create the folder again.
+            // Let time pass only once no task uses the files, as a task might create the folder again.
             self.pass(Duration::from_millis(1));
         }
         let Site {
@@ -338,7 +338,7 @@ impl Model {
         }
     }
 
-    /// The store forgets what is not held: none of that may be in use.
+    /// Makes the store forget identities that nobody holds. None of them may be in use.
     fn collect(&self) {
         let collected = self.site.store.collect();
         let kernel = self.site.kernel.now();
@@ -357,8 +357,8 @@ impl Model {
         self.run(async { session.publish() });
     }
 
-    /// Checks what holds even during faults: the existing endpoints and their addresses, and that no endpoint is
-    /// reported as healthy without being so.
+    /// Checks the invariants that hold even during faults: the existing endpoints and their addresses, and that no
+    /// endpoint is reported as healthy when it is not.
     fn check_through_faults(&self) {
         let (agent, kernel) = (self.agent(), &self.site.kernel);
         let shown = self.plain.check_shown(&agent.manager);
@@ -416,14 +416,14 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        // Otherwise the tasks of a failed sequence end it with another message.
+        // Otherwise, the remaining tasks of a failed sequence would end it with another message.
         if let Some((runtime, _)) = self.agent.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// Replaces a folder with a file, or undoes that.
+/// Replaces a folder with a file, or restores it.
 fn block(folder: PathBuf, is_on: bool) {
     let aside = folder.with_extension("aside");
     match is_on {
@@ -439,7 +439,7 @@ fn block(folder: PathBuf, is_on: bool) {
     }
 }
 
-/// Requests a change from the agent, and waits for its answer.
+/// Requests a change from the agent and waits for the result.
 async fn perform(agent: Agent, change: Change) -> Outcome {
     let done = timeout(LONG, ask(&agent, &change)).await;
     done.unwrap_or_else(|_| panic!("{change:?} has no answer"))

@@ -1,4 +1,4 @@
-//! Compares the enforcer alone with a plain list: which endpoint uses which table, and which addresses are written,
+//! Compares the enforcer alone with a plain list: the table that each endpoint uses, and the addresses in the ipcache,
 //! however little space there is.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use super::*;
 use crate::enforcement::build::Room;
 use crate::regenerate::Regeneration;
 
-/// Label sets of the endpoints, each with its own identity.
+/// Label sets for endpoints, each with its own identity.
 const LABELS: [&str; 3] = ["app=a", "app=b", "app=a,zone=x"];
 
 const POLICIES: usize = 5;
@@ -27,9 +27,9 @@ enum Step {
     /// Builds the endpoints that lag behind, and makes space, until nothing more can be done.
     Bring,
     Sweep,
-    /// Writes the addresses.
+    /// Writes the addresses to the ipcache.
     Write,
-    /// Leaves space for this many more table entries, or for all.
+    /// Leaves space for this many more table entries, or removes the limit.
     Room(Option<u8>),
     /// Stops programs from being attached, or allows it again.
     Programs(bool),
@@ -60,12 +60,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// What an endpoint was last built with.
+/// The state with which an endpoint was last built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Built {
     with: usize,
     table: Option<Entries>,
-    /// Whether it was built since the agent's start.
+    /// Whether the endpoint was built since the agent's start.
     is_by_this_agent: bool,
 }
 
@@ -128,7 +128,7 @@ impl Model {
         kernel.now().tables.get(&table).cloned()
     }
 
-    /// Returns whether the build succeeded.
+    /// Builds an endpoint. Returns whether the build succeeded.
     fn build(&mut self, id: u16, with: usize) -> bool {
         let built = self.enforcer.build(&self.regeneration(id, with));
         let state = self.site.kernel.now();
@@ -145,12 +145,12 @@ impl Model {
             }
             Err(error) => {
                 assert!(may_fail, "{error}");
-                // Addresses come last: by then packets meet the new table.
+                // Addresses are written last: by then the new table already judges packets.
                 if error.to_string().contains("HEALTH_IPCACHE") {
                     assert!(is_served_so);
                     self.set(id, with);
                 } else if !self.built.contains_key(&id) {
-                    // The creator of an endpoint then removes it.
+                    // The code that creates the endpoint then removes it.
                     self.enforcer.take_away(id).unwrap();
                 }
                 false
@@ -167,7 +167,7 @@ impl Model {
         self.built.insert(id, built);
     }
 
-    /// Does what the enforcer's turn does with the endpoints, without a manager.
+    /// Handles the endpoints as the enforcer's turn does, but without a manager.
     fn bring(&mut self) {
         let generation = self.enforcer.generation();
         let mut closed = BTreeSet::new();
@@ -235,7 +235,7 @@ impl Model {
             Step::Restart => {
                 let former = std::mem::replace(&mut self.session, Session::new(&self.site.store));
                 drop(former);
-                // No agent starts that cannot write the addresses of endpoints.
+                // An agent cannot start if it cannot write the addresses of endpoints.
                 self.site.kernel.now().refuses_prefixes = false;
                 self.enforcer = self.site.enforcer(&self.session);
                 for built in self.built.values_mut() {
@@ -257,7 +257,7 @@ impl Model {
         assert_eq!(written.is_err(), refuses);
     }
 
-    /// Checks what holds at any time.
+    /// Checks the invariants.
     fn check(&self) {
         let state = self.site.kernel.now();
         assert_eq!(state.mistakes, [""; 0]);
@@ -279,7 +279,8 @@ impl Model {
         }
     }
 
-    /// After a sweep, the only tables are those that endpoints use, and those of their identities.
+    /// Checks that, after a sweep, the only tables are those in use by endpoints and those of the endpoints'
+    /// identities.
     fn check_tables(&self) {
         let state = self.site.kernel.now();
         let named = state.served.values().map(|one| one.info.policy);

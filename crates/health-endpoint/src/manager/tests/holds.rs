@@ -8,7 +8,7 @@ use health_settings::RegistrySpec;
 use super::*;
 use crate::identities::AllocatedIdentities;
 
-/// How long a test waits for an expected event, however busy the machine is.
+/// How long a test waits for an expected event, to allow for busy machines.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Waits until the identities of exactly these labels are held, and returns them.
@@ -30,7 +30,7 @@ async fn who_gives_back_one_number_gives_back_no_other_labels_hold() {
     let spec = RegistrySpec::File(path.clone());
     let allocator = IdentityAllocator::open(&spec, "default", "n1", Timing::default());
     let allocator = Arc::new(allocator.unwrap());
-    // So that the endpoint does not have to wait for the store.
+    // Acquire them first, so that the endpoint does not have to wait for the store.
     let [first, second] = ["app=a", "app=b"].map(|label| new(1, &[label]).labels);
     allocator.acquire(&first, OnOutage::Wait).await.unwrap();
     let bed = Bed::with_identities(
@@ -42,7 +42,7 @@ async fn who_gives_back_one_number_gives_back_no_other_labels_hold() {
     let one = bed.create(1, &["app=a"]).await.unwrap();
     allocator.release(&first);
 
-    // The store gives its number to other labels; its programs keep using the number until they are rebuilt.
+    // The store gives the endpoint's number to other labels; the programs keep using the number until they are rebuilt.
     bed.world.may_build.send_replace(false);
     let document = fs::read_to_string(&path).unwrap();
     let other = store.path().join("other");

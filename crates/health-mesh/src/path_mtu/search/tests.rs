@@ -165,7 +165,7 @@ fn a_path_without_answers_reports_nothing() {
     let trace = run(search(1500), |_| Outcome::Lost);
     assert_eq!(trace.verdict, Verdict::Inconclusive);
     assert_eq!(trace.sizes(), [SMALL; 3]);
-    // Nor does a path that breaks down midway.
+    // A path that breaks down midway gives no result either.
     let mut probes = 0;
     let trace = run(search(1500), |size| {
         probes += 1;

@@ -287,12 +287,7 @@ impl IdentityFile {
 
     /// Replaces the file atomically: readers see either the complete old file or the complete new file.
     fn write(&self, document: &Document) -> Result<(), FileError> {
-        let write = || -> io::Result<()> {
-            let mut text = serde_json::to_vec_pretty(document)?;
-            text.push(b'\n');
-            durable::write(&self.path, &text)
-        };
-        write().map_err(|source| FileError::Io {
+        durable::write(&self.path, document).map_err(|source| FileError::Io {
             attempt: "write",
             path: self.path.clone(),
             source,

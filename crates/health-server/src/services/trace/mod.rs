@@ -15,7 +15,6 @@ mod tracer;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
-use axum::response::Response;
 use health_api::frontend_names::{algorithm_name, kind_name};
 use health_common::service::FRONTEND_DIRECT;
 use health_datapath::services::{Connection, ListedFrontend};
@@ -31,26 +30,30 @@ use self::kernel::Kernel;
 use self::outcome::{Outcome, Refused};
 use self::pool::Owner;
 use self::tracer::Tracer;
-use crate::answer::{Refusal, answer};
+use crate::answer::{Answer, Refusal, answer};
 use crate::server::Shared;
 use crate::source::Source;
 
 /// The traced flow.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TraceQuery {
-    /// Who opens it.
+    /// Who opens it: an endpoint of this node by id, name or address, `host`, or any other address; with a port as
+    /// `SOURCE:PORT`.
+    #[cfg_attr(test, schemars(example = "10.244.1.7"))]
     source: String,
-    /// Where it goes.
+    /// Where it goes: `ADDRESS:PORT`, or a service as `NAMESPACE/NAME:PORT` with the number or name of its port.
+    #[cfg_attr(test, schemars(example = "shop/web:http"))]
     destination: String,
-    /// Its protocol; defaults to that of the service's port, or else TCP.
+    /// Its protocol, TCP, UDP or SCTP; defaults to that of the service's port, or else TCP.
     protocol: Option<Protocol>,
 }
 
 pub(crate) async fn trace<S: Source>(
     State(api): Shared<S>,
     query: Result<Query<TraceQuery>, QueryRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Answer<ServiceTrace>, Refusal> {
     let Query(query) = query?;
     answer(move || explain(&*api.source, &query)).await
 }

@@ -9,7 +9,7 @@ use crate::maglev::{Entry, Maglev, hash};
 pub struct MaglevTables(Maglev);
 
 impl MaglevTables {
-    /// Fills tables with this filler.
+    /// Creates tables that this filler fills.
     pub const fn new(maglev: Maglev) -> Self {
         Self(maglev)
     }

@@ -1,12 +1,12 @@
 //! The eBPF provider: writes services into the maps of this agent's programs.
 //!
 //! Each port of a service becomes a [`PortSpec`], which [`ServiceTables`] write into the maps that the programs read.
-//! NodePorts become a frontend for each address of the node; if another service has that address and port of its own,
-//! that service takes precedence.
+//! NodePorts become a frontend for each address of the node; if another service has such an address and port of its
+//! own, that service takes precedence.
 //!
-//! Namespaces have shares of the maps. If a map has no space for a port, the port keeps what it had, all others are
-//! updated, and the sync fails, so that it is retried. A port without space for a Maglev table is served at random
-//! instead.
+//! Each namespace has a share of the maps. If a map has no space for a port, the port keeps its old entries, all other
+//! ports are updated, and the sync fails, so that it is retried. A port without space for a Maglev table uses random
+//! choice instead.
 
 mod maglev;
 mod port;
@@ -31,29 +31,29 @@ use crate::spec::{Algorithm, PortKey};
 use crate::state::{Listen, State};
 pub use maglev::MaglevTables;
 
-/// How many ports are planned before other tasks get a turn.
+/// Number of ports to plan before yielding to other tasks.
 const TURN: usize = 256;
 
-/// The addresses of this node at which NodePorts are served.
+/// The node's addresses at which NodePorts are served.
 pub type NodeAddresses = Arc<BTreeSet<IpAddr>>;
 
 /// Settings of the provider.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// How a backend is chosen, if its service does not say.
+    /// The algorithm for services that do not set one.
     pub algorithm: Algorithm,
-    /// How packets from clients outside reach backends on other nodes.
+    /// How packets from external clients reach backends on other nodes.
     pub forwarding: Forwarding,
     /// Size of a Maglev table, in slots: a prime.
     pub maglev_size: u32,
-    /// Seed of the Maglev tables: nodes with the same seed make the same choices.
+    /// Seed of the Maglev tables. Nodes with the same seed make the same choices.
     pub maglev_seed: u64,
-    /// Returns nanoseconds of `CLOCK_MONOTONIC`.
+    /// Returns `CLOCK_MONOTONIC` in nanoseconds.
     pub clock: fn() -> u64,
 }
 
 impl Settings {
-    /// The defaults, with this clock.
+    /// Creates the default settings with this clock.
     pub fn new(clock: fn() -> u64) -> Self {
         Self {
             algorithm: Algorithm::Random,
@@ -79,20 +79,20 @@ pub enum EbpfError {
 /// Why a port is not in the desired state.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// It is unchanged.
+    /// The port is unchanged.
     #[error(transparent)]
     Refused(ServicesError),
-    /// It is as it should be, except for its algorithm.
+    /// The port is in the desired state, except for its algorithm.
     #[error("maglev is not in force, backends are chosen at random: {0}")]
     WithoutMaglev(ServicesError),
 }
 
-/// Errors of ports; never empty.
+/// Errors by port; never empty.
 #[derive(Debug)]
 pub struct PortErrors(BTreeMap<PortKey, PortError>);
 
 impl PortErrors {
-    /// The ports, each with its error.
+    /// Returns the ports, each with its error.
     pub fn iter(&self) -> impl Iterator<Item = (&PortKey, &PortError)> {
         self.0.iter()
     }
@@ -114,7 +114,7 @@ impl fmt::Display for PortErrors {
     }
 }
 
-/// Serves the services of this node through its eBPF programs. Dropping it leaves the maps as they are.
+/// Serves the services of this node through its eBPF programs. Dropping the provider leaves the maps as they are.
 #[derive(Debug)]
 pub struct EbpfProvider {
     tables: ServiceTables,
@@ -130,7 +130,7 @@ pub struct EbpfProvider {
 }
 
 impl EbpfProvider {
-    /// A provider that writes these tables. Their contents stay until the first sync.
+    /// Creates a provider that writes these tables. Their contents stay unchanged until the first sync.
     pub fn new(
         tables: ServiceTables,
         settings: Settings,
@@ -148,7 +148,7 @@ impl EbpfProvider {
         })
     }
 
-    /// The ports that a partial sync must check.
+    /// Returns the ports that a partial sync must check.
     fn touched(&self, work: &Work<'_>, addresses: &BTreeSet<IpAddr>) -> BTreeSet<PortKey> {
         let state = work.state;
         let mut touched = work.changes.ports.clone();
@@ -160,8 +160,8 @@ impl EbpfProvider {
                 Listen::Address(address) => Some(address),
                 Listen::NodePort(_) => None,
             });
-            // The owner of that NodePort gains the address when this port gives it up, and loses it when this port
-            // claims it.
+            // The service that owns the NodePort gains the address when this port gives it up, and loses it when this
+            // port claims it.
             let shared = had
                 .chain(has)
                 .filter(|address| addresses.contains(&address.ip()));
@@ -202,7 +202,7 @@ impl EbpfProvider {
         self.refused = refused;
     }
 
-    /// Writes ports into the maps. Returns the errors of those that are not as they should be.
+    /// Writes ports into the maps. Returns the errors of those that are not in the desired state.
     async fn bring(
         &mut self,
         state: &State,
@@ -269,7 +269,7 @@ impl Provider for EbpfProvider {
 
         let state = work.state;
         let mut errors = self.bring(state, &addresses, &keys, is_full).await?;
-        // Space that other ports have given up meanwhile is now free.
+        // Space that other ports have given up meanwhile is free now.
         let short: Vec<PortKey> = errors.keys().cloned().collect();
         if !short.is_empty() && short.len() < keys.len() {
             errors = self.bring(state, &addresses, &short, false).await?;
@@ -298,7 +298,7 @@ struct Ports<'a> {
 }
 
 impl Ports<'_> {
-    /// Adds a port to the change: its new content, or its removal.
+    /// Adds a port to the change, either its new content or its removal.
     fn bring(&mut self, key: &PortKey, change: &mut Change<'_>) -> Result<(), PortError> {
         let known = self.numbers.get(key).copied();
         let spec = self.state.port(key).map(|port| {
@@ -321,7 +321,7 @@ impl Ports<'_> {
         }
     }
 
-    /// Returns the addresses of the node at which a NodePort is served.
+    /// Returns a function that maps a NodePort to the node's addresses at which it is served.
     fn node_frontends(&self, key: &PortKey) -> impl Fn(u16) -> Vec<std::net::SocketAddr> {
         let (state, addresses) = (self.state, self.addresses);
         let (family, protocol) = (key.family, key.name.protocol);

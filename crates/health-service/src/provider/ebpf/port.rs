@@ -17,7 +17,7 @@ use super::Settings;
 use crate::spec::{Algorithm, PortKey, TrafficPolicy};
 use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 
-/// The specification of a port. `node_frontends` returns the addresses at which a NodePort is served.
+/// Returns the specification of a port. `node_frontends` returns the addresses at which a NodePort is served.
 pub(super) fn spec(
     key: &PortKey,
     port: &PortState,

@@ -1,5 +1,6 @@
 //! Random sequences of states, each written into kernel maps by three providers: one that applies changes, one that is
-//! restarted all the time, and a new one with its own maps. The test compares where the maps lead with the state.
+//! constantly restarted, and a new one with its own maps. The tests compare the destinations in the maps with the
+//! state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -58,7 +59,7 @@ fn settings() -> Settings {
             default: ServiceForwarding::Hybrid,
             hindrance: None,
         },
-        // What was freed is reused after two or three syncs.
+        // Freed entries are reused after two or three syncs.
         ..Settings::new(|| CLOCK.fetch_add(4_000_000_000, Ordering::Relaxed))
     }
 }
@@ -105,7 +106,7 @@ impl Node {
             .collect()
     }
 
-    /// Everything except momentary values.
+    /// Returns everything except values that vary over time.
     fn contents(&self) -> (Vec<ListedFrontend>, BTreeMap<u32, Backend>, Ranges) {
         (
             self.maps.list().unwrap(),
@@ -125,7 +126,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // One of them is an external address of services, one a ClusterIP.
+    // One of these is also an external address of services, another a ClusterIP.
     let all = [
         "192.0.2.1",
         "198.51.100.7",
@@ -142,7 +143,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Where each port must be reachable; NodePorts only where no other port has the address.
+/// Returns where each port must be reachable; NodePorts only where no other port has the address.
 fn places(
     state: &State,
     addresses: &BTreeSet<IpAddr>,
@@ -193,7 +194,7 @@ fn is_there(port: &PortState, target: Target, found: &[ListedBackend], number: u
             (backend.address(), backend.share)
         })
         .collect();
-    // A table has no order, and only a limited number of slots for each.
+    // A Maglev table has no order, and its precision is limited by the number of slots.
     let precision = if algorithm == Algorithm::Maglev {
         found.sort_by_key(|(address, _)| *address);
         wanted.sort_by_key(|(address, _)| *address);
@@ -233,7 +234,7 @@ fn flags(protocol: Protocol, port: &PortState, frontend: &crate::state::Frontend
     flags
 }
 
-/// Checks everything in the maps. Returns the numbers of all ports that are reachable anywhere.
+/// Checks everything in the maps. Returns the numbers of all reachable ports.
 fn check(
     node: &Node,
     state: &State,
@@ -288,7 +289,7 @@ fn check(
     Ok(numbers)
 }
 
-/// Each backend by port and address.
+/// Returns each backend by port and address.
 fn backends(node: &Node) -> BTreeMap<(u32, SocketAddr), u32> {
     let backends = node.maps.backends().unwrap().into_iter();
     backends
@@ -299,7 +300,7 @@ fn backends(node: &Node) -> BTreeMap<(u32, SocketAddr), u32> {
         .collect()
 }
 
-/// All backends in use exist exactly once, and lingering ones if they existed before.
+/// Checks that the existing backends are those in use, each once, and the lingering ones that existed before.
 fn check_backends(
     state: &State,
     numbers: &BTreeMap<PortKey, u32>,
@@ -414,7 +415,7 @@ proptest! {
     }
 }
 
-/// Services `a` and `b` with these numbers of endpoints.
+/// Services `a` and `b` with this many endpoints each.
 fn two_services(endpoints: [u8; 2]) -> Bed {
     let mut bed = Bed::new();
     for (name, count) in ["a", "b"].into_iter().zip(endpoints) {
@@ -464,7 +465,7 @@ fn a_port_without_room_stays_as_it_was_while_others_change() {
     assert_eq!(now[&place(b'a')], before[&place(b'a')]);
     assert_eq!(now[&place(b'b')].inside.len(), 2);
 
-    // After that, the whole state is requested.
+    // After a failed sync, the whole state is requested.
     bed.slice(bed::slice("a", &endpoints[..3]));
     bed.sync();
     node.sync(&bed.state, &changes, true).unwrap();
@@ -494,7 +495,8 @@ fn what_others_did_to_the_maps_is_put_right_by_a_full_sync() {
     assert_eq!(check(&node, &bed.state, &addresses).unwrap(), numbers);
 }
 
-/// One port has the only table. In one sync, it gives the table up and the other takes it.
+/// Only one table exists, and one port has it. Within one sync, that port gives up the table and the other port takes
+/// it.
 #[test]
 fn a_port_without_a_maglev_table_is_named_and_served_and_gets_the_next_one() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! The device that service addresses are bound to, and the addresses of all other devices.
+//! The device that carries service addresses, and the addresses of all other devices.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ pub use link::SERVICES_DEVICE as DEVICE;
 
 const KIND: &str = "dummy";
 
-/// Returns the device, and whether it was just created because it was missing. It stays down: its addresses belong to
-/// the node anyway, and have no other effect.
+/// Returns the device, and whether it was missing and has just been created. It stays down: its addresses are local to
+/// the node anyway, and then have no other effect.
 pub(super) async fn ensure(handle: &Handle) -> Result<(Link, bool), IpvsError> {
     if let Some(link) = find(handle).await? {
         return Ok((link, false));
@@ -39,7 +39,7 @@ pub(super) async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
     Ok(ours(handle).await?.is_some())
 }
 
-/// The device; `None` if another device has its name.
+/// Returns the device; `None` if another device has its name.
 async fn ours(handle: &Handle) -> Result<Option<Link>, IpvsError> {
     match find(handle).await {
         Err(IpvsError::ForeignDevice(_)) => Ok(None),
@@ -55,18 +55,18 @@ pub(super) async fn remove(handle: &Handle) -> Result<bool, IpvsError> {
     }
 }
 
-/// The addresses of the device.
+/// Returns the addresses of the device.
 pub(super) async fn bound(handle: &Handle, device: &Link) -> Result<BTreeSet<IpAddr>, IpvsError> {
     let listed = link::addresses_of(handle, device.index).await?;
     let addresses = listed.into_iter().map(|listed| listed.address);
-    // The kernel may add an IPv6 address by itself when someone brings the device up.
+    // The kernel may add an IPv6 address of its own when someone brings the device up.
     Ok(addresses
         .filter(|address| address.is_ipv4() || !is_link_local(address))
         .collect())
 }
 
-/// The addresses of all other devices. Those in `networks` serve NodePorts, or all if `networks` is empty. Skips our
-/// device, which may have many addresses.
+/// Returns the addresses of all other devices, with those that serve NodePorts: those in `networks`, or all if
+/// `networks` is empty. Skips our device, which may have many addresses.
 pub(super) async fn of_node(
     handle: &Handle,
     device: &Link,

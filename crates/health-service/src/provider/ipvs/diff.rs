@@ -1,4 +1,4 @@
-//! The steps from the present kernel state to the desired one.
+//! The steps from the present to the desired kernel state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use super::sets::{SetId, SetKind};
 pub struct Present {
     /// Our virtual servers.
     pub servers: BTreeMap<ServerKey, PresentServer>,
-    /// Virtual servers that others have created.
+    /// Virtual servers created by other programs.
     pub foreign: BTreeSet<ServerKey>,
     /// Entries of our sets.
     pub entries: BTreeSet<(SetId, Entry)>,
@@ -29,28 +29,28 @@ pub struct Present {
 /// A virtual server in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentServer {
-    /// Its scheduler.
+    /// The server's scheduler.
     pub scheduler: Scheduler,
-    /// The requested flags.
+    /// The server's flags, as requested.
     pub flags: Flags,
-    /// In seconds.
+    /// The persistence timeout in seconds.
     pub timeout: u32,
-    /// Its real servers.
+    /// The server's real servers.
     pub real: BTreeMap<SocketAddr, PresentReal>,
 }
 
 /// A real server in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PresentReal {
-    /// Its share of new connections.
+    /// The server's share of new connections.
     pub weight: u32,
-    /// How packets get there.
+    /// How packets reach the server.
     pub forwarding: Forwarding,
-    /// How many connections it had when last checked after its weight last changed; `None` if not checked since.
+    /// The number of connections when last checked after the last change of the weight; `None` if not checked since.
     pub connections: Option<u32>,
 }
 
-/// One step, to be executed in order.
+/// One step. Steps must be executed in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Adds entries to a set.
@@ -66,7 +66,7 @@ pub enum Step {
 }
 
 impl Present {
-    /// Records the real servers of a virtual server, with their connections.
+    /// Records the real servers of a virtual server, with their connection counts.
     pub(crate) fn note_real(&mut self, key: ServerKey, listed: &[RealServer]) {
         let Some(server) = self.servers.get_mut(&key) else {
             return;
@@ -139,12 +139,12 @@ impl Present {
                     server.real.remove(&real.address);
                 }
             }
-            // We create none with a mark.
+            // We create no server that is identified by a mark.
             _ => {}
         }
     }
 
-    /// Everything that exists.
+    /// Marks everything that exists as touched.
     pub fn touched(&self) -> Touched {
         Touched {
             servers: self.servers.keys().copied().collect(),
@@ -153,7 +153,7 @@ impl Present {
         }
     }
 
-    /// Whether a virtual server, or one of its real servers, exists without being in the plan.
+    /// Whether a virtual server, or one of its real servers, exists but is not in the plan.
     pub(crate) fn is_draining(&self, plan: &Plan, key: &ServerKey) -> bool {
         self.servers.get(key).is_some_and(|present| {
             plan.server(key).is_none_or(|server| {
@@ -164,12 +164,12 @@ impl Present {
     }
 }
 
-/// The steps for what is touched.
+/// Returns the steps for everything that is touched.
 ///
-/// A real server is removed gracefully: its weight becomes 0, and it is deleted once it has been seen without
-/// connections after that. Real servers for UDP and SCTP are deleted at once, unless their endpoint still serves. A
-/// virtual server, its address and the mark that it is ours stay until its last real server is gone. Virtual servers
-/// that others have created are not changed.
+/// A real server is removed gracefully: its weight becomes 0, and once it has then been seen without connections, it is
+/// deleted. Real servers for UDP and SCTP are deleted at once, unless their endpoint still serves. A virtual server
+/// stays until its last real server is gone, and with it its address and the entry that marks it as ours. Virtual
+/// servers created by other programs are not changed.
 pub fn diff(plan: &Plan, present: &Present, touched: &Touched) -> Vec<Step> {
     let mut differ = Differ {
         plan,
@@ -185,7 +185,7 @@ pub fn diff(plan: &Plan, present: &Present, touched: &Touched) -> Vec<Step> {
             differ.entry(*set, *entry, is_wanted);
         }
     }
-    // A mark without a server is also a leftover.
+    // A mark without a server is a leftover too.
     let marked = touched.entries.iter().filter_map(marked_server);
     let servers: BTreeSet<_> = touched.servers.iter().copied().chain(marked).collect();
     for key in &servers {
@@ -209,7 +209,7 @@ pub fn diff(plan: &Plan, present: &Present, touched: &Touched) -> Vec<Step> {
     let added = added.map(|(set, entries)| Step::AddEntries(set, entries));
     let removed = removed.into_iter();
     let removed = removed.map(|(set, entries)| Step::DeleteEntries(set, entries));
-    // Whatever blocks packets is added first and removed last.
+    // Entries that block packets are added first and removed last.
     added
         .chain(changes.into_iter().map(Step::Change))
         .chain(bind.into_iter().map(Step::Bind))
@@ -290,7 +290,7 @@ impl Differ<'_> {
         }
     }
 
-    /// Returns whether it stays for now.
+    /// Ends a virtual server. Returns whether it stays for now.
     fn end(&mut self, key: ServerKey, present: &PresentServer) -> bool {
         let mut stays = false;
         for (address, real) in &present.real {
@@ -303,7 +303,7 @@ impl Differ<'_> {
         stays
     }
 
-    /// Returns whether it is deleted.
+    /// Drains a real server. Returns whether it is deleted.
     fn drain(
         &mut self,
         key: ServerKey,
@@ -334,7 +334,7 @@ impl Differ<'_> {
         let of_address = self.present.servers.range(first..);
         let of_address = of_address.map(|(key, _)| key);
         let mut of_address = of_address.take_while(|key| key.address.ip() == address);
-        // A wanted server at an address of another device does not need that address on ours.
+        // A wanted server at an address of another device does not need that address on our device.
         let mut drains =
             || of_address.any(|key| self.plan.server(key).is_none() && !self.deleted.contains(key));
         let stays = is_wanted || (is_bound && drains());
@@ -351,7 +351,7 @@ impl Differ<'_> {
     }
 }
 
-/// The entry that marks a virtual server as ours.
+/// Returns the entry that marks a virtual server as ours.
 pub(super) fn mark(key: ServerKey) -> (SetId, Entry) {
     let ip = key.address.ip();
     let set = SetId {

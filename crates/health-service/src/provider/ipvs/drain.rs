@@ -9,7 +9,7 @@ use tracing::warn;
 
 use super::worker::Worker;
 
-/// Deletes draining real servers once they have no connections left. While none is draining, waits to be woken.
+/// Deletes draining real servers once they have no connections left. While no server is draining, waits to be woken.
 pub(super) async fn drain(worker: Arc<Mutex<Worker>>, wake: Arc<Notify>, interval: Duration) {
     loop {
         if !worker.lock().await.is_draining() {

@@ -10,12 +10,12 @@ pub enum IpvsError {
     /// A request to IPVS, ipset or nf_tables failed.
     #[error("cannot {attempt}: {source}")]
     Netlink {
-        /// What was attempted, and on what.
+        /// The attempted operation and its object.
         attempt: String,
-        /// Why it failed.
+        /// The netlink error.
         source: NetlinkError,
     },
-    /// The kernel lacks a module, and could not load it.
+    /// The kernel lacks a module and could not load it.
     #[error("this kernel has no {what}: load the module {module}, or use another proxy mode")]
     Missing {
         /// What the module provides.
@@ -23,21 +23,21 @@ pub enum IpvsError {
         /// The name of the module.
         module: &'static str,
     },
-    /// Another agent serves by IPVS in this network namespace.
+    /// Another agent serves through IPVS in this network namespace.
     #[error("another agent uses IPVS in this network namespace")]
     InUse,
     /// A device, an address or a sysctl could not be changed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Another device has the name of ours.
+    /// A foreign device has the name of ours.
     #[error("{0} is not a dummy device: service addresses cannot be bound to it")]
     ForeignDevice(&'static str),
-    /// Some steps failed; the others succeeded.
+    /// Some steps failed; all others succeeded.
     #[error("{first}{}", others(*more))]
     Steps {
         /// The first failure.
         first: String,
-        /// How many others failed.
+        /// The number of further failures.
         more: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Runs steps on the kernel, through netlink.
+//! Executes steps in the kernel through netlink.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use super::netlink::{NetlinkError, Refusal, conntrack, ipset, nft};
 use super::rules::{self, RuleSettings, TABLE};
 use super::sets::{SetId, SetKind};
 
-/// Connections to everything that steps need, in the network namespace of the thread that opened them.
+/// All connections that steps need, in the network namespace of the thread that opened them.
 #[derive(Debug)]
 pub(super) struct Kernel {
     servers: server::Client,
@@ -25,7 +25,7 @@ pub(super) struct Kernel {
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) done: Vec<Step>,
-    /// Virtual servers that others have created meanwhile.
+    /// Virtual servers that other programs have created meanwhile.
     pub(super) foreign: Vec<ServerKey>,
     pub(super) failed: Vec<String>,
 }
@@ -38,7 +38,7 @@ impl Kernel {
             rules: open_rules()?.ok_or_else(no_rules)?,
             flows: conntrack::Client::open().map_err(IpvsError::netlink("use conntrack"))?,
         };
-        // Opening these sends them no request.
+        // Opening these connections sends no request.
         let set = SetId {
             family: Family::V4,
             kind: SetKind::Servers,
@@ -53,7 +53,7 @@ impl Kernel {
         }
     }
 
-    /// Changes how long idle connections are kept; a value of 0 leaves the kernel's unchanged.
+    /// Changes how long the kernel keeps idle connections; a value of 0 leaves the current timeout unchanged.
     pub(super) fn set_timeouts(&mut self, timeouts: Timeouts) -> Result<(), IpvsError> {
         if timeouts == Timeouts::default() {
             return Ok(());
@@ -62,7 +62,7 @@ impl Kernel {
         set.map_err(IpvsError::netlink("change the IPVS timeouts"))
     }
 
-    /// Creates missing sets, and puts the rules in place.
+    /// Creates missing sets, and installs the rules.
     pub(super) fn prepare(&mut self, settings: &RuleSettings) -> Result<(), IpvsError> {
         for set in SetId::all() {
             let failed = IpvsError::netlink(format!("create the set {set}"));
@@ -91,8 +91,8 @@ impl Kernel {
         index.ok_or_else(|| attempt()(NetlinkError::Refused(missing())))
     }
 
-    /// The complete kernel state, except for the addresses of our device, which are passed in. Virtual servers that are
-    /// `known` are ours even if someone has emptied the set that says so.
+    /// Returns the complete kernel state, except that the caller passes in the addresses of our device. Virtual servers
+    /// in `known` are ours even if someone has emptied the set that marks them.
     pub(super) fn read(
         &mut self,
         addresses: BTreeSet<IpAddr>,
@@ -135,7 +135,7 @@ impl Kernel {
         listed.map_err(IpvsError::netlink(format!("list real servers of {key}")))
     }
 
-    /// Runs steps that do not concern addresses of devices, even after one fails.
+    /// Executes steps that do not concern addresses of devices. Continues after failures.
     pub(super) fn run(&mut self, steps: Vec<Step>) -> Result<Outcome, IpvsError> {
         let mut outcome = Outcome::default();
         let mut changes = Vec::new();
@@ -152,8 +152,8 @@ impl Kernel {
         Ok(outcome)
     }
 
-    /// Deletes the flows to these virtual servers that are not answered by their real servers. Returns how many there
-    /// were.
+    /// Deletes the flows to these virtual servers whose replies do not come from one of their real servers. Returns the
+    /// number of deleted flows.
     pub(super) fn forget_flows(
         &mut self,
         servers: &BTreeMap<ServerKey, BTreeSet<SocketAddr>>,
@@ -232,7 +232,7 @@ impl Kernel {
     }
 }
 
-/// Whether a refusal means that a change was already made.
+/// Whether a refusal means that the change has already been made.
 fn is_done(change: &Change, refusal: &Refusal) -> bool {
     match change {
         Change::DeleteServer(_) => refusal.code == libc::ESRCH,
@@ -290,8 +290,8 @@ fn missing(what: &'static str, module: &'static str) -> IpvsError {
     IpvsError::Missing { what, module }
 }
 
-/// Whether netfilter lacks what a request is for (net/netfilter/nfnetlink.c: `EINVAL`, and `EOPNOTSUPP` for batches),
-/// or does not exist at all.
+/// Whether netfilter lacks the subsystem of a request (net/netfilter/nfnetlink.c: `EINVAL`, and `EOPNOTSUPP` for
+/// batches), or does not exist at all.
 pub(super) fn is_subsystem_missing(error: &NetlinkError) -> bool {
     match error {
         NetlinkError::Socket(error) => error.raw_os_error() == Some(libc::EPROTONOSUPPORT),
@@ -303,7 +303,7 @@ fn open_sets() -> Result<ipset::Client, IpvsError> {
     ipset::Client::open().map_err(IpvsError::netlink("use ipset"))
 }
 
-/// A connection to nf_tables; `None` if the kernel has no netfilter.
+/// Opens a connection to nf_tables; `None` if the kernel has no netfilter.
 pub(super) fn open_rules() -> Result<Option<nft::Client>, IpvsError> {
     match nft::Client::open() {
         Err(error) if is_subsystem_missing(&error) => Ok(None),
@@ -311,7 +311,7 @@ pub(super) fn open_rules() -> Result<Option<nft::Client>, IpvsError> {
     }
 }
 
-/// Whether our rules exist, in either family.
+/// Whether our rules exist in either family.
 pub(super) fn has_rules() -> Result<bool, IpvsError> {
     let Some(mut rules) = open_rules()? else {
         return Ok(false);
@@ -327,7 +327,7 @@ pub(super) fn has_rules() -> Result<bool, IpvsError> {
     Ok(false)
 }
 
-/// Removes our rules and virtual servers, if the kernel has any. Returns what was removed, in words.
+/// Removes our rules and virtual servers, if the kernel has any. Returns descriptions of what was removed.
 pub(super) fn remove_rules_and_servers() -> Result<Vec<String>, IpvsError> {
     let mut removed = Vec::new();
     let Some(mut rules) = open_rules()? else {
@@ -362,7 +362,7 @@ pub(super) fn remove_rules_and_servers() -> Result<Vec<String>, IpvsError> {
     Ok(removed)
 }
 
-/// The virtual servers that are marked as ours.
+/// Returns the virtual servers that are marked as ours.
 fn our_servers() -> Result<BTreeSet<ServerKey>, IpvsError> {
     let mut sets = open_sets()?;
     let mut ours = BTreeSet::new();
@@ -381,7 +381,7 @@ fn our_servers() -> Result<BTreeSet<ServerKey>, IpvsError> {
     Ok(ours)
 }
 
-/// Removes our sets. Returns those that rules still use, and how many were removed.
+/// Removes our sets. Returns the sets that rules still use, and the number of removed ones.
 pub(super) fn remove_sets() -> Result<(Vec<SetId>, usize), IpvsError> {
     let mut sets = match ipset::Client::open() {
         Err(error) if is_subsystem_missing(&error) => return Ok((Vec::new(), 0)),

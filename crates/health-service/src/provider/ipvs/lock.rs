@@ -1,4 +1,4 @@
-//! A lock for IPVS in a network namespace: all agents there use the same names for kernel objects.
+//! A lock for IPVS in a network namespace, because all agents there use the same names for kernel objects.
 
 use health_model::ipam::Family;
 
@@ -6,19 +6,19 @@ use super::error::IpvsError;
 use super::kernel::{is_subsystem_missing, open_rules};
 use super::netlink::nft;
 
-/// An empty nf_tables table that belongs to a process: it exists in one network namespace, needs `CAP_NET_ADMIN` there
-/// to create, and disappears with the process.
+/// An empty nf_tables table owned by one process. It exists in one network namespace, takes `CAP_NET_ADMIN` there to
+/// create, and disappears with the process.
 const TABLE: &str = "health-agent-services-lock";
 
-/// The lock of a network namespace, held until this is dropped.
+/// The lock of a network namespace, held until dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
-    /// `None` if the kernel has no nf_tables: then IPVS mode cannot work.
+    /// `None` if the kernel has no nf_tables, in which case IPVS mode cannot work.
     _owner: Option<nft::Client>,
 }
 
 impl Lock {
-    /// Takes the lock in the namespace of the calling thread. Fails at once if another process holds it.
+    /// Takes the lock in the calling thread's network namespace. Fails at once if another process holds it.
     pub(super) fn acquire() -> Result<Self, IpvsError> {
         let Some(mut owner) = open_rules()? else {
             return Ok(Self { _owner: None });
@@ -28,7 +28,7 @@ impl Lock {
                 _owner: Some(owner),
             }),
             Err(error) if is_subsystem_missing(&error) => Ok(Self { _owner: None }),
-            // A process that may not change rules may not list them either.
+            // A process without permission to change rules may not list them either.
             Err(error) if error.is(libc::EPERM) && owner.rules(Family::V4, TABLE).is_ok() => {
                 Err(IpvsError::InUse)
             }

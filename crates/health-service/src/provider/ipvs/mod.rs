@@ -1,16 +1,16 @@
 //! The IPVS provider: one virtual server in the kernel for each address of a service.
 //!
-//! [`plan`] computes the desired kernel state from the services and the node's addresses, and [`diff`] the steps to get
-//! there; neither needs a kernel. Fixed [`rules`] decide which packets are masqueraded, rejected or dropped; they look
-//! up addresses and ports in [`sets`] of ipset. Addresses of services are bound to a device of our own ([`DEVICE`]), so
+//! [`plan`] computes the desired kernel state from the services and the node's addresses, and [`diff`] the steps to
+//! reach it; neither needs a kernel. Fixed [`rules`] decide which packets are masqueraded, rejected or dropped; they
+//! look up addresses and ports in ipset [`sets`]. Service addresses are bound to a device of our own ([`DEVICE`]), so
 //! that the node accepts packets to them.
 //!
-//! After a restart the provider finds all of this again: the table, the sets and the device by their names, virtual
-//! servers by a set that lists ours. It does not touch what other programs created. Connections continue while no
-//! provider runs. Draining real servers are recognised because the state does not contain them.
+//! After a restart, the provider finds all of this again: the table, the sets and the device by their names, and
+//! virtual servers by a set that lists ours. It does not touch objects of other programs. Connections continue while no
+//! provider runs. Draining real servers are recognized by their absence from the state.
 //!
-//! A virtual server treats all sources alike. So where an external address keeps the source, traffic from this node's
-//! pods also uses this node's endpoints, as long as there are any.
+//! A virtual server treats all sources alike. Therefore, where an external address preserves the source, traffic from
+//! this node's pods also uses this node's endpoints, as long as there are any.
 
 mod device;
 pub mod diff;
@@ -46,9 +46,9 @@ use worker::Worker;
 pub use device::DEVICE;
 pub use error::IpvsError;
 
-/// Time between attempts to remove sets: the kernel releases them some time after their rules are gone.
+/// Time between attempts to remove sets, which the kernel releases some time after their rules are gone.
 const REMOVE_INTERVAL: Duration = Duration::from_millis(20);
-/// When to give up these attempts.
+/// When to give up removing sets.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Settings of the provider.
@@ -58,13 +58,13 @@ pub struct Settings {
     pub plan: PlanSettings,
     /// Settings for rules.
     pub rules: RuleSettings,
-    /// NodePorts are served at the node's addresses in these networks; if empty, at all of its addresses.
+    /// NodePorts are served at the node's addresses in these networks or, if there are none, at all of its addresses.
     pub node_port_networks: Vec<IpNet>,
-    /// Answer ARP for an address only on the device that has it.
+    /// Whether to answer ARP for an address only on the device that has it.
     pub strict_arp: bool,
     /// How often to check whether draining real servers have lost their last connection.
     pub drain_interval: Duration,
-    /// How long the kernel keeps idle connections; a value of 0 leaves the kernel's unchanged.
+    /// How long the kernel keeps idle connections; a value of 0 leaves the current timeout unchanged.
     pub timeouts: Timeouts,
 }
 
@@ -81,7 +81,7 @@ impl Default for Settings {
     }
 }
 
-/// Serves the services of this node through IPVS. Dropping it leaves the kernel as it is.
+/// Serves the services of this node through IPVS. Dropping the provider leaves the kernel as it is.
 #[derive(Debug)]
 pub struct Ipvs {
     worker: Arc<tokio::sync::Mutex<Worker>>,
@@ -91,8 +91,8 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Serves in the network namespace of the calling thread; before the first sync, only kernel settings change. Fails
-    /// if the kernel has no IPVS, or if another agent serves there. Must be called in a tokio runtime.
+    /// Opens a provider in the calling thread's network namespace; before the first sync, only kernel settings change.
+    /// Fails if the kernel has no IPVS, or if another agent serves there. Must be called in a tokio runtime.
     pub fn open(settings: Settings) -> Result<Self, IpvsError> {
         let lock = Lock::acquire()?;
         let mut kernel = Kernel::open()?;
@@ -130,21 +130,21 @@ impl Provider for Ipvs {
     }
 }
 
-/// Whether anything of ours exists in the network namespace of the handle.
+/// Whether any object of ours exists in the network namespace of the handle.
 pub async fn is_present(handle: &Handle) -> Result<bool, IpvsError> {
-    // The device is created first and removed last, unless someone else has removed it.
+    // The device is created first and removed last, unless another program has removed it.
     Ok(device::is_present(handle).await? || kernel::has_rules()?)
 }
 
-/// Ends services that were served before but no longer are: their TCP connections continue until they end, without new
-/// ones, and then everything of ours is removed. Something else must serve by then. Works in the network namespace of
-/// the handle and the calling thread; finishes when nothing is left, and can be restarted at any time.
+/// Ends the IPVS service of a previous run: existing TCP connections continue until they end, no new ones are accepted,
+/// and then all our objects are removed. Something else must already serve by then. Works in the network namespace of
+/// the handle and the calling thread. Finishes when nothing is left, and can be interrupted and restarted at any time.
 pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError> {
     if !is_present(handle).await? {
         return Ok(());
     }
     let _lock = match Lock::acquire() {
-        // We do not touch what another agent serves.
+        // We do not touch the services of another agent.
         Err(IpvsError::InUse) => return Ok(()),
         lock => lock?,
     };
@@ -159,8 +159,8 @@ pub async fn retire(settings: Settings, handle: &Handle) -> Result<(), IpvsError
     remove(handle).await.map(drop)
 }
 
-/// Removes everything of ours from the kernel, in the network namespace of the handle and the calling thread. No agent
-/// may serve there any more: fails if another one does. Returns what was removed, in words.
+/// Removes all our objects from the kernel, in the network namespace of the handle and the calling thread. Fails if
+/// another agent still serves there. Returns descriptions of what was removed.
 pub async fn cleanup(handle: &Handle) -> Result<Vec<String>, IpvsError> {
     let _lock = Lock::acquire()?;
     remove(handle).await
@@ -186,7 +186,7 @@ async fn remove(handle: &Handle) -> Result<Vec<String>, IpvsError> {
     if sets > 0 {
         removed.push(format!("sets HEALTH-* ({sets})"));
     }
-    // Removed last, because we find the rest through it.
+    // Remove the device last, because it shows that other objects may be left.
     if device::remove(handle).await? {
         removed.push(format!("device {DEVICE}"));
     }

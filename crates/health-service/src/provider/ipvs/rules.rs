@@ -1,7 +1,7 @@
-//! The table of rules, which masquerade, reject and drop packets. It depends only on the settings; addresses and ports
+//! The table of rules that masquerade, reject and drop packets. It depends only on the settings; addresses and ports
 //! are in the sets.
 //!
-//! The rules match ipset sets through the iptables match (`nft_compat`, `xt_set`), like `iptables-nft`.
+//! The rules match ipset sets through the iptables match (`nft_compat`, `xt_set`), as `iptables-nft` does.
 
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
@@ -26,7 +26,7 @@ const CHECK: &str = "check";
 const SOURCES: &str = "sources";
 const OUTSIDE: &str = "outside";
 
-/// As `dstnat` and `srcnat` of nft(8).
+/// The priorities `dstnat` and `srcnat` of nft(8).
 const PRIORITY_DESTINATION: i32 = -100;
 const PRIORITY_SOURCE: i32 = 100;
 /// Before IPVS takes arriving packets (98, `NF_IP_PRI_NAT_SRC - 2`), and before other filters.
@@ -37,7 +37,7 @@ const PRIORITY_OUTPUT: i32 = -110;
 /// Settings for rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSettings {
-    /// The pod networks; empty if unknown. Traffic from elsewhere to ClusterIPs is masqueraded.
+    /// The pod networks; empty if unknown. Traffic to ClusterIPs from sources outside them is masqueraded.
     pub pod_networks: Vec<IpNet>,
     /// Whether to masquerade all traffic to ClusterIPs.
     pub masquerade_all: bool,
@@ -55,7 +55,7 @@ impl Default for RuleSettings {
     }
 }
 
-/// The table of a family, with the indexes of the sets.
+/// Returns the table of a family. `index` returns the index of each set.
 pub fn table(family: Family, settings: &RuleSettings, index: impl Fn(SetKind) -> u16) -> Table {
     let builder = Builder {
         family,
@@ -124,7 +124,7 @@ impl<F: Fn(SetKind) -> u16> Builder<'_, F> {
         ]
     }
 
-    /// Marks packets that must be masqueraded.
+    /// Returns the rules that mark packets to be masqueraded.
     fn services(&self) -> Vec<Rule> {
         let mut rules = vec![rule([from_network(loopback(self.family)), leave()])];
         rules.push(rule([
@@ -134,7 +134,8 @@ impl<F: Fn(SetKind) -> u16> Builder<'_, F> {
         for kind in [SetKind::ExternalIp, SetKind::LoadBalancer] {
             rules.push(rule([self.to_service(kind), jump(MARK)]));
         }
-        // The node's own packets to one of its addresses come from that address, which no endpoint could answer.
+        // Packets that the node sends to one of these addresses have that same address as their source, to which no
+        // endpoint could reply.
         for kind in [SetKind::ExternalIpLocal, SetKind::LoadBalancerLocal] {
             let own = self.set(SetKind::BoundIps, &[Source]);
             rules.push(rule([self.to_service(kind), own, jump(MARK)]));
@@ -184,13 +185,13 @@ impl<F: Fn(SetKind) -> u16> Builder<'_, F> {
         ]
     }
 
-    /// Only checks new connections: existing ones continue until they end.
+    /// Returns rules that check new connections only: existing ones continue until they end.
     fn filter_input(&self) -> Vec<Rule> {
         let mut rules = self.not_looked_at();
         let to_service = self.to_service(SetKind::DropOutside);
         rules.push(rule([to_service, jump(OUTSIDE)]));
         rules.push(jump(CHECK));
-        // Anything else that listens on this node must not be reachable at service addresses.
+        // Other programs that listen on this node must not be reachable at service addresses.
         for kind in [
             SetKind::ClusterIp,
             SetKind::ExternalIp,
@@ -256,7 +257,7 @@ impl<F: Fn(SetKind) -> u16> Builder<'_, F> {
         networks.filter(|network| Family::of(network.addr()) == self.family)
     }
 
-    /// The packet is addressed to an address and port in a set.
+    /// Matches packets whose destination address and port are in a set.
     fn to_service(&self, kind: SetKind) -> Rule {
         self.set(kind, &[Destination, Destination])
     }
@@ -295,7 +296,7 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// On the kernel, in its own namespace.
+    /// Runs in the kernel, in a namespace of its own.
     #[test]
     fn the_kernel_takes_the_table_in_one_step_and_leaves_others() {
         if !nix::unistd::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! The ipset sets that the rules use. Their names start with `HEALTH-`, or with `HEALTH-6-` for IPv6.
+//! The ipset sets that the rules use. Their names start with `HEALTH-`, or `HEALTH-6-` for IPv6.
 
 use std::fmt;
 
@@ -10,55 +10,55 @@ use super::netlink::ipset::{SetSpec, SetType};
 /// Maximum number of entries in a set.
 const MAX_ENTRIES: u32 = 1 << 20;
 
-/// What a set is for.
+/// The purpose of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetKind {
     /// Endpoints of this node that reach themselves through a service.
     LoopBack,
     /// ClusterIPs.
     ClusterIp,
-    /// External addresses whose traffic is masqueraded.
+    /// External addresses with masqueraded traffic.
     ExternalIp,
-    /// External addresses that keep the source.
+    /// External addresses that preserve the source.
     ExternalIpLocal,
-    /// Addresses of load balancers whose traffic is masqueraded.
+    /// Load-balancer addresses with masqueraded traffic.
     LoadBalancer,
-    /// Addresses of load balancers that keep the source.
+    /// Load-balancer addresses that preserve the source.
     LoadBalancerLocal,
-    /// Addresses of load balancers that only some sources may use.
+    /// Load-balancer addresses that only some sources may use.
     LoadBalancerFirewall,
-    /// Source addresses that may use the addresses in the previous set.
+    /// Source addresses that may use the addresses in [`Self::LoadBalancerFirewall`].
     SourceIp,
-    /// Source networks that may use the addresses in that set.
+    /// Source networks that may use the addresses in [`Self::LoadBalancerFirewall`].
     SourceCidr,
-    /// Ports of the node whose traffic is masqueraded.
+    /// TCP ports of the node with masqueraded traffic.
     NodePortTcp,
-    /// The same for UDP.
+    /// UDP ports of the node with masqueraded traffic.
     NodePortUdp,
-    /// The same for SCTP, with each address of the node.
+    /// SCTP ports of the node with masqueraded traffic, with each address of the node.
     NodePortSctp,
-    /// Ports of the node that keep the source.
+    /// TCP ports of the node that preserve the source.
     NodePortLocalTcp,
-    /// The same for UDP.
+    /// UDP ports of the node that preserve the source.
     NodePortLocalUdp,
-    /// The same for SCTP, with each address of the node.
+    /// SCTP ports of the node that preserve the source, with each address of the node.
     NodePortLocalSctp,
-    /// Ports of the node where load balancers check the health of a service.
+    /// Ports of the node on which load balancers check the health of a service.
     CheckNodePort,
-    /// Addresses that are bound to our device.
+    /// Addresses bound to our device.
     BoundIps,
-    /// Where new connections get an ICMP error.
+    /// Destinations where new connections get an ICMP error.
     Reject,
-    /// Where new connections get no answer.
+    /// Destinations where new connections are dropped.
     Drop,
-    /// Where new connections from other machines get no answer.
+    /// Destinations where new connections from other machines are dropped.
     DropOutside,
     /// Our virtual servers.
     Servers,
 }
 
 impl SetKind {
-    /// All of them.
+    /// All kinds of sets.
     pub const ALL: [Self; 21] = [
         Self::LoopBack,
         Self::ClusterIp,
@@ -83,7 +83,7 @@ impl SetKind {
         Self::Servers,
     ];
 
-    /// The name after the prefix.
+    /// Returns the set's name after the prefix.
     const fn name(self) -> &'static str {
         match self {
             Self::LoopBack => "LOOP-BACK",
@@ -110,7 +110,7 @@ impl SetKind {
         }
     }
 
-    /// The type of its entries.
+    /// Returns the type of the set's entries.
     pub(crate) const fn set_type(self) -> SetType {
         match self {
             Self::LoopBack | Self::SourceIp => SetType::HashIpPortIp,
@@ -125,7 +125,7 @@ impl SetKind {
         }
     }
 
-    /// The set for ports of the node, by protocol, and by whether their traffic keeps its source.
+    /// Returns the set for ports of the node, by protocol and by whether their traffic keeps its source.
     pub(super) const fn node_port(protocol: Protocol, keeps_source: bool) -> Self {
         match (protocol, keeps_source) {
             (Protocol::TCP, false) => Self::NodePortTcp,
@@ -141,20 +141,20 @@ impl SetKind {
 /// A set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetId {
-    /// The family of the packets that it is matched against.
+    /// The family of the packets to match.
     pub family: Family,
-    /// What it is for.
+    /// The purpose of the set.
     pub kind: SetKind,
 }
 
 impl SetId {
-    /// All sets.
+    /// Returns all sets.
     pub fn all() -> impl Iterator<Item = Self> {
         let families = Family::ALL.into_iter();
         families.flat_map(|family| SetKind::ALL.map(|kind| Self { family, kind }))
     }
 
-    /// The set's definition in ipset.
+    /// Returns the set's definition in ipset.
     pub fn spec(self) -> SetSpec {
         SetSpec {
             name: self.to_string(),

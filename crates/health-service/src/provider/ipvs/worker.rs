@@ -31,16 +31,16 @@ pub(super) struct Worker {
     node: NodeAddresses,
     /// Changes of devices and addresses.
     changes: Changes,
-    /// Whether anything changed since the node's addresses were last read.
+    /// Whether there were changes since the node's addresses were last read.
     may_be_other: bool,
     /// The last known kernel state.
     present: Present,
-    /// Whether the kernel may differ from that, so that it must be read.
+    /// Whether the kernel may differ from `present`, and must be read.
     is_stale: bool,
     draining: BTreeSet<ServerKey>,
-    /// Other programs' virtual servers for which a warning was logged.
+    /// Virtual servers of other programs about which a warning was logged.
     warned: BTreeSet<ServerKey>,
-    /// Whether a warning was logged that the kernel cannot forget flows.
+    /// Whether the warning was logged that the kernel cannot delete flows.
     cannot_forget: bool,
 }
 
@@ -92,8 +92,8 @@ impl Worker {
         done
     }
 
-    /// Empties the plan: connections continue until they end, and no new ones start. Reads the kernel state first, and
-    /// leaves the rules as they are.
+    /// Empties the plan: connections continue until they end, and no new ones start. Reads the kernel state first.
+    /// Leaves the rules as they are.
     pub(super) async fn end(&mut self) -> Result<(), IpvsError> {
         let (device, _) = device::ensure(&self.handle).await?;
         self.plan = Plan::default();
@@ -103,7 +103,7 @@ impl Worker {
         self.reap_on(&device).await
     }
 
-    /// Reads the node's addresses if they may have changed, or if it must. Returns whether they differ.
+    /// Reads the node's addresses if they may have changed, or if `must` is set. Returns whether they differ.
     async fn look_at_node(&mut self, device: &Link, must: bool) -> Result<bool, IpvsError> {
         while let Some(news) = self.changes.next().now_or_never() {
             self.may_be_other = true;
@@ -154,8 +154,7 @@ impl Worker {
         self.bring(device, &touched).await
     }
 
-    /// Reads the kernel state, after putting rules and sets in place if they must serve. Returns the previously known
-    /// state.
+    /// Reads the kernel state, after installing rules and sets if `serves` is set. Returns the previously known state.
     async fn read(&mut self, device: &Link, serves: bool) -> Result<Present, IpvsError> {
         let bound = device::bound(&self.handle, device).await?;
         let rules = serves.then(|| self.settings.rules.clone());
@@ -171,7 +170,7 @@ impl Worker {
         Ok(std::mem::replace(&mut self.present, present))
     }
 
-    /// Makes the kernel agree with the plan, for the touched parts.
+    /// Brings the touched parts of the kernel state in line with the plan.
     async fn bring(&mut self, device: &Link, touched: &Touched) -> Result<(), IpvsError> {
         let steps = diff(&self.plan, &self.present, touched);
         let mut servers: BTreeSet<_> = touched.servers.clone();
@@ -211,8 +210,8 @@ impl Worker {
         self.report(failed)
     }
 
-    /// Makes the kernel forget flows that are older than these UDP virtual servers. Otherwise their answers would not
-    /// be translated: neither rules nor IPVS change a known flow.
+    /// Deletes flows that are older than these UDP virtual servers. Otherwise the replies would not be translated:
+    /// neither rules nor IPVS change a known flow.
     async fn forget_flows(&mut self, added: BTreeSet<ServerKey>) {
         let servers = added.into_iter().filter_map(|key| {
             let real = self.plan.server(&key)?.real.keys();
@@ -226,7 +225,7 @@ impl Worker {
         match forgotten.await {
             Ok(0) => {}
             Ok(flows) => debug!(flows, "deleted flows that are older than their services"),
-            // The kernel may not support such messages at all (`nf_conntrack_netlink`).
+            // The kernel may not support such messages at all (no `nf_conntrack_netlink`).
             Err(error) if std::mem::replace(&mut self.cannot_forget, true) => {
                 debug!(%error, "cannot delete flows that are older than their services; they get no answers");
             }
@@ -257,7 +256,7 @@ impl Worker {
         outcome
     }
 
-    /// Gives up virtual servers that another program created first.
+    /// Gives up the virtual servers that another program created first.
     async fn disown(&mut self, foreign: &[ServerKey]) -> Result<(), IpvsError> {
         if foreign.is_empty() {
             return Ok(());
@@ -299,7 +298,7 @@ impl Worker {
         }
     }
 
-    /// Runs blocking requests on a thread that may block.
+    /// Runs blocking requests on a thread where they may block.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Kernel) -> Result<T, IpvsError> + Send + 'static,
@@ -308,13 +307,13 @@ impl Worker {
         let run = move || work(&mut kernel.lock().unwrap_or_else(PoisonError::into_inner));
         match tokio::task::spawn_blocking(run).await {
             Ok(result) => result,
-            // It cannot be cancelled.
+            // The task cannot have been cancelled.
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
     }
 }
 
-/// Logs parts of the kernel state that have disappeared although we did not remove them.
+/// Logs parts of the kernel state that have disappeared without being removed by us.
 fn warn_of_lost(known: &Present, present: &Present) {
     let addresses = known.addresses.difference(&present.addresses).count();
     let entries = known.entries.difference(&present.entries).count();

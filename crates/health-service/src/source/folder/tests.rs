@@ -29,7 +29,7 @@ impl Watched {
     }
 
     async fn until(&mut self, is_so: impl FnMut(&Arc<ServiceSet>) -> bool) -> Arc<ServiceSet> {
-        // However busy the machine is.
+        // Long enough for busy machines.
         let waited = tokio::time::timeout(Duration::from_secs(120), self.services.wait_for(is_so));
         waited.await.expect("a change").unwrap().clone()
     }
@@ -40,7 +40,7 @@ impl Watched {
     }
 }
 
-/// The services, each with its first ClusterIP.
+/// Returns the services, each with its first ClusterIP.
 fn shown(set: &ServiceSet) -> Vec<String> {
     let served = set.services.iter().map(|(name, sourced)| {
         let ip = sourced.object.as_ref().map(|one| one.common.cluster_ips[0]);
@@ -49,7 +49,7 @@ fn shown(set: &ServiceSet) -> Vec<String> {
     served.collect()
 }
 
-/// The problems, each with the file's name.
+/// Returns the problems, each with the file's name.
 fn problems(set: &ServiceSet) -> Vec<String> {
     let problem = |one: &ServiceProblem| {
         let (_, file) = one.subject.rsplit_once('/').unwrap();
@@ -113,7 +113,7 @@ async fn an_object_with_an_error_is_named_and_stays_as_it_was_and_its_neighbours
     let a = SliceName::new("shop", "a");
     assert_eq!(set.slices[&a], before.slices[&a]);
 
-    // An object that never was without an error does not exist.
+    // An object that was never read without an error does not exist.
     let list = "---\n{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Service, metadata: {name: d}, spec: {ports: [{port: 80}]}}]}";
     watched.write("list.yaml", list);
     let set = watched.until(|set| set.problems.len() == 3).await;
@@ -135,7 +135,7 @@ async fn what_cannot_be_read_changes_nothing_but_objects_of_other_kinds_hold_up_
     watched.write("all.yaml", "kind: [");
     let set = watched.until(|set| !set.problems.is_empty()).await;
     assert_eq!(shown(&set), both);
-    // It may stand for the service that was there.
+    // The unnamed object may stand for the earlier service.
     watched.write("all.yaml", format!("{c}{{kind: Service}}"));
     watched
         .until_services(&[both[0], both[1], "c 10.96.0.1"])
@@ -156,7 +156,7 @@ async fn what_cannot_be_read_changes_nothing_but_objects_of_other_kinds_hold_up_
 async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
     let dir = tempfile::tempdir().unwrap();
     let put = |file: &str, text: ServiceText| {
-        // Always replaced by another file, so that it is always complete.
+        // Always replace the file by renaming another one, so that it is complete at any time.
         let hidden = dir.path().join(".new");
         fs::write(&hidden, text.to_string()).unwrap();
         fs::rename(&hidden, dir.path().join(file)).unwrap();
@@ -177,7 +177,7 @@ async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
             Err(_) => assert!(begin.elapsed() < Duration::from_secs(120), "no change"),
         }
     };
-    // Everything is known, including a later state of the busy file and of its neighbour.
+    // All objects are known, including later states of the busy file and of its neighbour.
     let set = loop {
         change(&mut services).await;
         let set = services.borrow_and_update().clone();
@@ -197,7 +197,7 @@ async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
             break;
         }
     }
-    // Once it rests, it is like any other.
+    // Once it no longer changes, it is read like any other file.
     put("busy.yaml", ServiceText::new("busy", "10.96.0.4"));
     let mut watched = Watched {
         dir,
@@ -217,7 +217,7 @@ async fn of_a_file_that_is_still_being_copied_nothing_is_taken() {
     write!(copied, "{}", ServiceText::new("first", "10.96.0.1")).unwrap();
     let folder = Folder::watch(dir.path(), Selection::default());
     let mut services = folder.services().unprobed();
-    // Long enough for many checks, each of which could fall right behind an object.
+    // Long enough for many checks, each of which could happen right after one object is written.
     let begin = Instant::now();
     let (mut written, mut longest_rest) = (begin, Duration::ZERO);
     while begin.elapsed() < Duration::from_secs(4) {
@@ -228,7 +228,7 @@ async fn of_a_file_that_is_still_being_copied_nothing_is_taken() {
         if let Ok(changed) = tokio::time::timeout(soon, services.changed()).await {
             changed.unwrap();
             let set = services.borrow_and_update().clone();
-            // On a machine this slow, the file did rest.
+            // On a machine this slow, the file did stop changing for long enough.
             let is_taken = set.synced.is_complete() || !set.services.is_empty();
             assert!(
                 !is_taken || longest_rest > Duration::from_millis(200),

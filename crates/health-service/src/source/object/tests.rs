@@ -1,4 +1,4 @@
-//! How objects of the API are read.
+//! Tests of reading API objects.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ fn reported<T: Readable>(reading: &Reading<T>) -> Vec<&str> {
 /// Invalid values for a member.
 const NO_MEMBERS: [&str; 5] = ["null", "5", "[]", "true", r#""no member""#];
 
-/// The lists of both objects, by pointer, each with the start of its path.
+/// The lists in both objects: each with its JSON pointer and the start of its path.
 const SERVICE_LISTS: [(&str, &str); 4] = [
     ("/spec/externalIPs", "spec.externalIPs"),
     (
@@ -72,8 +72,8 @@ const SERVICE_LISTS: [(&str, &str); 4] = [
 ];
 const SLICE_LISTS: [(&str, &str); 2] = [("/ports", "ports"), ("/endpoints", "endpoints")];
 
-/// Breaks each member of each list in each way: the object must equal the one without that member, and the error must
-/// name the member.
+/// Breaks each member of each list in each way. The object must then equal the one without that member, and the error
+/// must name the member.
 fn each_bad_member_is_left_out_alone<T: Readable + fmt::Debug>(
     object: &Value,
     lists: &[(&str, &str)],
@@ -113,7 +113,7 @@ fn each_bad_member_is_left_out_alone<T: Readable + fmt::Debug>(
 #[test]
 fn a_bad_member_of_a_list_is_left_out_alone() {
     each_bad_member_is_left_out_alone::<Service>(&service(), &SERVICE_LISTS, |path, service| {
-        // An unreadable source range must not open anything.
+        // An unreadable source range must not admit anyone.
         if path == "spec.loadBalancerSourceRanges" {
             let mut common = (*service.common).clone();
             common.source_ranges.has_error = true;

@@ -1,4 +1,4 @@
-//! A node with its trackers, and objects for it.
+//! A node with its trackers, and objects to apply to it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) const ENDING: Conditions = Conditions {
     serving: true,
     terminating: true,
 };
-/// It is terminating, and no longer serves.
+/// Conditions of an endpoint that is terminating and no longer serves.
 pub(crate) const ENDED: Conditions = Conditions {
     ready: false,
     serving: false,
@@ -63,13 +63,13 @@ impl Bed {
         self.endpoints.update(Arc::new(slice), None);
     }
 
-    /// The changes of a sync, as text.
+    /// Syncs, and describes the changes.
     pub(crate) fn sync(&mut self) -> Vec<String> {
         let changes = self.state.sync(&mut self.services, &mut self.endpoints);
         changes.ports.iter().map(ToString::to_string).collect()
     }
 
-    /// The port `http` of a service, in IPv4.
+    /// Returns the IPv4 state of a service's port `http`.
     pub(crate) fn port(&self, service: &str) -> &PortState {
         self.state
             .port(&key(service))
@@ -95,8 +95,8 @@ pub(crate) fn key(service: &str) -> PortKey {
     }
 }
 
-/// A node with these addresses, which serves NodePorts at all of them, allows services any external address except one
-/// in its pod CIDR, and whose agent has TCP port 81.
+/// The reservations of a node that has these addresses, serves NodePorts at all of them, and allows services any
+/// external address except one in its pod CIDR. Its agent uses TCP port 81.
 pub(crate) fn reserved(own: BTreeSet<IpAddr>) -> Reserved {
     let cidr = "192.0.2.2/32".parse().unwrap();
     Reserved {
@@ -152,13 +152,14 @@ pub(crate) fn port(
     }
 }
 
-/// A service whose port also has a node port.
+/// Adds a node port to the port of a service.
 pub(crate) fn at_node_port(mut service: Service, number: u16) -> Service {
     service.ports[0].node_port = Some(number);
     service
 }
 
-/// A slice of a service, with a port `http` of 8080: last byte of the address, conditions, node.
+/// A slice of a service whose port `http` is 8080. For each endpoint: the last byte of the address, the conditions, and
+/// the node.
 pub(crate) fn slice(service: &str, endpoints: &[(u8, Conditions, &str)]) -> EndpointSlice {
     let endpoint = |&(last, conditions, node): &(u8, Conditions, &str)| SliceEndpoint {
         address: [10, 1, 0, last].into(),

@@ -29,7 +29,7 @@ pub(crate) enum Event {
     Slice(EndpointSlice),
     NoSlice(&'static str),
     Zone(&'static str),
-    /// The addresses of the node.
+    /// Sets the addresses of the node.
     Own(BTreeSet<IpAddr>),
     Sync,
 }
@@ -37,7 +37,7 @@ pub(crate) enum Event {
 fn service() -> impl Strategy<Value = Service> {
     let policy = || select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local]);
     let ips = || -> Vec<IpAddr> {
-        // One of them is a service's ClusterIP.
+        // One of these is also a service's ClusterIP.
         let texts = ["192.0.2.1", "192.0.2.2", "fd00::e", "10.96.0.98"];
         texts.iter().map(|text| text.parse().unwrap()).collect()
     };
@@ -86,7 +86,7 @@ fn service() -> impl Strategy<Value = Service> {
                     name: ServiceName::new("shop", name),
                     kind: ServiceType::ClusterIp,
                     created: created.map(|at| Timestamp::from_second(at).unwrap()),
-                    // Most of those with a single family are IPv4.
+                    // Most services with a single family are IPv4.
                     cluster_ips: match families {
                         [true, true, _] => vec![v4, v6],
                         [false, false, false] => vec![v6],
@@ -188,7 +188,7 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
 }
 
 fn own() -> impl Strategy<Value = BTreeSet<IpAddr>> {
-    // The last one does not occur in services.
+    // The last of these does not occur in services.
     let all = ["192.0.2.1", "fd00::e", "10.96.0.98", "192.0.2.99"];
     let all = all.map(|text| text.parse().unwrap());
     subsequence(all.to_vec(), 0..=4).prop_map(|own| own.into_iter().collect())

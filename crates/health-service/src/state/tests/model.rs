@@ -1,4 +1,4 @@
-//! Random sequences of events, checked against a plain model that computes everything from the current objects.
+//! Random sequences of events, checked against a simple model that computes everything from the current objects.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::spec::{
     Conditions, Endpoint, EndpointSlice, Service, ServicePort, SliceName, TrafficPolicy,
 };
 
-/// Sequences; many if requested.
+/// Number of random sequences; many if requested.
 fn sequences() -> ProptestConfig {
     let is_long = std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1");
     ProptestConfig::with_cases(if is_long { 200_000 } else { 3_000 })
@@ -30,7 +30,7 @@ struct Model {
     is_reserved: bool,
 }
 
-/// The order in which ports get a place: first those to which the cluster assigned it, then the oldest, then by name.
+/// The order in which ports get an address: first ports to which the cluster assigned it, then by age, then by name.
 type Rank = (bool, Option<Timestamp>, ServicePortName);
 
 fn rank(key: &PortKey, port: &ServicePort, kind: FrontendKind) -> Rank {
@@ -38,11 +38,11 @@ fn rank(key: &PortKey, port: &ServicePort, kind: FrontendKind) -> Rank {
     (is_written, port.service.created, key.name.clone())
 }
 
-/// A port and where it wants to be.
+/// A port, and the addresses and node ports that it wants.
 type Wanted<'a> = (PortKey, &'a ServicePort, Vec<(Listen, FrontendKind)>);
 
 impl Model {
-    /// The endpoints of a port, unordered, without duplicate addresses.
+    /// Returns the endpoints of a port, unordered and without duplicate addresses.
     fn endpoints(&self, key: &PortKey) -> Vec<Endpoint> {
         let mut found: Vec<Endpoint> = Vec::new();
         for slice in self.slices.values() {
@@ -72,7 +72,7 @@ impl Model {
         found
     }
 
-    /// Each served port and family, with the places that it wants.
+    /// Returns each served port and family, with the addresses and node ports that it wants.
     fn wanted(&self) -> Vec<Wanted<'_>> {
         let mut all = Vec::new();
         for port in self.services.values().flat_map(|service| &service.ports) {
@@ -112,7 +112,7 @@ impl Model {
         all
     }
 
-    /// The desired state, and the conflicts.
+    /// Returns the desired state and the conflicts.
     fn state(&self) -> (BTreeMap<PortKey, PortState>, Vec<Conflict>) {
         let all = self.wanted();
         let mut ports = BTreeMap::new();
@@ -209,7 +209,7 @@ impl Model {
         (ports, conflicts)
     }
 
-    /// Why no service may have a place.
+    /// Returns why no service may have an address or node port.
     fn refused(&self, key: &PortKey, listen: Listen, kind: FrontendKind) -> Option<ReservedFor> {
         if !self.is_reserved {
             return self.checked(key, listen);
@@ -229,7 +229,7 @@ impl Model {
         self.checked(key, listen)
     }
 
-    /// The health check that uses a place.
+    /// Returns the health check that uses an address or node port.
     fn checked(&self, key: &PortKey, listen: Listen) -> Option<ReservedFor> {
         let number = match listen {
             Listen::NodePort(number) => number,
@@ -247,8 +247,8 @@ impl Model {
         Some(ReservedFor::HealthCheck(name.clone()))
     }
 
-    /// The first port that may be served at a place that another port wants: there, or through a NodePort at that
-    /// address of the node.
+    /// Returns the first port that may be served where another port wants to be: at the same address or node port, or
+    /// through a NodePort at that address of the node.
     fn first(&self, all: &[Wanted<'_>], key: &PortKey, listen: Listen) -> Option<Rank> {
         let is_there = |place: Listen| match (place, listen) {
             (Listen::NodePort(number), Listen::Address(address)) => {
@@ -265,12 +265,12 @@ impl Model {
                 })
                 .map(|(_, kind)| rank(other, port, *kind))
         });
-        // A port that is listed twice, by its address and its NodePort, takes precedence through either.
+        // A port that is listed both by its address and by its NodePort takes precedence through either.
         let first = ranks.min()?;
         (first.2 != key.name).then_some(first)
     }
 
-    /// The cluster list and the local one.
+    /// Returns the cluster list and the local list.
     fn lists<'a>(
         &self,
         all: &'a [Endpoint],
@@ -340,7 +340,7 @@ impl Model {
     }
 }
 
-/// Whether an endpoint counts instead of another one with the same address.
+/// Whether an endpoint is used instead of another one with the same address.
 fn comes_first(one: &Endpoint, other: &Endpoint) -> bool {
     let (a, b) = (one.conditions, other.conditions);
     if a.terminating != b.terminating {
@@ -385,7 +385,7 @@ proptest! {
                     prop_assert_eq!(bed.endpoints.remove(&name), was_there);
                 }
                 Event::Zone(zone) => {
-                    // A change of the node is a separate sync: pending changes stay pending.
+                    // A change of the node is applied separately: pending changes stay pending.
                     model.zone = zone;
                     let known: BTreeMap<_, _> = owned(&bed.state);
                     let changed = bed.state.set_topology(super::bed::topology(zone));

@@ -1,4 +1,4 @@
-//! The state that results from services and endpoints, one aspect at a time.
+//! The states that result from services and endpoints, one aspect at a time.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ fn ends(list: &[Backend]) -> Vec<String> {
         .collect()
 }
 
-/// Kind, target from inside, target from outside.
+/// Returns kind, inside target and outside target of each frontend.
 fn targets(port: &PortState) -> Vec<(FrontendKind, Target, Target)> {
     let frontends = port.frontends.iter();
     frontends
@@ -49,7 +49,7 @@ fn a_change_of_one_service_names_no_port_of_another() {
     assert_eq!(bed.sync().len(), 3);
     bed.slice(slice("b", &[(1, READY, "there"), (2, READY, "here")]));
     assert_eq!(bed.sync(), ["shop/b:http/TCP IPv4"]);
-    // An endpoint that is not ready and does not serve does not exist for a provider.
+    // To a provider, an endpoint that is neither ready nor serving does not exist.
     bed.slice(slice(
         "b",
         &[(1, READY, "there"), (2, READY, "here"), (3, ILL, "here")],
@@ -132,7 +132,7 @@ fn the_older_service_has_a_node_port_and_the_younger_gets_it_when_that_goes() {
              which comes first: it is not served at node port 30000/TCP"
         ]
     );
-    // A third one changes nothing for them, and when the first one changes, the last one's conflict changes.
+    // A third service changes nothing for the first two. When the first one changes, the third one's conflict changes.
     bed.set(at_node_port(service("c", 30, |_| {}), 30_000));
     assert_eq!(bed.sync(), ["shop/c:http/TCP IPv4"]);
     bed.unset("b");
@@ -140,7 +140,7 @@ fn the_older_service_has_a_node_port_and_the_younger_gets_it_when_that_goes() {
     assert_eq!(bed.port("a").frontends.len(), 2);
     let owners: Vec<_> = bed.state.conflicts().map(|one| one.owner.clone()).collect();
     assert_eq!(owners, [Owner::Port(key("a").name)]);
-    // If they are equally old, the name decides.
+    // If two services are equally old, the name decides.
     bed.set(at_node_port(service("c", 20, |_| {}), 30_000));
     assert!(bed.sync().is_empty());
 }
@@ -190,7 +190,7 @@ fn no_service_takes_an_address_that_the_node_uses_and_it_is_served_when_that_is_
         let owner = bed.state.owner(Family::V4, Protocol::TCP, listen);
         assert_eq!(owner, None);
     }
-    // An address that no service claims changes no port; one that is free again does.
+    // An address that no service claims affects no port; one that becomes free does.
     let other = "10.96.99.99".parse().unwrap();
     assert_eq!(reserve(&mut bed, [(other, ReservedFor::Gateway)].into()), 1);
     assert_eq!(reported(&bed), before);
@@ -240,8 +240,8 @@ fn surroundings(external_ips: ExternalIps) -> Arc<Reserved> {
     })
 }
 
-/// Who keeps an address, with port 80 or another one, from a service that has it as an address of this kind; `None` if
-/// it is served there.
+/// Returns who keeps a service from having this address, with port 80 or another one, as an address of this kind;
+/// `None` if it is served there.
 fn keeper(reserved: &Arc<Reserved>, kind: FrontendKind, address: &str) -> Option<String> {
     let address: SocketAddr = address.parse().unwrap();
     let mut bed = Bed::new();
@@ -292,9 +292,9 @@ fn services_leave_the_node_its_peers_and_its_sources_what_is_theirs() {
         (LoadBalancer, "172.30.0.2:4240", Some(peer)),
         (ExternalIp, "198.51.100.1:6443", Some(api)),
         (LoadBalancer, "198.51.100.1:6443", Some(api)),
-        // Other ports at its address do not concern the agent: it may be a node.
+        // Other ports at the server's address do not concern the agent, as the server may be a node.
         (LoadBalancer, "198.51.100.1:443", None),
-        // A virtual address, which may move to another node tomorrow.
+        // A virtual address, which may move to another node at any time.
         (ExternalIp, "172.30.0.9:443", None),
         (ExternalIp, "172.30.0.9:4240", Some(agent)),
         (ExternalIp, "10.244.1.77:80", Some(here)),
@@ -303,7 +303,7 @@ fn services_leave_the_node_its_peers_and_its_sources_what_is_theirs() {
         (LoadBalancer, "10.244.2.255:80", Some(there)),
         (ExternalIp, "172.30.0.1:22", Some(own_node)),
         (ExternalIp, "172.30.0.2:22", Some(other_node)),
-        // A load balancer may have addresses of nodes, and the cluster assigns ClusterIPs.
+        // A load balancer may have the addresses of nodes, and the cluster assigns ClusterIPs.
         (LoadBalancer, "172.30.0.1:80", None),
         (LoadBalancer, "172.30.0.2:80", None),
         (ClusterIp, "198.51.100.1:443", None),
@@ -387,7 +387,7 @@ fn the_older_of_a_node_port_and_an_address_of_the_node_owns_the_place() {
             assert_eq!(reported(&bed), [""; 0]);
             bed.state.set_reserved(&surroundings(ExternalIps::All));
             assert_eq!(reported(&bed), [conflict.as_str()]);
-            // What the winner held is free when it is gone.
+            // The winner's address is free once the winner is gone.
             bed.unset(winner);
             bed.sync();
             assert_eq!(reported(&bed), [""; 0]);
@@ -521,9 +521,9 @@ fn health_checks_count_the_addresses_of_local_ready_endpoints() {
             .into_iter()
             .collect()
     );
-    // A load balancer that checks through the family that the service lacks sees the same.
+    // A load balancer that checks through the family that the service lacks gets the same result.
     assert_eq!(checks, bed.state.health_checks(Family::V6));
-    // A service with both families counts each separately.
+    // A service with both families counts the endpoints of each separately.
     bed.set(service("a", 1, |common| {
         common.health_check_node_port = Some(31_000);
         common.cluster_ips.push("fd00:96::1".parse().unwrap());

@@ -1,4 +1,4 @@
-//! The expected state, in plain form.
+//! The expected state, as plain data.
 
 use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS};
 use health_common::identity::LOCAL;
@@ -25,7 +25,7 @@ impl PlainEndpoint {
         }
     }
 
-    /// The identity of its labels, if the store has one.
+    /// Returns the identity of the endpoint's labels, if the store has one.
     pub(super) fn identity(&self, numbers: &BTreeMap<LabelSet, Identity>) -> Option<Identity> {
         match self.labels.is_empty() {
             true => Some(Identity::INIT),
@@ -34,7 +34,7 @@ impl PlainEndpoint {
     }
 }
 
-/// The labels that an endpoint was given.
+/// Returns the labels that an endpoint was given.
 pub(super) fn labels_of(shown: &Endpoint) -> LabelSet {
     let labels = shown.labels.iter().map(|label| label.parse().unwrap());
     let labels = LabelSet::new(labels).unwrap();
@@ -44,7 +44,7 @@ pub(super) fn labels_of(shown: &Endpoint) -> LabelSet {
     }
 }
 
-/// What programs do with an endpoint: its identity, the enforced directions, and its table.
+/// What the programs enforce for an endpoint: its identity, the enforced directions, and its table.
 pub(super) type Found = (Identity, u32, Option<Entries>);
 
 impl Kernel {
@@ -58,9 +58,9 @@ impl Kernel {
 /// The complete expected state.
 #[derive(Debug, Default)]
 pub(super) struct Plain {
-    /// By the number of their namespace.
+    /// Endpoints by the number of their namespace.
     pub(super) endpoints: BTreeMap<u16, PlainEndpoint>,
-    /// Texts of policies, by their number.
+    /// Policy documents by the number of the policy.
     pub(super) policies: BTreeMap<usize, String>,
     /// Namespaces whose endpoint possibly could not be removed.
     pub(super) leaving: BTreeSet<u16>,
@@ -98,7 +98,7 @@ impl Plain {
         documents(&self.repository()) == documents(other)
     }
 
-    /// What the programs should do with an endpoint.
+    /// Returns what the programs should enforce for an endpoint.
     pub(super) fn wanted(&self, endpoint: &PlainEndpoint, store: &Store) -> Found {
         let state = store.now();
         let identity = endpoint.identity(&state.numbers).expect("an identity");
@@ -120,8 +120,8 @@ impl Plain {
         (identity, enforced, table)
     }
 
-    /// Checks that exactly the expected endpoints are shown, besides those being removed. Returns each as expected and
-    /// as shown.
+    /// Checks that exactly the expected endpoints are shown, apart from those being removed. Returns each endpoint as
+    /// expected and as shown.
     pub(super) fn check_shown(&self, manager: &Manager) -> Vec<(&PlainEndpoint, Arc<Endpoint>)> {
         let mut shown = manager.endpoints();
         shown.retain(|one| one.state != "disconnected");
@@ -173,7 +173,7 @@ impl Plain {
             assert_eq!(kernel.found(endpoint.id), Some(wanted), "of {endpoint:?}");
         }
 
-        // Resources of endpoints belong to exactly these endpoints.
+        // Every endpoint resource belongs to one of these endpoints.
         let owners: BTreeMap<IpAddr, u16> = agent
             .manager
             .taken_addresses()

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use super::super::policy;
 use super::Repository;
 
-/// Namespaces for endpoints.
+/// Number of namespaces for endpoints.
 const NAMESPACES: u16 = 4;
 
-/// Label sets. The first is empty: nothing is known of the endpoint.
+/// Label sets. The first is empty: nothing is known about the endpoint.
 pub(super) const LABELS: [&str; 5] = ["", "app=a", "app=b", "app=a,zone=x", "zone=x"];
 
 const POLICIES: usize = 5;
@@ -17,17 +17,17 @@ const POLICIES: usize = 5;
 /// A request to the agent.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
-    /// An endpoint in a namespace, with a label set.
+    /// Create an endpoint in a namespace, with a label set.
     Create(u16, usize),
     Relabel(u16, usize),
     Delete(u16),
-    /// A policy in one of its variants.
+    /// Import a policy in one of its variants.
     Import(usize, u8),
     DeletePolicy(usize),
 }
 
 impl Change {
-    /// The object of the request.
+    /// Identifies the object of the request.
     pub(super) fn object(&self) -> (bool, usize) {
         match self {
             Self::Create(n, _) | Self::Relabel(n, _) | Self::Delete(n) => (true, usize::from(*n)),
@@ -39,21 +39,21 @@ impl Change {
 /// A temporary fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fault {
-    /// The identity store is away.
+    /// The identity store is unavailable.
     Store,
-    /// The store gives no identity to labels without one.
+    /// The store gives no identities to new label sets.
     NoIdentity,
-    /// Files of endpoints cannot be written.
+    /// Endpoint files cannot be written.
     Files,
     /// The policy file cannot be written.
     Rules,
-    /// A step with devices fails.
+    /// A step that changes devices fails.
     Device(&'static str),
     /// No program can be attached.
     Programs,
-    /// This many more table entries fit.
+    /// There is space for only this many more table entries.
     Room(u8),
-    /// No address can be written.
+    /// No addresses can be written to the ipcache.
     Prefixes,
 }
 
@@ -62,24 +62,24 @@ pub(super) enum Step {
     Change(Change),
     /// Two concurrent requests.
     Pair(Change, Change),
-    /// The agent is killed during a request, and the next one started.
+    /// The agent is killed during a request, and the next agent is started.
     Killed(Change, u8),
     Kill,
     Fault(Fault, bool),
     /// The programs are removed from an endpoint's device.
     Detach(u16),
-    /// An endpoint's device goes away.
+    /// An endpoint's device disappears.
     DeviceGone(u16),
     /// The store swaps the numbers of two label sets.
     Swap(usize, usize),
-    /// The store forgets what is not held.
+    /// The store forgets identities that nobody holds.
     Collect,
     Wait(u64),
-    /// Everything is left alone until the agent has done what it can.
+    /// Nothing happens until the agent has finished all that it can.
     Settle,
 }
 
-/// The text of a policy.
+/// Returns the document of a policy.
 pub(in super::super) fn policy_text(number: usize, variant: u8) -> String {
     let port = 1000 + 100 * u16::from(variant);
     let name = format!("p{number}");

@@ -9,11 +9,11 @@ use crate::provider::ipvs::plan::{NodeAddresses, PlanSettings};
 use crate::spec::{PortKey, ServiceName, ServicePortName, TrafficPolicy};
 use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 
-/// A simulated kernel: the effect of steps, and what it refuses.
+/// A simulated kernel, which applies steps and refuses invalid ones.
 #[derive(Clone, Debug, Default)]
 struct Kernel {
     present: Present,
-    /// Connections of real servers.
+    /// Connection counts of real servers.
     connections: BTreeMap<(ServerKey, SocketAddr), u32>,
 }
 
@@ -22,7 +22,7 @@ impl Kernel {
         for step in steps {
             self.check(step);
             self.present.apply(step);
-            // Connection counts are only known when asked for.
+            // Connection counts are known only after a request for them.
             for server in self.present.servers.values_mut() {
                 for real in server.real.values_mut() {
                     real.connections = None;
@@ -126,7 +126,7 @@ struct Provider {
 }
 
 impl Provider {
-    /// As after a start: only knows what is in the kernel.
+    /// Starts a provider, which knows only what is in the kernel.
     fn start(kernel: &Kernel, states: &States, node: &NodeAddresses) -> Self {
         let mut provider = Self {
             present: kernel.present.clone(),
@@ -157,11 +157,11 @@ impl Provider {
         for step in &steps {
             self.present.apply(step);
         }
-        // Once done, no steps are left.
+        // Afterwards, no steps are left.
         assert_eq!(diff(&self.plan, &self.present, touched), []);
     }
 
-    /// Takes care of draining servers.
+    /// Removes drained servers.
     fn reap(&mut self, kernel: &mut Kernel) {
         let servers = self.present.servers.keys().copied();
         let draining = servers.filter(|key| self.present.is_draining(&self.plan, key));
@@ -212,7 +212,7 @@ fn keys() -> impl Strategy<Value = PortKey> {
         .prop_map(|(number, protocol, family)| key(number, protocol, family))
 }
 
-/// The state of a port in this family: its frontends are at addresses that others may have too.
+/// The state of a port in this family. Its frontends use addresses that other ports may have too.
 fn states(family: Family) -> impl Strategy<Value = PortState> {
     let targets = prop::sample::select(vec![
         (Target::Cluster, Target::Cluster),
@@ -236,7 +236,7 @@ fn states(family: Family) -> impl Strategy<Value = PortState> {
             listen: if is_node_port {
                 Listen::NodePort(80)
             } else {
-                // Network 0 is for services, 2 for the node.
+                // Network 0 is for services, network 2 for the node.
                 Listen::Address(SocketAddr::new(address(family, host / 3 * 2, host), 80))
             },
             kind,
@@ -289,12 +289,12 @@ enum Event {
     Set(Vec<(PortKey, Option<PortState>)>),
     /// Changes the node's addresses.
     Node(BTreeSet<u8>),
-    /// Opens connections, as many as there are real servers and numbers.
+    /// Opens connections: one count for each real server, starting over when the counts run out.
     Connect(Vec<u32>),
-    /// Closes some.
+    /// Closes connections.
     Disconnect(Vec<u32>),
     Reap,
-    /// The provider stops and starts again.
+    /// Restarts the provider.
     Restart,
 }
 
@@ -323,7 +323,7 @@ fn node(hosts: &BTreeSet<u8>) -> NodeAddresses {
     }
 }
 
-/// Everything that must hold after each event.
+/// Checks the invariants that hold after every event.
 fn check(provider: &Provider, kernel: &Kernel) {
     let present = &kernel.present;
     let is_one = provider.present.servers.keys().eq(present.servers.keys());
@@ -363,7 +363,7 @@ fn check(provider: &Provider, kernel: &Kernel) {
     }
 }
 
-/// The kernel state once nothing drains.
+/// Returns the kernel state once nothing is draining.
 fn ideal(provider: &Provider, kernel: &Kernel) -> Present {
     let mut ideal = Present {
         foreign: kernel.present.foreign.clone(),
@@ -584,7 +584,7 @@ fn a_node_port_without_endpoints_refuses_nothing_at_the_address_of_another_servi
         let entry = Entry::IpPort(address, Protocol::TCP, 80);
         kernel.present.entries.contains(&(set, entry))
     };
-    // In either order; in the end the first one is removed.
+    // In either order; in the end, the first port is removed.
     for (first, second, refusals) in [
         (&vacant, &external, [true, false, false]),
         (&external, &vacant, [false, false, true]),

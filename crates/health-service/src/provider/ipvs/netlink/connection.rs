@@ -1,4 +1,4 @@
-//! A netlink connection: sends requests and reads the answers.
+//! A netlink connection: sends requests and reads the replies.
 
 use std::fmt;
 use std::io;
@@ -14,23 +14,23 @@ use netlink_sys::{Socket, SocketAddr};
 
 use super::attributes::{Malformed, each, text_of};
 
-/// How long to wait for an answer. The kernel is never that slow, but a missing answer must not block forever.
+/// How long to wait for a reply. The kernel is never that slow, but a missing reply must not block forever.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Requests sent before their answers are read: a socket has space for that many answers.
+/// Number of requests sent before reading their replies; the socket has space for that many replies.
 const BATCH: usize = 64;
-/// How often a listing is retried if changes interrupt it.
+/// How often a dump is attempted if changes interrupt it.
 const LIST_ATTEMPTS: u32 = 20;
 /// `NLMSGERR_ATTR_MSG` (include/uapi/linux/netlink.h).
 const ERROR_TEXT: u16 = 1;
-/// Bytes of the error number and the request's header in an answer.
+/// Bytes of the error number and the request's header in a reply.
 const ERROR_HEADER: usize = 20;
 
 /// An error that the kernel returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Its error number: positive, from errno or the subsystem's own range.
+    /// The error number: positive, from errno or the subsystem's own range.
     pub code: i32,
-    /// Its message, if any.
+    /// The kernel's message, if any.
     pub text: Option<String>,
 }
 
@@ -49,19 +49,19 @@ impl fmt::Display for Refusal {
 /// Why a request has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// The request could not be sent, or the answer not received.
+    /// The request could not be sent, or the reply could not be received.
     #[error("{0}")]
     Socket(#[from] io::Error),
     /// The kernel refused.
     #[error("{0}")]
     Refused(Refusal),
-    /// The answer cannot be read.
+    /// The reply cannot be parsed.
     #[error("the kernel's answer cannot be read: {0}")]
     Malformed(&'static str),
 }
 
 impl NetlinkError {
-    /// Whether the kernel refused with this code.
+    /// Whether the kernel refused the request with this code.
     pub fn is(&self, code: i32) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.code == code)
     }
@@ -94,7 +94,7 @@ impl Connection {
         })
     }
 
-    /// Sends requests with these flags in order, even after one fails. Returns the result of each.
+    /// Sends requests with these flags in order, continuing after failures. Returns the result of each.
     pub(super) fn execute<M: NetlinkSerializable>(
         &mut self,
         requests: Vec<(M, u16)>,
@@ -118,7 +118,7 @@ impl Connection {
         Ok(results)
     }
 
-    /// Sends one request, and calls `take` with each object in the answer.
+    /// Sends one request, and calls `take` with each object in the reply.
     pub(super) fn request<M: NetlinkSerializable>(
         &mut self,
         message: M,
@@ -132,8 +132,8 @@ impl Connection {
         result.map_err(NetlinkError::Refused)
     }
 
-    /// Lists objects. The kernel marks a listing if something changed while it was written; entries may then be
-    /// missing, so the request is repeated.
+    /// Dumps objects. The kernel flags a dump during which something changed, as entries may then be missing; the
+    /// request is repeated in this case.
     pub(super) fn list<M: NetlinkSerializable + Clone, T>(
         &mut self,
         message: &M,
@@ -157,7 +157,7 @@ impl Connection {
         Err(io::Error::other(text).into())
     }
 
-    /// Sends messages as one transaction. The first and the last message only mark the batch
+    /// Sends messages as one transaction. The first and the last message only delimit the batch
     /// (net/netfilter/nfnetlink.c, `nfnetlink_rcv_batch`).
     pub(super) fn transact<M: NetlinkSerializable>(
         &mut self,
@@ -165,7 +165,7 @@ impl Connection {
     ) -> Result<(), NetlinkError> {
         let mut bytes = Vec::new();
         let first = self.sequence.wrapping_add(1);
-        // The last request is acknowledged when all are done.
+        // The acknowledgement of the last request comes when all requests are done.
         let asks = messages.len().saturating_sub(2);
         let mut last = first;
         for (at, (message, flags)) in messages.into_iter().enumerate() {
@@ -218,7 +218,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next datagram from the kernel; others may send some too.
+    /// Receives the next datagram from the kernel, ignoring datagrams from other senders.
     fn receive(&self) -> io::Result<Vec<u8>> {
         loop {
             match self.socket.recv_from_full() {
@@ -242,8 +242,8 @@ impl Connection {
         self.parts(sequence, take).map(|(result, _)| result)
     }
 
-    /// Reads the parts of an answer to its end, and returns whether no change interrupted it. Skips leftovers of
-    /// earlier answers.
+    /// Reads all parts of a reply, and returns whether it was complete, that is, not interrupted by a change. Skips
+    /// leftovers of earlier replies.
     fn parts(
         &self,
         sequence: u32,
@@ -270,7 +270,7 @@ impl Connection {
     }
 }
 
-/// The messages of a datagram.
+/// Returns the messages in a datagram.
 fn messages_of(bytes: &[u8]) -> impl Iterator<Item = Result<NetlinkBuffer<&[u8]>, Malformed>> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -287,12 +287,12 @@ fn messages_of(bytes: &[u8]) -> impl Iterator<Item = Result<NetlinkBuffer<&[u8]>
     })
 }
 
-/// The result at the end of an answer (include/uapi/linux/netlink.h, `struct nlmsgerr`; the end of a listing lacks the
-/// header of the request).
+/// Parses the result at the end of a reply (include/uapi/linux/netlink.h, `struct nlmsgerr`; at the end of a dump, the
+/// header of the request is missing).
 fn result_of(flags: u16, payload: &[u8]) -> Result<Result<(), Refusal>, Malformed> {
     let code = match payload.first_chunk() {
         Some(code) => i32::from_ne_bytes(*code),
-        // The end of a listing may be empty.
+        // The end of a dump may be empty.
         None if payload.is_empty() => 0,
         None => return Err(Malformed("the end of an answer is cut off")),
     };

@@ -1,4 +1,4 @@
-//! Lists and deletes flows that the kernel's conntrack knows (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
+//! Dumps and deletes flows in the kernel's conntrack (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
 //! net/netfilter/nf_conntrack_netlink.c).
 
 use std::net::SocketAddr;
@@ -40,12 +40,12 @@ mod tuple {
 /// A flow of a protocol with ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// The destination of its first packet.
+    /// The destination of the flow's first packet.
     pub to: ServerKey,
-    /// The address that answers it.
+    /// The address that replies come from.
     pub answered_by: SocketAddr,
     family: Family,
-    /// The attributes that identify it to the kernel.
+    /// The attributes that identify the flow to the kernel.
     name: Vec<DefaultNla>,
 }
 
@@ -59,7 +59,7 @@ impl Client {
         Ok(Self(Connection::open(NETLINK_NETFILTER)?))
     }
 
-    /// The flows of a family that are wanted.
+    /// Returns the wanted flows of a family.
     pub fn flows(
         &mut self,
         family: Family,
@@ -72,7 +72,7 @@ impl Client {
         })
     }
 
-    /// Deletes flows. Returns how many still existed.
+    /// Deletes flows. Returns how many of them still existed.
     pub fn delete(&mut self, flows: Vec<Flow>) -> Result<usize, NetlinkError> {
         let requests = flows.into_iter().map(|flow| {
             let name = flow.name.into_iter().map(ConntrackAttribute::Other);
@@ -96,7 +96,7 @@ fn message(family: Family, request: ConntrackMessage) -> NetfilterMessage {
     NetfilterMessage::new(header, NetfilterMessageInner::from(request))
 }
 
-/// Reads a flow; `None` if its protocol has no ports.
+/// Parses a flow; `None` if its protocol has no ports.
 fn read(attributes: &[u8], family: Family) -> Result<Option<Flow>, Malformed> {
     let (mut original, mut reply, mut name) = (None, None, Vec::new());
     for attribute in each(attributes) {

@@ -1,7 +1,8 @@
-//! Netlink requests: to IPVS through its generic family, to ipset, nf_tables and conntrack through nfnetlink.
+//! Netlink requests: to IPVS through its generic netlink family, and to ipset, nf_tables and conntrack through
+//! nfnetlink.
 //!
 //! A connection always works in the network namespace of the thread that opened it. Its functions block until the
-//! kernel answers, which it does at once.
+//! kernel replies, which it does at once.
 
 mod attributes;
 mod connection;

@@ -1,7 +1,7 @@
-//! The desired state of the kernel.
+//! The desired kernel state.
 //!
-//! A plan consists of port plans, each of which depends only on the port's state and the node's addresses. So a change
-//! of a port costs no more than that port.
+//! A plan consists of port plans, each of which depends only on the port's state and the node's addresses. The cost of
+//! changing a port therefore depends on that port alone.
 
 mod port;
 
@@ -22,18 +22,18 @@ use port::PortPlan;
 /// The node's own addresses: those of all devices except [`DEVICE`](super::DEVICE).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeAddresses {
-    /// All of them.
+    /// All addresses.
     pub all: BTreeSet<IpAddr>,
     /// The addresses that serve NodePorts.
     pub node_ports: BTreeSet<IpAddr>,
 }
 
-/// Settings for plans, apart from services and the node.
+/// Settings for plans, besides services and the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanSettings {
-    /// The scheduler of a virtual server, if its service does not specify one.
+    /// The scheduler for services that do not set one.
     pub scheduler: Scheduler,
-    /// Networks whose addresses are left to others: none of them gets a virtual server.
+    /// Networks that are left to other programs: their addresses get no virtual servers.
     pub excluded_networks: Vec<IpNet>,
 }
 
@@ -56,20 +56,20 @@ impl PlanSettings {
 /// The desired state of a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Its scheduler.
+    /// The server's scheduler.
     pub scheduler: Scheduler,
-    /// Its flags.
+    /// The server's flags.
     pub flags: Flags,
-    /// How long a client stays with its real server if it is persistent, in seconds.
+    /// If the server is persistent, how long a client stays with its real server, in seconds.
     pub timeout: u32,
-    /// The weights of its real servers.
+    /// The server's real servers, with their weights.
     pub real: BTreeMap<SocketAddr, u32>,
-    /// Endpoints that get no new connections but keep existing ones, whatever the protocol.
+    /// Endpoints that get no new connections but keep existing ones, with any protocol.
     pub lingering: BTreeSet<SocketAddr>,
 }
 
-/// Sets of addresses that block packets from some sources or from all. Only the port that owns an address's virtual
-/// server decides whether the address is in them.
+/// Sets of addresses that block packets from some sources or from all. Only the port that owns the virtual server at an
+/// address decides whether these sets contain the address.
 const GUARDS: [SetKind; 4] = [
     SetKind::Reject,
     SetKind::Drop,
@@ -77,16 +77,16 @@ const GUARDS: [SetKind; 4] = [
     SetKind::LoadBalancerFirewall,
 ];
 
-/// A claim on a virtual server; the smallest one owns it. NodePorts come after addresses of services.
+/// A claim on a virtual server; the smallest claim wins. NodePorts come after service addresses.
 type Claim = (bool, PortKey);
 
 /// The desired state of the kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     ports: BTreeMap<PortKey, PortPlan>,
-    /// Never empty.
+    /// The claims on each virtual server; never empty.
     servers: BTreeMap<ServerKey, BTreeSet<Claim>>,
-    /// How many ports want each entry.
+    /// The number of ports that want each entry.
     entries: BTreeMap<(SetId, Entry), usize>,
     addresses: BTreeMap<IpAddr, usize>,
     checks: BTreeSet<(Family, u16)>,
@@ -95,15 +95,15 @@ pub struct Plan {
 /// The parts of a plan that may have changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Virtual servers.
+    /// The virtual servers.
     pub servers: BTreeSet<ServerKey>,
-    /// Entries of sets.
+    /// The entries of sets.
     pub entries: BTreeSet<(SetId, Entry)>,
-    /// Addresses of our device.
+    /// The addresses of our device.
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// The desired kernel state for a state, on a node with these addresses.
+/// Returns the desired kernel state for a service state, on a node with these addresses.
 pub fn wanted(state: &State, node: &NodeAddresses, settings: &PlanSettings) -> Plan {
     let mut plan = Plan::default();
     let keys: BTreeSet<_> = state.ports().map(|(key, _)| key.clone()).collect();
@@ -112,7 +112,7 @@ pub fn wanted(state: &State, node: &NodeAddresses, settings: &PlanSettings) -> P
 }
 
 impl Plan {
-    /// Updates these ports to their new state, and the health-check node ports.
+    /// Updates the health-check node ports, and these ports to their new state.
     pub fn update(
         &mut self,
         state: &State,
@@ -159,7 +159,8 @@ impl Plan {
         }
     }
 
-    /// Marks the guards of a port's virtual servers that others claim too as touched: their owner may have changed.
+    /// Marks the guards of a port's virtual servers as touched where other ports claim the server too, as its owner may
+    /// have changed.
     fn touch_guards(&self, port: &PortPlan, touched: &mut Touched) {
         let contested = port.servers.keys();
         for key in contested.filter(|key| self.servers.contains_key(key)) {
@@ -197,13 +198,13 @@ impl Plan {
         }
     }
 
-    /// A virtual server.
+    /// Returns the desired state of a virtual server.
     pub fn server(&self, key: &ServerKey) -> Option<&Server> {
         let (_, server): &(bool, Arc<Server>) = self.owner(key)?.servers.get(key)?;
         Some(server)
     }
 
-    /// The plan of the port that owns a virtual server.
+    /// Returns the plan of the port that owns a virtual server.
     fn owner(&self, key: &ServerKey) -> Option<&PortPlan> {
         let (_, port) = self.servers.get(key)?.first()?;
         self.ports.get(port)
@@ -229,7 +230,7 @@ impl Plan {
         self.addresses.contains_key(address)
     }
 
-    /// All parts of the plan.
+    /// Returns all parts of the plan.
     pub fn touched(&self) -> Touched {
         let checks = self.checks.iter().map(|check| check_entry(*check));
         Touched {
@@ -247,7 +248,7 @@ impl Touched {
         self.addresses.extend(&plan.addresses);
     }
 
-    /// Adds another's parts.
+    /// Adds the parts of another value.
     pub fn extend(&mut self, other: Self) {
         self.servers.extend(other.servers);
         self.entries.extend(other.entries);
@@ -255,7 +256,7 @@ impl Touched {
     }
 }
 
-/// All entries that may guard a virtual server.
+/// Returns all entries that may guard a virtual server.
 fn guards(key: &ServerKey) -> [(SetId, Entry); GUARDS.len()] {
     let ip = key.address.ip();
     let family = Family::of(ip);

@@ -14,10 +14,10 @@ use super::{NodeAddresses, PlanSettings, Server};
 use crate::spec::{Algorithm, PortKey, TrafficPolicy};
 use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
 
-/// The part of a plan that one port wants.
+/// One port's part of the plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PortPlan {
-    /// Virtual servers, and whether each is for a NodePort.
+    /// The port's virtual servers, and whether each is for a NodePort.
     pub(super) servers: BTreeMap<ServerKey, (bool, Arc<Server>)>,
     pub(super) entries: BTreeSet<(SetId, Entry)>,
     pub(super) addresses: BTreeSet<IpAddr>,
@@ -58,8 +58,8 @@ pub(super) fn plan(
     builder.plan
 }
 
-/// The endpoints of a virtual server. It treats all sources alike: if some traffic must go to endpoints of this node,
-/// all traffic does. Where traffic from other machines must be dropped, a rule does that.
+/// Returns the endpoints of a virtual server. A virtual server treats all sources alike: if some traffic must go to
+/// endpoints of this node, all traffic does. Where traffic from other machines must be dropped, a rule does that.
 fn target(frontend: &Frontend) -> Target {
     match frontend.outside {
         Target::Drop => frontend.inside,
@@ -92,7 +92,7 @@ fn server(state: &PortState, backends: &[Backend], default: &Scheduler) -> Serve
     let timeout = state.affinity.map_or(0, |affinity| affinity.as_secs());
     let others = state.cluster.iter().chain(&state.local);
     let others = others.map(|backend| &backend.address);
-    // Endpoints that only other traffic may use are not part of this server, but still serve.
+    // Endpoints for other traffic only are not part of this server, but still serve.
     let lingering = state.lingering.iter().chain(others);
     Server {
         scheduler,
@@ -165,8 +165,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Allows only these sources at an address. The node itself is allowed if one of its addresses is: packets that it
-    /// sends there have the address itself as their source.
+    /// Allows only these sources at an address. The node itself is allowed if one of its addresses is: the packets that
+    /// it sends there have the address itself as their source.
     fn restrict(&mut self, address: SocketAddr, ranges: &[IpNet]) {
         let (ip, port, protocol) = (address.ip(), address.port(), self.key.name.protocol);
         self.entries(SetKind::LoadBalancerFirewall, &[address]);
@@ -205,7 +205,8 @@ fn set_of(kind: FrontendKind, keeps_source: bool) -> SetKind {
     }
 }
 
-/// A network as sets can store it. They cannot have a prefix of length 0, so all addresses become two networks.
+/// Converts a network to the form that sets can store. They do not support a prefix length of 0, so the network of all
+/// addresses becomes two networks.
 fn halves(network: &IpNet) -> Vec<IpNet> {
     match network.prefix_len() {
         0 => network

@@ -1,4 +1,4 @@
-//! Reading and writing messages of the subsystem.
+//! Reading and writing messages of the ipset subsystem.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ use super::model::{Entry, SetSpec, SetType};
 const SUBSYSTEM: u8 = 6;
 /// The ipset protocol version that kernels have supported since 4.17.
 const VERSION: u8 = 7;
-/// Initial rows of a new set; it grows.
+/// Initial number of rows in a new set, which grows as needed.
 const HASH_SIZE: u32 = 1024;
 
 /// `IPSET_ATTR_*` of commands.
@@ -78,7 +78,7 @@ fn message(command: Command, name: &str, more: Vec<DefaultNla>) -> NetfilterMess
     )
 }
 
-/// A request about a set as a whole.
+/// Builds a request about a set as a whole.
 pub(super) fn named(command: Command, name: &str) -> NetfilterMessage {
     message(command, name, Vec::new())
 }
@@ -107,14 +107,14 @@ pub(super) fn create(set: &SetSpec) -> NetfilterMessage {
     message(Command::Create, &set.name, attributes)
 }
 
-/// Adds or removes entries.
+/// Builds a request to add or remove entries.
 pub(super) fn edit(asked: Command, name: &str, entries: &[Entry]) -> NetfilterMessage {
     let entries = entries
         .iter()
         .map(|entry| nested(command::DATA, &entry_attributes(entry)));
     let entries: Vec<_> = entries.collect();
     let attributes = vec![
-        // Several entries need a line number, which is not used.
+        // With several entries, a line number is required, but not used.
         plain(command::LINENO, 0_u32.to_ne_bytes()),
         nested(command::ADT, &entries),
     ];
@@ -169,7 +169,7 @@ pub(super) fn read_index(object: &[u8]) -> Result<Option<u16>, Malformed> {
     Ok(None)
 }
 
-/// The entries in a part of a listing.
+/// Parses the entries in one part of a dump.
 pub(super) fn read_entries(object: &[u8]) -> Result<Vec<Entry>, Malformed> {
     let mut entries = Vec::new();
     for attribute in each(netfilter_attributes(object)?) {

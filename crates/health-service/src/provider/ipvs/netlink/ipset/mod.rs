@@ -17,7 +17,7 @@ pub use model::{Entry, SetSpec, SetType};
 /// Entries per message: an attribute holds at most 64 KiB.
 const CHUNK: usize = 400;
 
-/// The meaning of an ipset error (`enum ipset_errno`).
+/// Returns the meaning of an ipset error (`enum ipset_errno`).
 pub(super) fn error_text(code: i32) -> Option<&'static str> {
     Some(match code {
         4097 => "the kernel uses another ipset protocol",
@@ -54,7 +54,7 @@ impl Client {
     /// Removes a set that no rule uses. Returns whether it existed.
     pub fn destroy(&mut self, name: &str) -> Result<bool, NetlinkError> {
         let request = message::named(Command::Destroy, name);
-        // Without the flag, a missing set is not an error.
+        // Without this flag, a missing set is not an error.
         match self.0.request(request, NLM_F_EXCL, &mut |_| Ok(())) {
             Ok(()) => Ok(true),
             Err(error) if error.is(libc::ENOENT) => Ok(false),
@@ -62,7 +62,7 @@ impl Client {
         }
     }
 
-    /// The index by which rules refer to a set; `None` if no set has this name.
+    /// Returns the index by which rules refer to a set; `None` if no set has this name.
     pub fn index(&mut self, name: &str) -> Result<Option<u16>, NetlinkError> {
         let request = message::named(Command::GetByName, name);
         let mut index = None;
@@ -76,7 +76,7 @@ impl Client {
         }
     }
 
-    /// The entries of a set; `None` if no set has this name.
+    /// Returns the entries of a set; `None` if no set has this name.
     pub fn entries(&mut self, name: &str) -> Result<Option<Vec<Entry>>, NetlinkError> {
         let request = message::named(Command::List, name);
         let read = |object: &[u8]| message::read_entries(object).map(Some);
@@ -87,12 +87,12 @@ impl Client {
         }
     }
 
-    /// Adds entries; existing ones stay. Returns the first error of each chunk that was not added completely.
+    /// Adds entries; existing ones stay. Returns the first error of each chunk that could not be added completely.
     pub fn add(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<Refusal>, NetlinkError> {
         self.edit(Command::Add, name, entries)
     }
 
-    /// Removes entries; missing ones are ignored. Returns refusals as [`Self::add`].
+    /// Removes entries; missing ones are ignored. Returns errors like [`Self::add`].
     pub fn delete(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<Refusal>, NetlinkError> {
         self.edit(Command::Del, name, entries)
     }

@@ -23,7 +23,7 @@ pub enum SetType {
 }
 
 impl SetType {
-    /// The kernel's name.
+    /// Returns the kernel's name of the type.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HashIp => "hash:ip",
@@ -34,7 +34,7 @@ impl SetType {
         }
     }
 
-    /// How many parts an entry has.
+    /// Returns the number of parts in an entry.
     pub(crate) const fn dimensions(self) -> u8 {
         match self {
             Self::HashIp | Self::BitmapPort => 1,
@@ -43,7 +43,7 @@ impl SetType {
         }
     }
 
-    /// A revision that kernels have had since 3.18, and that all `ipset` tool versions in use can list.
+    /// Returns a revision that kernels have supported since 3.18, and that all `ipset` tool versions in use can list.
     pub(super) const fn revision(self) -> u8 {
         match self {
             Self::BitmapPort => 3,
@@ -57,13 +57,13 @@ impl SetType {
 /// A set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetSpec {
-    /// At most 31 bytes.
+    /// The set's name, at most 31 bytes.
     pub name: String,
-    /// The type of its entries.
+    /// The type of the set's entries.
     pub kind: SetType,
-    /// The family of its entries' addresses.
+    /// The address family of the set's entries.
     pub family: Family,
-    /// How many entries it can have; ignored for ports.
+    /// Maximum number of entries; ignored for ports.
     pub max_entries: u32,
 }
 
@@ -78,12 +78,12 @@ pub enum Entry {
     IpPort(IpAddr, Protocol, u16),
     /// An address with a port, and a second address.
     IpPortIp(IpAddr, Protocol, u16, IpAddr),
-    /// An address with a port, and a network. The network's prefix is never 0, which the kernel does not support.
+    /// An address with a port, and a network. The prefix length is never 0, which the kernel does not support.
     IpPortNet(IpAddr, Protocol, u16, IpNet),
 }
 
 impl fmt::Display for Entry {
-    /// In the format of the `ipset` tool.
+    /// Formats the entry like the `ipset` tool.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |protocol: &Protocol| protocol.to_string().to_lowercase();
         match self {

@@ -69,7 +69,7 @@ fn addresses_and_ports_are_in_network_byte_order() {
     assert!(bytes.ends_with(&entry), "{bytes:?}");
 }
 
-/// On the kernel, in its own namespace.
+/// Runs in the kernel, in a namespace of its own.
 #[test]
 fn sets_of_all_types_hold_what_they_are_given() {
     if !nix::unistd::geteuid().is_root() {
@@ -102,7 +102,7 @@ fn hold(client: &mut Client, family: Family, kind: SetType) {
     client.create(&set).unwrap();
     assert!(client.index(&set.name).unwrap().is_some());
     let mut wanted = entries(family, kind);
-    // Both give the wanted result even if half of it was already done.
+    // Both requests give the desired result even if half of it is already in place.
     client.add(&set.name, &wanted[..1]).unwrap();
     assert_eq!(client.add(&set.name, &wanted).unwrap(), []);
     let listed = |client: &mut Client| {

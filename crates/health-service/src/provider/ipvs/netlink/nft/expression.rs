@@ -28,12 +28,12 @@ const RANDOM_FULLY: u32 = 1 << 4;
 /// `NFT_REJECT_ICMP_UNREACH`.
 const REJECT_UNREACHABLE: u32 = 0;
 
-/// Which address of a packet.
+/// One of the addresses of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Its source.
+    /// The source address.
     Source,
-    /// Its destination.
+    /// The destination address.
     Destination,
 }
 
@@ -60,7 +60,7 @@ fn compare(operator: Operator, value: &[u8]) -> Expressions {
     ])
 }
 
-/// `register & mask ^ xor`.
+/// Computes `register & mask ^ xor`.
 fn combine(mask: &[u8], xor: &[u8]) -> Expressions {
     Expressions::Bitwise(vec![
         Bitwise::SourceRegister(REGISTER),
@@ -75,7 +75,7 @@ fn load(key: MetaKey) -> Expressions {
     Expressions::Meta(vec![Meta::Key(key), Meta::DestinationRegister(REGISTER)])
 }
 
-/// The packet is in an ipset set; `parts` says which address each part of an entry is compared with
+/// Matches packets in an ipset set; `parts` names the packet's address with which each part of an entry is compared
 /// (net/netfilter/xt_set.c, `struct xt_set_info_match_v1`).
 pub(crate) fn in_set(index: u16, parts: &[Side]) -> Vec<Expressions> {
     let sources = parts.iter().enumerate();
@@ -91,7 +91,7 @@ pub(crate) fn in_set(index: u16, parts: &[Side]) -> Vec<Expressions> {
     )]
 }
 
-/// The packet has this protocol.
+/// Matches packets of this protocol.
 pub fn of_protocol(protocol: Protocol) -> Vec<Expressions> {
     vec![
         load(MetaKey::L4Proto),
@@ -99,7 +99,7 @@ pub fn of_protocol(protocol: Protocol) -> Vec<Expressions> {
     ]
 }
 
-/// The packet's source is in a network.
+/// Matches packets with a source in this network.
 pub(crate) fn from_network(network: IpNet) -> Vec<Expressions> {
     let (offset, len) = match Family::of(network.addr()) {
         Family::V4 => (12, 4),
@@ -118,7 +118,7 @@ pub(crate) fn from_network(network: IpNet) -> Vec<Expressions> {
     ]
 }
 
-/// The packet does not start a connection.
+/// Matches packets that do not start a connection.
 pub(crate) fn not_new() -> Vec<Expressions> {
     vec![
         other(
@@ -130,7 +130,7 @@ pub(crate) fn not_new() -> Vec<Expressions> {
     ]
 }
 
-/// The given address of the packet belongs to this node.
+/// Matches packets whose source or destination address belongs to this node.
 pub fn is_local(side: Side) -> Vec<Expressions> {
     let flag = match side {
         Side::Source => 1,
@@ -147,7 +147,7 @@ pub fn is_local(side: Side) -> Vec<Expressions> {
     ]
 }
 
-/// The packet's mark has none of these bits.
+/// Matches packets whose mark has none of these bits.
 pub(crate) fn lacks_mark(bits: u32) -> Vec<Expressions> {
     vec![
         load(MetaKey::Mark),
@@ -169,12 +169,12 @@ pub fn set_mark(bits: u32, is_set: bool) -> Vec<Expressions> {
     ]
 }
 
-/// Replaces the connection's source with an address of this node and any free port.
+/// Replaces the connection's source with an address of this node and a free port.
 pub fn masquerade() -> Vec<Expressions> {
     vec![other("masq", vec![number(1, RANDOM_FULLY)])]
 }
 
-/// Drops the packet, and tells the sender that the port is unreachable.
+/// Drops the packet, and reports to the sender that the port is unreachable.
 pub fn reject(family: Family) -> Vec<Expressions> {
     let code = match family {
         // `ICMP_PORT_UNREACH`, `ICMPV6_PORT_UNREACH`.
@@ -197,7 +197,7 @@ pub fn leave() -> Vec<Expressions> {
     verdict(vec![VerdictAttribute::Code(Verdict::Return)])
 }
 
-/// Runs another chain and returns.
+/// Runs another chain, and then continues after this rule.
 pub fn jump(chain: &str) -> Vec<Expressions> {
     verdict(vec![
         VerdictAttribute::Code(Verdict::Jump),

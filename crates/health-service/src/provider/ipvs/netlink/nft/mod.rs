@@ -1,4 +1,4 @@
-//! nf_tables tables (include/uapi/linux/netfilter/nf_tables.h, net/netfilter/nf_tables_api.c): a table is replaced as a
+//! nf_tables tables (include/uapi/linux/netfilter/nf_tables.h, net/netfilter/nf_tables_api.c). A table is replaced as a
 //! whole, between two packets, or deleted.
 
 pub mod expression;
@@ -21,35 +21,35 @@ pub use netlink_packet_netfilter::nftables::InetHookNumber;
 use super::attributes::{each, family_of, netfilter_attributes, text_of};
 use super::connection::{Connection, NetlinkError};
 
-/// `NFNL_SUBSYS_NFTABLES`, the subsystem in batch markers.
+/// `NFNL_SUBSYS_NFTABLES`, which names the subsystem in batch markers.
 const SUBSYSTEM: u16 = 10;
 /// `NFTA_RULE_CHAIN`.
 const RULE_CHAIN: u16 = 2;
-/// `NF_ACCEPT`: the verdict at the end of a chain.
+/// `NF_ACCEPT`, the verdict at the end of a chain.
 const POLICY_ACCEPT: u32 = 1;
 
-/// The matches that a packet must pass, in order, and finally the action.
+/// The matches that a packet must pass, in order, followed by the action.
 pub type Rule = Vec<Expressions>;
 
 /// A table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The family of its packets.
+    /// The family of packets that the table handles.
     pub family: Family,
-    /// Its name.
+    /// The table's name.
     pub name: &'static str,
-    /// Its chains.
+    /// The table's chains.
     pub chains: Vec<Chain>,
 }
 
 /// A chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name, unique in the table.
+    /// The chain's name, unique in the table.
     pub name: &'static str,
-    /// Where packets enter it; `None` if only by jumps.
+    /// Where packets enter the chain; `None` if they enter only by jumps.
     pub base: Option<Base>,
-    /// Its rules, in order.
+    /// The chain's rules, in order.
     pub rules: Vec<Rule>,
 }
 
@@ -60,7 +60,7 @@ pub struct Base {
     pub kind: &'static str,
     /// The hook.
     pub hook: InetHookNumber,
-    /// Lower priorities come first.
+    /// The priority at the hook; lower priorities come first.
     pub priority: i32,
 }
 
@@ -74,7 +74,7 @@ impl Client {
         Ok(Self(Connection::open(NETLINK_NETFILTER)?))
     }
 
-    /// Replaces the table with the same name, in one step.
+    /// Replaces the table with the same name atomically.
     pub fn replace(&mut self, table: &Table) -> Result<(), NetlinkError> {
         let (family, name) = (table.family, table.name);
         let mut messages = vec![
@@ -84,7 +84,7 @@ impl Client {
             (message(family, delete_table(name)), 0),
             (message(family, new_table(name)), NLM_F_CREATE),
         ];
-        // Rules jump to chains that come after their own.
+        // Rules jump to chains defined after their own, so create all chains first.
         let chains = table.chains.iter().map(|chain| new_chain(name, chain));
         messages.extend(chains.map(|chain| (message(family, chain), NLM_F_CREATE)));
         for chain in &table.chains {
@@ -96,8 +96,8 @@ impl Client {
         self.0.transact(messages)
     }
 
-    /// Creates an empty table that belongs to this connection: the kernel deletes it when the connection is closed, and
-    /// refuses it to all others with `EPERM` until then (`NFT_TABLE_F_OWNER`, since Linux 5.12).
+    /// Creates an empty table owned by this connection: the kernel deletes the table when the connection is closed, and
+    /// until then denies all others access with `EPERM` (`NFT_TABLE_F_OWNER`, since Linux 5.12).
     pub(crate) fn create_owned(&mut self, family: Family, name: &str) -> Result<(), NetlinkError> {
         let table = NfTablesMessage::NewTable(TableMessage {
             attributes: vec![
@@ -120,7 +120,7 @@ impl Client {
         }
     }
 
-    /// The chain of each rule in a table.
+    /// Returns the chain of each rule in a table.
     pub fn rules(&mut self, family: Family, name: &str) -> Result<Vec<String>, NetlinkError> {
         let table = RuleAttribute::Table(name.to_owned());
         let request = NfTablesMessage::GetRule(RuleMessage {

@@ -1,4 +1,4 @@
-//! Reading and writing messages of the family.
+//! Reading and writing messages of the IPVS family.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -15,9 +15,9 @@ use super::model::{
     Flags, Forwarding, Info, RealServer, Scheduler, ServerId, ServerKey, Timeouts, VirtualServer,
 };
 
-/// `struct genlmsghdr`, without the family's own header.
+/// Bytes of `struct genlmsghdr`; the family has no header of its own.
 const HEADER_LEN: usize = 4;
-/// Flags are set by value and mask; this mask has all of them.
+/// Flags are written as value and mask; this mask selects all of them.
 const ALL_FLAGS: u32 = u32::MAX;
 
 /// `IPVS_CMD_ATTR_*`.
@@ -111,7 +111,7 @@ impl Emitable for IpvsMessage {
     }
 }
 
-/// The attributes of an answer.
+/// Returns the attributes of a reply.
 pub(super) fn payload(object: &[u8]) -> Result<&[u8], Malformed> {
     let payload = object.get(HEADER_LEN..);
     payload.ok_or(Malformed("a generic header is cut off"))
@@ -129,7 +129,7 @@ pub(super) fn change(change: &Change) -> (Command, Vec<DefaultNla>) {
     }
 }
 
-/// The attributes that identify a virtual server.
+/// Builds the attributes that identify a virtual server.
 pub(super) fn id(id: ServerId) -> DefaultNla {
     nested(part::SERVICE, &id_attributes(id))
 }
@@ -151,7 +151,7 @@ fn server(server: &VirtualServer) -> DefaultNla {
     let mut attributes = id_attributes(server.id);
     let flags = server.flags.asked().0.to_ne_bytes();
     let flags: Vec<u8> = flags.into_iter().chain(ALL_FLAGS.to_ne_bytes()).collect();
-    // Each persistent client is a single address: for IPv4 a netmask, for IPv6 a prefix length.
+    // Persistence applies to single client addresses: for IPv4 given as a netmask, for IPv6 as a prefix length.
     let netmask: u32 = match server.id.family() {
         Family::V4 => u32::MAX,
         Family::V6 => 128,
@@ -193,7 +193,7 @@ pub(super) fn timeouts(timeouts: Timeouts) -> Vec<DefaultNla> {
         .to_vec()
 }
 
-/// `None` for an answer about something else.
+/// Parses a virtual server; `None` for a reply about something else.
 pub(super) fn read_server(object: &[u8]) -> Result<Option<VirtualServer>, Malformed> {
     let Some(bytes) = find(payload(object)?, part::SERVICE)? else {
         return Ok(None);
@@ -238,8 +238,8 @@ fn bytes_of_flags(value: &[u8]) -> Result<[u8; 8], Malformed> {
     bytes(value, "flags")
 }
 
-/// Reads a real server of a virtual server in this family; in tunnels, real servers may be of the other family. `None`
-/// for an answer about something else.
+/// Parses a real server of a virtual server in this family; behind a tunnel, a real server may be of the other family.
+/// `None` for a reply about something else.
 pub(super) fn read_real(object: &[u8], family: Family) -> Result<Option<RealServer>, Malformed> {
     let Some(bytes) = find(payload(object)?, part::DEST)? else {
         return Ok(None);
@@ -327,7 +327,7 @@ fn family_of(number: u16) -> Result<Family, Malformed> {
     found.ok_or(Malformed("a family"))
 }
 
-/// `union nf_inet_addr`: 16 bytes, of which IPv4 uses the first four.
+/// Builds a `union nf_inet_addr`: 16 bytes, of which IPv4 uses the first four.
 fn address_buffer(address: IpAddr) -> Vec<u8> {
     let mut buffer = octets(address);
     buffer.resize(16, 0);

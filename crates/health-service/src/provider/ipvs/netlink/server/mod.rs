@@ -38,7 +38,7 @@ pub enum Change {
     SetServer(VirtualServer),
     /// Deletes a virtual server with all its real servers.
     DeleteServer(ServerId),
-    /// Adds a real server to a virtual one.
+    /// Adds a real server to a virtual server.
     AddReal(ServerId, RealServer),
     /// Changes the weight, thresholds or forwarding of a real server.
     SetReal(ServerId, RealServer),
@@ -69,13 +69,13 @@ impl Client {
         Ok(Self { connection, family })
     }
 
-    /// All virtual servers.
+    /// Returns all virtual servers.
     pub fn servers(&mut self) -> Result<Vec<VirtualServer>, NetlinkError> {
         let request = self.message(Command::GetService, Vec::new());
         self.connection.list(&request, message::read_server)
     }
 
-    /// A virtual server; `None` if it does not exist.
+    /// Returns a virtual server; `None` if it does not exist.
     pub fn server(&mut self, id: ServerId) -> Result<Option<VirtualServer>, NetlinkError> {
         let request = self.message(Command::GetService, vec![message::id(id)]);
         let mut server = None;
@@ -89,7 +89,7 @@ impl Client {
         }
     }
 
-    /// The real servers of a virtual one.
+    /// Returns the real servers of a virtual server.
     pub fn real_servers(&mut self, id: ServerId) -> Result<Vec<RealServer>, NetlinkError> {
         let request = self.message(Command::GetDest, vec![message::id(id)]);
         let family = id.family();
@@ -113,7 +113,7 @@ impl Client {
         self.connection.request(request, 0, &mut |_| Ok(()))
     }
 
-    /// Information about the kernel's IPVS.
+    /// Returns information about the kernel's IPVS.
     pub fn info(&mut self) -> Result<Info, NetlinkError> {
         let request = self.message(Command::GetInfo, Vec::new());
         let mut info = None;
@@ -124,7 +124,7 @@ impl Client {
         info.ok_or(NetlinkError::Malformed("no information"))
     }
 
-    /// How long idle connections are kept.
+    /// Returns how long the kernel keeps idle connections.
     pub fn timeouts(&mut self) -> Result<Timeouts, NetlinkError> {
         let request = self.message(Command::GetConfig, Vec::new());
         let mut timeouts = None;
@@ -135,7 +135,7 @@ impl Client {
         timeouts.ok_or(NetlinkError::Malformed("no timeouts"))
     }
 
-    /// Changes how long idle connections are kept; a value of 0 leaves the kernel's unchanged.
+    /// Changes how long the kernel keeps idle connections; a value of 0 leaves the current timeout unchanged.
     pub fn set_timeouts(&mut self, timeouts: Timeouts) -> Result<(), NetlinkError> {
         let request = self.message(Command::SetConfig, message::timeouts(timeouts));
         self.connection.request(request, 0, &mut |_| Ok(()))

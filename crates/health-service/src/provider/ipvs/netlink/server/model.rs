@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use health_model::ipam::Family;
 use health_model::policy::Protocol;
 
-/// Where a virtual server listens.
+/// The destination that a virtual server handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerKey {
-    /// Address and port.
+    /// The address and port.
     pub address: SocketAddr,
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
@@ -31,7 +31,7 @@ pub enum ServerId {
 }
 
 impl ServerId {
-    /// The family of its packets.
+    /// Returns the family of the packets.
     pub fn family(&self) -> Family {
         match self {
             Self::Address(key) => Family::of(key.address.ip()),
@@ -46,24 +46,25 @@ impl From<ServerKey> for ServerId {
     }
 }
 
-/// How a virtual server chooses a real server for a new connection: the kernel's modules `ip_vs_*`.
+/// How a virtual server chooses a real server for a new connection: one of the kernel's `ip_vs_*` modules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Scheduler {
     /// Round robin.
     RoundRobin,
     /// Round robin by weight.
     WeightedRoundRobin,
-    /// The one with the fewest connections.
+    /// The server with the fewest connections.
     LeastConnection,
-    /// The one with the fewest connections for its weight.
+    /// The server with the fewest connections relative to its weight.
     WeightedLeastConnection,
-    /// The one with the highest weight.
+    /// The server with the highest weight.
     WeightedFailover,
-    /// The one with the highest weight that has fewer active connections than its weight.
+    /// The server with the highest weight that has fewer active connections than its weight.
     WeightedOverflow,
-    /// By destination; the one with the fewest connections if the destination has none yet or its server is overloaded.
+    /// By destination: a destination without a server, or with an overloaded one, gets the server with the fewest
+    /// connections.
     LocalityLeastConnection,
-    /// The same with a set of servers for each destination.
+    /// Like [`Self::LocalityLeastConnection`], with a set of servers for each destination.
     LocalityLeastConnectionReplicated,
     /// By a hash of the destination.
     DestinationHash,
@@ -71,18 +72,18 @@ pub enum Scheduler {
     SourceHash,
     /// By a Maglev table: few connections move when real servers change.
     Maglev,
-    /// The one with the shortest expected delay.
+    /// The server with the shortest expected delay.
     ShortestExpectedDelay,
-    /// An idle one, otherwise the one with the shortest expected delay.
+    /// An idle server or, if there is none, the one with the shortest expected delay.
     NeverQueue,
-    /// The less loaded of two servers that are picked at random by weight.
+    /// The less loaded of two servers picked at random by weight.
     PowerOfTwo,
     /// A scheduler from another module.
     Other(Box<str>),
 }
 
 impl Scheduler {
-    /// The schedulers that we know, with the kernel's names.
+    /// The schedulers that we know, with their names in the kernel.
     pub const KNOWN: [(Self, &str); 14] = [
         (Self::RoundRobin, "rr"),
         (Self::WeightedRoundRobin, "wrr"),
@@ -100,7 +101,7 @@ impl Scheduler {
         (Self::PowerOfTwo, "twos"),
     ];
 
-    /// The kernel's name.
+    /// Returns the scheduler's name in the kernel.
     pub fn name(&self) -> &str {
         match self {
             Self::Other(name) => name,
@@ -112,7 +113,7 @@ impl Scheduler {
         }
     }
 
-    /// The scheduler that does the same, but with weights.
+    /// Returns the scheduler that does the same with weights.
     #[must_use]
     pub fn weighted(&self) -> Self {
         match self {
@@ -146,10 +147,10 @@ impl Flags {
     pub(crate) const PERSISTENT: Self = Self(0x1);
     /// The server is in the kernel's tables; the kernel sets this itself.
     pub(crate) const HASHED: Self = Self(0x2);
-    /// The second of three flags whose meaning depends on the scheduler: for `sh` and `mh`, the source port counts.
+    /// The second of three flags whose meaning depends on the scheduler: `sh` and `mh` then include the source port.
     pub(crate) const SCHEDULER_2: Self = Self(0x10);
 
-    /// Without the flags that the kernel sets itself.
+    /// Returns the flags without those that the kernel sets itself.
     #[must_use]
     pub const fn asked(self) -> Self {
         Self(self.0 & !Self::HASHED.0)
@@ -164,39 +165,39 @@ impl std::ops::BitOr for Flags {
     }
 }
 
-/// A virtual server: where connections arrive that real servers handle.
+/// A virtual server, whose connections real servers handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// Which packets it gets.
+    /// The packets that the server gets.
     pub id: ServerId,
-    /// Its scheduler.
+    /// The server's scheduler.
     pub scheduler: Scheduler,
-    /// Its flags.
+    /// The server's flags.
     pub flags: Flags,
-    /// How long a client stays with its real server after its last packet if it is persistent, in seconds.
+    /// If the server is persistent, how long a client stays with its real server after its last packet, in seconds.
     pub timeout: u32,
 }
 
-/// How packets get to a real server.
+/// How packets reach a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Forwarding {
-    /// Their destination is rewritten.
+    /// The destination of packets is rewritten.
     Masquerade,
-    /// The server is this node.
+    /// The server is this node itself.
     Local,
-    /// Through a tunnel.
+    /// Packets go through a tunnel.
     Tunnel,
-    /// Unchanged, to the server's hardware address.
+    /// Packets go unchanged to the server's hardware address.
     Direct,
-    /// Past the cache.
+    /// Packets go past the cache.
     Bypass,
-    /// A newer method.
+    /// A method that this version does not know.
     Other(u32),
 }
 
 impl From<u32> for Forwarding {
     fn from(number: u32) -> Self {
-        // `IP_VS_CONN_F_FWD_MASK`: the other bits belong to the connection.
+        // `IP_VS_CONN_F_FWD_MASK`; the other bits belong to connections.
         match number & 7 {
             0 => Self::Masquerade,
             1 => Self::Local,
@@ -221,29 +222,29 @@ impl From<Forwarding> for u32 {
     }
 }
 
-/// A real server of a virtual one.
+/// A real server of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RealServer {
-    /// Where it listens.
+    /// The address and port on which the server listens.
     pub address: SocketAddr,
-    /// How packets get there.
+    /// How packets reach the server.
     pub forwarding: Forwarding,
-    /// Its share of new connections; 0 for none.
+    /// The server's share of new connections; 0 for none.
     pub weight: u32,
-    /// At this number of connections it gets no new ones; 0 for no limit.
+    /// The number of connections at which the server gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
-    /// After that it gets new ones again once it has fewer connections than this.
+    /// Once limited, the server gets new connections again when it has fewer than this.
     pub lower_threshold: u32,
-    /// Established connections.
+    /// Number of established connections.
     pub active: u32,
-    /// Connections that are not established yet or any more.
+    /// Number of connections that are not or no longer established.
     pub inactive: u32,
-    /// Persistent clients.
+    /// Number of persistent clients.
     pub persistent: u32,
 }
 
 impl RealServer {
-    /// A masqueraded server without limits.
+    /// Creates a masqueraded server without limits.
     pub fn new(address: SocketAddr, weight: u32) -> Self {
         Self {
             address,
@@ -263,17 +264,17 @@ impl RealServer {
 pub struct Info {
     /// The IPVS version: major, minor, patch.
     pub version: (u8, u8, u8),
-    /// Rows of the connection table.
+    /// Number of rows in the connection table.
     pub table_size: u32,
 }
 
-/// How long idle connections are kept, in seconds.
+/// How long the kernel keeps idle connections, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// TCP.
+    /// TCP connections.
     pub tcp: u32,
-    /// TCP after a FIN.
+    /// TCP connections after a FIN.
     pub tcp_fin: u32,
-    /// UDP.
+    /// UDP flows.
     pub udp: u32,
 }

@@ -98,7 +98,7 @@ fn a_server_without_address_is_an_error() {
     let mut bytes = vec![0; 4 + attributes.as_slice().buffer_len()];
     attributes.as_slice().emit(&mut bytes[4..]);
     let end = bytes.len();
-    // Without the mark, which comes last.
+    // Cut off the mark, which comes last.
     let cut = &mut bytes[..end - 8];
     cut[4..6].copy_from_slice(&12_u16.to_ne_bytes());
     assert!(read_server(cut).is_err());
