@@ -1,8 +1,8 @@
 //! One call on its own HTTP/2 connection (RFC 9113), separate from the connection: what to write, and how to interpret
 //! the data read.
 //!
-//! A probe needs little of HTTP/2: one stream, all data sent in one piece, and answers far smaller than any window. With the
-//! complete client of `h2`, a probe takes twice the CPU time (`cargo xtask bench probe --part grpc`).
+//! A probe needs little of HTTP/2: one stream, all data sent in one piece, and responses far smaller than any window.
+//! With the complete client of `h2`, a probe takes twice the CPU time (`cargo xtask bench probe --part grpc`).
 
 use std::io;
 
