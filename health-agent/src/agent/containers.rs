@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use super::kubernetes_pods::KubernetesPods;
 use super::start_context::StartContext;
 
-/// File in the state folder with the known state of probes.
+/// Name of the file in the state folder that stores the state of probes.
 pub(super) const STATE_FILE: &str = "probes.json";
 
 /// Probes this node's containers.
@@ -29,7 +29,7 @@ pub(super) struct ContainerProbes {
     _sources: Sources,
 }
 
-/// The sources of pods.
+/// Pod sources.
 pub(super) struct Sources {
     merged: Merged,
     _folder: Option<Folder>,
@@ -38,8 +38,9 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Pods from the folder take precedence: permission to write there is greater than permission to write pods.
-    /// Returns `None` if this agent should not probe containers. Fails only for unusable settings.
+    /// Opens the configured pod sources. Pods from the folder take precedence, because write access to it is a greater
+    /// privilege than write access to pods. Returns `None` if this agent should not probe containers. Fails only for
+    /// unusable settings.
     pub(super) fn open(config: &Settings) -> anyhow::Result<Option<Self>> {
         let settings = &config.containers;
         if !settings.has_pods() {
@@ -74,7 +75,7 @@ impl Sources {
     }
 }
 
-/// Starts to probe containers.
+/// Starts probing containers.
 pub(super) fn start(
     StartContext { config, own, .. }: &StartContext<'_>,
     manager: Manager,
@@ -107,7 +108,7 @@ pub(super) fn start(
     })
 }
 
-/// The endpoints of the manager.
+/// Looks up endpoints in the manager.
 struct LocalEndpoints(Manager);
 
 impl Endpoints for LocalEndpoints {

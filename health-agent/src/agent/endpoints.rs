@@ -34,7 +34,7 @@ pub(super) struct WorkloadEndpoints {
     pub(super) enforcer: Enforcer,
 }
 
-/// Surveys the endpoints of former agents. Nothing remains of those that are dead.
+/// Surveys the endpoints of previous agents and removes all traces of dead ones.
 pub(super) async fn survey(context: &StartContext<'_>) -> anyhow::Result<Survey> {
     let location = &context.config.location;
     // Another agent's endpoints must not be touched.
@@ -49,7 +49,7 @@ pub(super) async fn survey(context: &StartContext<'_>) -> anyhow::Result<Survey>
         .context("cannot take over the endpoints of the previous agent")
 }
 
-/// Starts to manage endpoints, beginning with those of the survey.
+/// Starts managing endpoints, beginning with those found by the survey.
 pub(super) fn start(
     context: &StartContext<'_>,
     node: &NodeDatapath,

@@ -1,4 +1,4 @@
-//! The pods of this node in Kubernetes, as a source of container probes.
+//! This node's pods in Kubernetes, as a source of container probes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use health_registry::kubernetes::{AccessError, ObjectTable, ObjectWatch, watch_p
 use health_settings::{ApiAccess, Settings};
 use tokio::sync::watch;
 
-/// Follows this node's pods until it is dropped.
+/// Follows this node's pods until dropped.
 pub(super) struct KubernetesPods {
     pods: watch::Receiver<Arc<PodSet>>,
     _watch: ObjectWatch<ObjectPod>,
@@ -17,7 +17,8 @@ pub(super) struct KubernetesPods {
 }
 
 impl KubernetesPods {
-    /// Fails if no credentials are available. Does not wait for an answer. Must be called in a tokio runtime.
+    /// Starts watching the pods without waiting for a response. Fails if no credentials are available. Must be called
+    /// in a tokio runtime.
     pub(super) fn open(access: &ApiAccess, config: &Settings) -> Result<Self, AccessError> {
         let kubeconfig = access.kubeconfig(&config.node.registry);
         let watch = watch_pods(kubeconfig, &config.node.node_name, ObjectPod::read)?;
@@ -39,7 +40,7 @@ impl KubernetesPods {
         })
     }
 
-    /// The pods, now and whenever they change.
+    /// The current pods, updated whenever they change.
     pub(super) fn pods(&self) -> watch::Receiver<Arc<PodSet>> {
         self.pods.clone()
     }
