@@ -32,7 +32,7 @@ fn send(agent: &Agent, head: &str, body: &str) -> Answer {
     // The agent may answer before it has received everything.
     let _ = write!(stream, "{head}\r\nhost: localhost\r\n\r\n{body}");
     let mut answer = Vec::new();
-    // If the agent closes without reading everything, an error follows the answer.
+    // If the agent closes the connection without reading everything, an error follows the answer.
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -47,7 +47,7 @@ fn send(agent: &Agent, head: &str, body: &str) -> Answer {
     }
 }
 
-/// Status code and body; null for an empty body.
+/// Sends a request and returns the status code and the body; null for an empty body.
 fn request(agent: &Agent, method: &str, path: &str) -> (u64, Value) {
     let method = method.to_uppercase();
     let answer = send(agent, &format!("{method} {path} HTTP/1.1"), "");
@@ -141,7 +141,7 @@ fn resolve<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     }
 }
 
-/// Checks a value against a schema whose references lead into `root`.
+/// Checks a value against a schema whose references point into `root`.
 fn assert_conforms(root: &Value, schema: &Value, value: &Value, what: &str) {
     let mut whole = root.clone();
     let schema = schema.as_object().unwrap().clone();
@@ -236,7 +236,7 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
                     (_, "patch") => request_with(&agent, method, &real_path, r#"{"add":["a=b"]}"#),
                     _ => request(&agent, method, &real_path),
                 };
-                // Policy and traces need programs, which do not exist here; bed tests have them.
+                // Policies and traces need programs, which do not exist here; the bed tests cover them.
                 let needs_programs =
                     path.starts_with("/v1/policies") || path == "/v1/services/trace";
                 let expected = if needs_programs { 503 } else { 200 };
@@ -521,7 +521,7 @@ fn idle_watchers_leave_room_for_changes() {
         refusal["error"],
         "16 watches of endpoints are already running; try again later"
     );
-    // A client that disconnects frees its place for another.
+    // A client that disconnects frees its slot for another.
     drop(watchers);
     let began = Instant::now();
     while code(&mut watch()) != "200" {

@@ -151,7 +151,7 @@ struct Core {
 struct Extras {
     containers: Option<ContainerProbes>,
     services: Option<ServedServices>,
-    /// Service addresses, for providers with which policy sees those instead of the backends.
+    /// Service addresses for policy, which in mode `ipvs` sees these instead of the backends.
     service_addresses: Receiver<Arc<BTreeSet<IpAddr>>>,
 }
 

@@ -186,7 +186,7 @@ impl NodeDatapath {
                 outcome.repaired.push(CompletedRepair { cause, what });
             }
             self.left.faults.clear();
-            // A number may be reused, a namespace is not.
+            // An ifindex may be reused; a namespace is not.
             let is_same = |former: &HealthEndpoint| endpoint.netns().is_same(former.netns());
             self.responder_is_elsewhere |= !self.endpoint.as_ref().is_some_and(is_same);
             self.mtu = endpoint.mtu();
