@@ -661,7 +661,7 @@ fn a_bad_value_is_reported_in_the_same_line_wherever_it_comes_from() {
     let place = format!("{}:2:19: probe-interval", file.display());
     assert_eq!(refused(command), format!("error: {place} {reason}"));
 
-    // Other commands have flags with names of settings; clap reports those.
+    // Other commands have flags with the same names as settings; clap reports their errors.
     let other = refused(program("status --probe=x"));
     assert!(
         other.starts_with("error: unexpected value 'x' for '--probe'"),

@@ -1,4 +1,4 @@
-//! The real program's continuous output: successive reports, on a terminal and on a pipe, and probing as its results
+//! The real program's continuous output: successive reports, on a terminal and on a pipe, and probe results as they
 //! arrive.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
@@ -22,7 +22,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
 use tempfile::TempDir;
 
-/// More than a busy machine needs for anything here.
+/// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const COLUMNS: u16 = 100;
 const ROWS: u16 = 14;
@@ -43,7 +43,7 @@ struct OnTerminal {
 }
 
 impl OnTerminal {
-    /// The program with `arguments` for the agent in `dir`.
+    /// Starts the program with `arguments` for the agent in `dir`.
     fn start(dir: &Path, arguments: &str) -> Self {
         let size = Winsize {
             ws_row: ROWS,
@@ -57,7 +57,7 @@ impl OnTerminal {
             fcntl(side, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
         }
         let slave = File::from(pty.slave);
-        // Makes the terminal the one that sends a SIGINT for Ctrl-C.
+        // Makes this the program's controlling terminal, which sends a SIGINT for Ctrl-C.
         let child = Command::new("setsid")
             .args(["--ctty", "--wait", env!("CARGO_BIN_EXE_health-agent")])
             .args(arguments.split_ascii_whitespace())
@@ -92,7 +92,7 @@ impl OnTerminal {
     }
 
     /// Waits until the screen meets a condition, and returns its contents. Checks every drawing, even if several have
-    /// arrived, but only once it is complete: a terminal's reader receives it in pieces.
+    /// arrived, but only once it is complete, because output arrives in pieces.
     fn wait_for(&mut self, is_wanted: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -121,7 +121,7 @@ impl OnTerminal {
         self.written.extend_from_slice(bytes);
     }
 
-    /// Processes what arrived after the awaited drawing.
+    /// Processes the output received after the awaited drawing.
     fn take_unseen(&mut self) {
         let bytes = std::mem::take(&mut self.unseen);
         self.take(&bytes);
@@ -142,7 +142,7 @@ impl OnTerminal {
         self.count_written(END_OF_DRAWING)
     }
 
-    /// Whether a synchronized update has started and not ended.
+    /// Whether a synchronized update has started but not ended.
     fn is_drawing(&self) -> bool {
         self.count_written(BEGIN_OF_DRAWING) > self.redrawings()
     }
@@ -255,7 +255,7 @@ fn on_a_pipe_reports_follow_one_another() {
             .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let lines: Vec<String> = output.lines().take(count).map(Result::unwrap).collect();
-        // Its reader has gone now.
+        // The program's reader is gone now.
         assert_eq!(child.wait().unwrap().code(), Some(0), "{flags}");
         lines
     };
@@ -282,7 +282,7 @@ impl Prober {
         Self { dir, lines }
     }
 
-    /// Accepts the request, and starts the answer.
+    /// Accepts the request and starts the response.
     fn accept(&self) -> UnixStream {
         let (stream, _) = self.lines.accept().unwrap();
         let mut request = BufReader::new(stream.try_clone().unwrap());
@@ -336,7 +336,7 @@ fn probed_nodes_are_printed_as_they_come_and_the_others_in_the_end() {
     send(&mut answer, &ProbeEvent::Progress { done: 4, total: 8 });
     let node = Box::new(report.nodes[1].clone());
     send(&mut answer, &ProbeEvent::Node(node));
-    // The answer has not ended.
+    // The response has not ended yet.
     assert_eq!(next(), report.nodes[1]);
     send(&mut answer, &ProbeEvent::Done(Box::new(report.clone())));
     assert_eq!(next(), report.nodes[0]);

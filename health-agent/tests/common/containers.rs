@@ -28,7 +28,7 @@ status:
   - {name: app, containerID: 'test://3f2a', ready: false, state: {running: {}}}
 ";
 
-/// The pod, and one that is unusable.
+/// The pod, and the problem of an unusable one.
 pub(super) fn pods() -> watch::Sender<Arc<PodSet>> {
     let manifest = spec::read(MANIFEST);
     let sourced = |pod: PodSpec| SourcedPod {
@@ -53,7 +53,7 @@ pub(super) fn no_pods() -> PodSet {
     }
 }
 
-/// Waits until its probes have failed, and the consequence has been reported to it.
+/// Starts a supervisor. Waits until its probes have failed and an event has reported the consequence.
 pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSet>>) -> Supervisor {
     let supervisor = Supervisor::start(SupervisorOptions {
         pods,

@@ -38,14 +38,14 @@ use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 
-/// The server's data. Two nodes; `peer` determines the state of the second one.
+/// The server's data: two nodes, the second in the state given by `peer`.
 #[derive(Clone)]
 pub(crate) struct Fixture {
     /// `Ok`, `Warning` or `Failure`.
     pub(crate) state: &'static str,
     /// ICMP result at the peer's node address: `None` for not probed yet, empty for success.
     pub(crate) peer: Option<&'static str>,
-    /// Likewise, after all nodes were probed on request.
+    /// The same result, after all nodes were probed on request.
     pub(crate) peer_when_probed: Option<&'static str>,
     /// Number of nodes in the registry.
     pub(crate) registered: u8,
@@ -392,7 +392,7 @@ impl Source for Fixture {
     }
 }
 
-/// No programs whose events could be switched.
+/// An event switch that controls no programs.
 struct NoPrograms;
 
 impl Switch for NoPrograms {
@@ -401,7 +401,7 @@ impl Switch for NoPrograms {
     }
 }
 
-/// A ring with a drop and a closed connection, plus three lost events. Then its agent stops.
+/// A ring with a drop, a closed connection and three lost events. The agent stops after them.
 struct CannedRing {
     hub: Arc<Hub>,
     events: Vec<Event>,
@@ -512,12 +512,12 @@ impl Agent {
         }
     }
 
-    /// Removes the pods whose containers it probes.
+    /// Removes the pods whose containers the agent probes.
     pub(crate) fn remove_pods(&self) {
         self.pods.send_replace(Arc::new(containers::no_pods()));
     }
 
-    /// Its runtime, state and bpffs folders, all in one.
+    /// The agent's runtime, state and bpffs folder.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }

@@ -19,7 +19,7 @@ use health_service::spec::Selection;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-/// A service with backends in each state, one that has taken one of its NodePorts, and one without endpoints.
+/// A service with backends in each state, another that has taken one of its NodePorts, and one without endpoints.
 const MANIFEST: &str = "
 apiVersion: v1
 kind: Service
@@ -69,7 +69,7 @@ pub(super) struct Served {
     _parts: (Services, Folder, Probed),
 }
 
-/// Waits until the services are known.
+/// Serves the manifests and waits until the services are known.
 pub(super) async fn served(dir: &Path) -> Served {
     let path = dir.join("services");
     fs::create_dir(&path).unwrap();
