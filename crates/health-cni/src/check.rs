@@ -1,4 +1,4 @@
-//! CHECK: whether a container's interface is still as ADD left it.
+//! CHECK: verifies that a container's interface is still as ADD left it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

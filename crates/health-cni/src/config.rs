@@ -15,10 +15,10 @@ use super::error::{CniError, Code};
 use super::result::{Dns, PreviousResult};
 use super::version::Version;
 
-/// Longest name of a network, bytes.
+/// Maximum length of a network name in bytes.
 const MAX_NAME: usize = 253;
 
-/// The configuration. Fields that ask for something unsupported are refused, not ignored.
+/// The configuration. Fields that request unsupported features are rejected, not ignored.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct NetworkConfig {
@@ -89,7 +89,7 @@ struct ValidAttachment {
 }
 
 impl NetworkConfig {
-    /// Reads a configuration, and the version for the answer.
+    /// Reads a configuration and the version to use for the result.
     pub(super) fn read(bytes: &[u8]) -> (Version, Result<Self, CniError>) {
         let config: Self = match serde_json::from_slice(bytes) {
             Ok(config) => config,
@@ -109,8 +109,8 @@ impl NetworkConfig {
         (version, config.validated())
     }
 
-    /// The fields that a deletion needs, whatever else the configuration says by now: it may have changed since ADD.
-    /// `None` if it is not a configuration.
+    /// Reads only the fields that a deletion needs, because the rest of the configuration may have changed since ADD.
+    /// Returns `None` if the input is not a configuration.
     pub(super) fn of_deletion(bytes: &[u8]) -> Option<Self> {
         let fields: serde_json::Map<String, Value> = serde_json::from_slice(bytes).ok()?;
         let text = |key: &str| fields.get(key)?.as_str().map(str::to_owned);
@@ -156,7 +156,7 @@ impl NetworkConfig {
             let field = format!("runtimeConfig.{key}");
             return Err(unsupported_field(&field, value, ""));
         }
-        // A capability that is off asks for nothing.
+        // A disabled capability requests nothing.
         let mut asked_for = self.capabilities.iter().filter(|(_, is_on)| **is_on);
         if let Some((capability, _)) = asked_for.find(|(name, _)| *name != "ips") {
             let field = format!("capabilities.{capability}");
@@ -165,7 +165,7 @@ impl NetworkConfig {
         Ok(self)
     }
 
-    /// Refuses commands that the version does not yet have.
+    /// Rejects commands that do not exist yet in the configuration's version.
     pub(super) fn require_version(&self, command: CniCommand) -> Result<(), CniError> {
         let (needed, name) = match command {
             CniCommand::Check => (Version::V0_4_0, "CHECK"),
@@ -182,7 +182,7 @@ impl NetworkConfig {
         Ok(())
     }
 
-    /// The version for the answer.
+    /// The version to use for the result.
     pub(super) fn answer_version(&self) -> Version {
         self.version().unwrap_or(Version::NEWEST)
     }
@@ -201,7 +201,7 @@ impl NetworkConfig {
         .map_err(|error| CniError::new(Code::InvalidConfig, error.to_string()))
     }
 
-    /// Labels of an endpoint: the network's, the runtime's, and the namespace of a pod.
+    /// Labels of an endpoint: the network's, the runtime's, and the pod's namespace.
     pub(super) fn labels(&self, arguments: &Arguments) -> Result<Vec<String>, CniError> {
         let of_network = self
             .labels
@@ -247,7 +247,7 @@ impl NetworkConfig {
         Ok(found)
     }
 
-    /// Refuses ADD after another plugin: ADD creates its own device.
+    /// Rejects ADD after another plugin, because ADD creates its own device.
     pub(super) fn refuse_previous(&self) -> Result<(), CniError> {
         match &self.prev_result {
             Some(_) => Err(CniError::new(
@@ -258,7 +258,7 @@ impl NetworkConfig {
         }
     }
 
-    /// ADD's answer, for CHECK.
+    /// The result of ADD, for CHECK.
     pub(super) fn previous(&self) -> Result<PreviousResult, CniError> {
         let previous = self.prev_result.clone().ok_or_else(|| {
             CniError::new(
@@ -293,7 +293,7 @@ impl NetworkConfig {
         Ok(attachments.collect())
     }
 
-    /// Whether the configuration tells the runtime to omit a command that it called anyway.
+    /// Whether the configuration disables a command that the runtime called anyway.
     pub(super) fn is_disabled(&self, command: CniCommand) -> bool {
         match command {
             CniCommand::Check => self.disable_check,

@@ -1,4 +1,5 @@
-//! DEL: succeeds whether or not an agent answers. If no agent carries it out now, it is queued for the next agent.
+//! DEL: succeeds whether or not an agent responds. If no agent carries out the deletion now, it is queued for the next
+//! agent.
 
 use health_api::client::{Client, ClientError};
 use health_model::settings::Location;
@@ -9,14 +10,14 @@ use super::error::{CniError, Code};
 use super::{delete_one, of_attachment};
 use crate::deletions::{Deletion, Deletions, DeletionsError};
 
-/// Deletes the endpoint of an attachment, or queues the deletion. A missing endpoint is not an error, since a runtime
-/// that is unsure asks again.
+/// Deletes the endpoint of an attachment, or queues the deletion. A missing endpoint is not an error, because a runtime
+/// repeats DEL when in doubt.
 pub(super) async fn delete(location: &Location, attachment: &Attachment) -> Result<(), CniError> {
     let client = Client::new(location.socket());
     let Err(error) = delete_now(&client, attachment).await else {
         return Ok(());
     };
-    // A process that may not use the agent may not write here either.
+    // A process without access to the agent must not queue deletions either.
     if matches!(error, ClientError::Permission(_)) {
         return Err(error.into());
     }
@@ -29,8 +30,8 @@ pub(super) async fn delete(location: &Location, attachment: &Attachment) -> Resu
     })
 }
 
-/// Before an attachment is created, carries out a queued deletion of the same attachment, which would remove the new
-/// one.
+/// Carries out a queued deletion of an attachment before the same attachment is created. Otherwise, the deletion would
+/// remove the new endpoint.
 pub(super) async fn finish(
     location: &Location,
     client: &Client,
@@ -41,7 +42,7 @@ pub(super) async fn finish(
         return Ok(());
     }
     let failed = |error: DeletionsError| CniError::new(Code::TryAgainLater, error.to_string());
-    // Locked to the end, so that the agent does not delete it a second time.
+    // Stays locked to the end, so that the agent does not delete the endpoint a second time.
     let deletions = with_deletions(location, Ok).await.map_err(failed)?;
     delete_now(client, attachment).await?;
     deletions.remove(&deletion).map_err(failed)?;
@@ -69,7 +70,7 @@ async fn with_deletions<T: Send + 'static>(
 ) -> Result<T, DeletionsError> {
     let location = location.clone();
     let done = tokio::task::spawn_blocking(move || work(Deletions::lock(&location)?));
-    // It neither panics nor is cancelled.
+    // The task neither panics nor is cancelled.
     done.await
         .unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }

@@ -19,7 +19,7 @@ const LOCK: &str = "deletions.lock";
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum number of queued deletions: more than a node can have endpoints.
 const MOST: usize = 4096;
-/// Largest file, bytes: a container id and the name of a device.
+/// Maximum size of a file in bytes. A file holds a container id and the name of a device.
 const MAX_LEN: u64 = 64 * 1024;
 
 /// An endpoint to delete, identified by its attachment.
@@ -28,7 +28,7 @@ const MAX_LEN: u64 = 64 * 1024;
 pub struct Deletion {
     /// The container.
     pub container_id: String,
-    /// Name of the device in its namespace.
+    /// Name of the device in the container's namespace.
     pub ifname: String,
 }
 
@@ -62,8 +62,8 @@ pub struct Deletions {
 }
 
 impl Deletions {
-    /// Locks the deletions folder of the agent at this location, and creates it if it is missing. Blocks for 5 s at
-    /// most.
+    /// Locks the deletions folder of the agent at this location, and creates it if it is missing. Blocks for at most 5
+    /// s.
     pub fn lock(location: &Location) -> Result<Self, DeletionsError> {
         let folder = location.deletions();
         private::make_folder(&folder).map_err(|source| error("make", &folder, source))?;
@@ -114,7 +114,7 @@ impl Deletions {
         for path in self.files()? {
             match read(&path) {
                 Ok(deletion) => {
-                    // Another version of this program may have named it differently.
+                    // Another version of this program may have named the file differently.
                     let name = file(&self.folder, &deletion);
                     if name != path {
                         fs::rename(&path, &name)

@@ -11,7 +11,7 @@ use health_net::netns;
 
 use super::error::{CniError, Code};
 
-/// Longest interface name, bytes (`IFNAMSIZ` minus the terminating zero).
+/// Maximum length of an interface name in bytes (`IFNAMSIZ` minus the terminating zero).
 const MAX_IFNAME: usize = 15;
 
 /// The requested command, `CNI_COMMAND`.
@@ -121,8 +121,8 @@ impl Environment {
         Ok(netns)
     }
 
-    /// The same namespace by a path that is also valid for the agent, whose mount namespace may differ: the plugin runs
-    /// in the runtime's, and follows the links there.
+    /// A path to the same namespace that is also valid for the agent, whose mount namespace may differ. The plugin runs
+    /// in the runtime's mount namespace and resolves symbolic links there.
     pub(super) fn resolved_netns(&self) -> Result<String, CniError> {
         let resolved = netns::resolved(Path::new(&self.netns()?));
         Ok(resolved.display().to_string())
@@ -169,7 +169,7 @@ impl Arguments {
             pod_namespace: name("K8S_POD_NAMESPACE"),
             pod: name("K8S_POD_NAME"),
         };
-        // They say no more about the pod than the container id does.
+        // These keys say no more about the pod than the container id does.
         pairs.retain(|key, _| !matches!(*key, "K8S_POD_INFRA_CONTAINER_ID" | "K8S_POD_UID"));
         match pairs.keys().next() {
             Some(key) if !ignores_unknown => Err(bad(format!(
@@ -179,7 +179,7 @@ impl Arguments {
         }
     }
 
-    /// The pod's usual name.
+    /// The pod's usual name: `NAMESPACE/POD`.
     pub(super) fn pod_name(&self) -> Option<String> {
         let pod = self.pod.as_deref()?;
         Some(match &self.pod_namespace {

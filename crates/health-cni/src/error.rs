@@ -1,4 +1,4 @@
-//! Errors as runtimes receive them: a code and a message for people.
+//! Errors as runtimes receive them: a code and a human-readable message.
 
 use health_api::client::ClientError;
 use hyper::StatusCode;
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::version::Version;
 
-/// The codes of the specification (section 5, "Error"), and one of our own.
+/// The codes of the specification (section 5, "Error"), and our own codes from 100 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Code {
@@ -22,15 +22,15 @@ pub(super) enum Code {
     Decode = 6,
     /// The configuration is invalid.
     InvalidConfig = 7,
-    /// It may succeed later.
+    /// The request may succeed later.
     TryAgainLater = 11,
     /// STATUS: no container can be added at the moment.
     NotAvailable = 50,
-    /// The agent failed to do it.
+    /// The agent failed to carry out the request.
     Failed = 100,
-    /// It exists already.
+    /// The endpoint exists already.
     Exists = 101,
-    /// CHECK: the container differs from what ADD left.
+    /// CHECK: the container differs from the state that ADD left.
     Differs = 102,
 }
 

@@ -1,8 +1,8 @@
 //! The CNI plugin: container runtimes call it to connect and disconnect containers.
 //!
-//! It asks the agent of this host, which creates the endpoint. The plugin itself stores only the [`deletions`] that no
-//! agent has carried out yet, and changes neither namespaces nor maps. It implements the CNI specification 1.1.0 and
-//! earlier versions from 0.3.0 on (<https://github.com/containernetworking/cni/blob/main/SPEC.md>).
+//! It asks this host's agent to create the endpoint. The plugin itself stores only the [`deletions`] that no agent has
+//! carried out yet, and changes neither namespaces nor maps. It implements the CNI specification 1.1.0 and earlier
+//! versions from 0.3.0 on (<https://github.com/containernetworking/cni/blob/main/SPEC.md>).
 
 #![forbid(unsafe_code)]
 
@@ -33,10 +33,10 @@ use self::error::{CniError, Code};
 use self::result::AddResult;
 use self::version::Version;
 
-/// Name of the link to the agent's program by which runtimes may call it.
+/// Name of the link to the agent's program through which runtimes may call the plugin.
 pub const LINK_NAME: &str = "health-agent-cni";
 
-/// Largest network configuration, bytes.
+/// Maximum size of a network configuration in bytes.
 const MAX_CONFIG: u64 = 1024 * 1024;
 
 /// Carries out the request in the environment and on stdin, and answers on stdout. `default` is the agent to use if the
@@ -90,14 +90,14 @@ impl Invocation {
         let request = environment
             .command()
             .and_then(|command| match (command, config) {
-                // Only asks for the supported versions, so needs no configuration.
+                // VERSION only asks for the supported versions, so it needs no configuration.
                 (CniCommand::Version, _) => Ok(Request {
                     command,
                     environment,
                     config: NetworkConfig::default(),
                 }),
-                // DEL runs with whatever is readable of the configuration, so that no change to it blocks the deletion
-                // of a container.
+                // DEL uses whatever part of the configuration is readable, so that no configuration change blocks the
+                // deletion of a container.
                 (CniCommand::Del, Err(error)) => Ok(Request {
                     command,
                     environment,
@@ -228,8 +228,8 @@ async fn of_attachment(
     Ok(endpoints.into_iter().find(|one| attachment.is_of(one)))
 }
 
-/// The endpoints that are not deleted. The agent still lists recently deleted ones, and the same attachment may have a
-/// new one by now.
+/// The endpoints that are not deleted. The agent also lists recently deleted endpoints, whose attachments may have new
+/// endpoints by now.
 async fn living(client: &Client) -> Result<Vec<Endpoint>, ClientError> {
     let mut endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
     endpoints.retain(|one| State::of(one) != Some(State::Disconnected));
@@ -256,7 +256,8 @@ async fn delete_one(client: &Client, id: u16) -> Result<(), ClientError> {
     }
 }
 
-/// Deletes this network's endpoints that the runtime does not list as valid. Continues with the others after a failure.
+/// Deletes this network's endpoints that the runtime does not list as valid. Continues with the remaining endpoints
+/// after a failure.
 async fn collect(client: &Client, config: &NetworkConfig) -> Result<(), CniError> {
     let valid = config.valid_attachments()?;
     let endpoints = living(client).await?;

@@ -1,4 +1,4 @@
-//! ADD's answer, and the part of it that CHECK receives.
+//! The result of ADD, and the part of it that CHECK reads.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use super::version::Version;
 /// Index of the container's interface in [`AddResult::interfaces`].
 const INNER: usize = 1;
 
-/// Answer to ADD.
+/// The result of ADD.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct AddResult {
@@ -29,7 +29,7 @@ pub(super) struct Interface {
     pub(super) name: String,
     #[serde(default)]
     pub(super) mac: String,
-    /// The namespace's file; empty on the host.
+    /// Path of the namespace file; empty for host interfaces.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) sandbox: String,
 }
@@ -67,7 +67,7 @@ pub(super) struct Dns {
     options: Vec<String>,
 }
 
-/// The part of ADD's answer that CHECK reads.
+/// The part of ADD's result that CHECK reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PreviousResult {
@@ -77,7 +77,8 @@ pub(super) struct PreviousResult {
 }
 
 impl AddResult {
-    /// `sandbox` is the runtime's path of the namespace's file, by which other plugins in a chain know it.
+    /// Builds the result. `sandbox` is the runtime's path of the namespace file, by which other plugins in a chain
+    /// identify the namespace.
     pub(super) fn of(endpoint: &Endpoint, config: &NetworkConfig, sandbox: String) -> Self {
         let cni_version = config.answer_version();
         let stacks = [

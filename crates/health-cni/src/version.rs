@@ -61,7 +61,7 @@ impl Serialize for Version {
     }
 }
 
-/// Answer to VERSION.
+/// The result of VERSION.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Versions {

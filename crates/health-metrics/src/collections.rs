@@ -1,5 +1,5 @@
-//! Metrics of the conntrack and NAT maps and of their garbage collection. Names and labels are Cilium's where it has
-//! the same metrics.
+//! Metrics of the conntrack and NAT maps and of their garbage collection. Metrics that Cilium also has use Cilium's
+//! names and labels.
 
 use std::fmt;
 

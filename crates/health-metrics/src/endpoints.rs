@@ -9,7 +9,7 @@ use prometheus_client::metrics::MetricType;
 
 use super::render::{counter, family, gauge};
 
-/// Writes for how many endpoints policy is not in force.
+/// Writes the number of endpoints on which the current policy is not in force.
 pub(super) fn encode_lag(
     lag: Option<&PolicyLag>,
     encoder: &mut DescriptorEncoder<'_>,

@@ -1,4 +1,4 @@
-//! What a scrape needs from the agent.
+//! The data that a scrape needs from the agent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use health_model::api::{HealthStatus, NodeStatus, PolicyLag, RegistryState};
 
 use crate::containers::Sample;
 
-/// What scrapes read besides the maps; the agent implements it. Every call returns at once with what is known.
+/// The data that scrapes read besides the maps. The agent implements it. Every call returns at once with the latest
+/// known data.
 pub trait Source: Send + Sync + 'static {
     /// Everything except the nodes.
     fn figures(&self) -> Figures;
@@ -24,7 +25,7 @@ pub trait Source: Send + Sync + 'static {
 pub struct Figures {
     /// The latest results without the nodes.
     pub report: HealthStatus<()>,
-    /// Whether every target has series, not only failing ones.
+    /// Whether every target has its own series, not only failing targets.
     pub per_target: bool,
     /// The state of the node registries.
     pub registries: Vec<RegistryState>,
@@ -34,7 +35,7 @@ pub struct Figures {
     pub hello_requests: HelloRequestCounts,
     /// `GET /hello` answers with an unreadable header.
     pub malformed_answers: u64,
-    /// Whether `/healthz` says so.
+    /// Whether `/healthz` reports the agent as healthy.
     pub healthy: bool,
     /// The configured time between two probes of a target.
     pub configured_interval: Duration,
@@ -46,7 +47,7 @@ pub struct Figures {
     pub collections: conntrack::Counts,
     /// `None` before the endpoints are restored.
     pub endpoints: Option<manager::Counts>,
-    /// The endpoints where policy is not in force; `None` if there are none.
+    /// The endpoints on which the current policy is not in force; `None` if there are none.
     pub policy_lag: Option<PolicyLag>,
     /// How many events were read and lost.
     pub events: events::Counts,

@@ -1,5 +1,5 @@
-//! The formats for scrapers, and the choice among them: two text formats, and Prometheus' messages, the only ones that
-//! support native histograms.
+//! The exposition formats and the choice among them: two text formats, and Prometheus's protobuf messages, the only
+//! format that supports native histograms.
 //!
 //! The library writes OpenMetrics. The classic format, 0.0.4, differs from it only in comments: the help lines of
 //! counters and infos have the full name of their samples, and there are no unit or end lines.
@@ -82,7 +82,7 @@ pub(super) struct ClassicWriter<'a, W> {
     out: &'a mut W,
     /// The current incomplete line.
     line: String,
-    /// The next family's help, which must follow its name.
+    /// The next family's help text, which is written only once the family's name and type are known.
     help: String,
 }
 

@@ -1,11 +1,11 @@
-//! Round-trip times as counted in the kernel's rows, and converted to Prometheus' buckets.
+//! Round-trip times as counted in the rows of the kernel's map, and their conversion to Prometheus buckets.
 
 use std::collections::BTreeMap;
 
 use health_common::rtt::{HISTOGRAM_BUCKETS, bucket_bounds, bucket_value};
 
-/// Lowest and highest bound of the classic buckets, as powers of two, nanoseconds: 16.4 us and 17.2 s. Powers of two
-/// are bounds of the rows' own buckets, so that no count has to be split.
+/// Lowest and highest bound of the classic buckets, as powers of two in nanoseconds: 16.4 us and 17.2 s. Powers of two
+/// are also bounds of the rows' own buckets, so no count has to be split.
 const FIRST_BOUND: u32 = 14;
 const LAST_BOUND: u32 = 34;
 /// Resolution of native buckets: each is `2^(1/8)` times as wide as the previous one. The rows have the same number of
@@ -31,7 +31,7 @@ impl From<&[u16; HISTOGRAM_BUCKETS]> for Histogram {
 /// Buckets of a native histogram in Prometheus' exposition format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NativeBuckets {
-    /// How many buckets are skipped, and how many follow.
+    /// For each span, how many buckets are skipped before it and how many it contains.
     pub(super) spans: Vec<(i32, u32)>,
     /// Each bucket's count minus the previous bucket's.
     pub(super) deltas: Vec<i64>,
@@ -65,7 +65,8 @@ impl Histogram {
         since
     }
 
-    /// The same shape with a total of `total`; everything in the first bucket if there are no counts.
+    /// Scales the histogram to a total of `total`, keeping its shape. Without any counts, puts everything in the first
+    /// bucket.
     pub(super) fn scaled(&self, total: u64) -> Self {
         let sum = u128::from(self.total());
         let mut scaled = self.0.map(|weight| {
@@ -81,7 +82,8 @@ impl Histogram {
         Self(scaled)
     }
 
-    /// The time, nanoseconds, that `quantile` of all round trips do not exceed; `None` without round trips.
+    /// The time in nanoseconds that a fraction `quantile` of all round trips does not exceed; `None` without round
+    /// trips.
     pub(super) fn quantile_ns(&self, quantile: f64) -> Option<u64> {
         let target = quantile * self.total() as f64;
         let mut seen = 0;
@@ -110,9 +112,9 @@ impl Histogram {
         seconds.chain([(f64::INFINITY, without_bound)]).collect()
     }
 
-    /// The native buckets. Row buckets have the same width within an octave of nanoseconds, so each count goes to the
-    /// native bucket with the middle of its row bucket: a round trip is at most 6.25 % off, and is reported to within
-    /// the 9.1 % width of a native bucket.
+    /// Converts the counts to native buckets. All row buckets within an octave of nanoseconds have the same width, so
+    /// each count goes to the native bucket that contains the middle of its row bucket. A round trip is off by at most
+    /// 6.25 %, and is reported to within the 9.1 % width of a native bucket.
     pub(super) fn native(&self) -> NativeBuckets {
         let mut counts: BTreeMap<i32, u64> = BTreeMap::new();
         for (index, &count) in self.0.iter().enumerate().filter(|(_, count)| **count > 0) {

@@ -1,7 +1,8 @@
-//! Prometheus metrics, built for each scrape from the state of the agent and its maps. Serving them is up to others.
+//! Prometheus metrics, built for each scrape from the state of the agent and its maps. Other crates serve them.
 //!
 //! Metrics that Cilium also exports have Cilium's names and labels, with `health_agent_` instead of `cilium_`: a host
-//! may run both, and two exporters with the same names would be added up. The same holds for the kubelet's metrics.
+//! may run both, and the series of two exporters with the same names would be added up. The same holds for the
+//! kubelet's metrics.
 
 #![forbid(unsafe_code)]
 
@@ -44,7 +45,7 @@ use self::totals::{Class, Totals};
 
 /// The maps that metrics are built from.
 pub trait Maps: Send + Sync + 'static {
-    /// Calls `each` with the rows of round-trip times, one by one: all of them together are large.
+    /// Calls `each` with the rows of round-trip times one by one, because all rows together are large.
     fn rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError>;
     /// Packet counters.
     fn counters(&self) -> Result<Vec<MetricRow>, DumpError>;
@@ -70,12 +71,12 @@ pub struct Exporter<S, M> {
 /// Counts since the agent started.
 struct CountedSinceStart {
     totals: Totals,
-    /// The round trips up to then, at intervals.
+    /// Snapshots of the round-trip totals, taken at intervals.
     recent: TotalsHistory<BTreeMap<Class, Histogram>>,
 }
 
 impl<S: Source, M: Maps> Exporter<S, M> {
-    /// Exports what `source` knows. Leaves the maps alone until they are [there](Self::maps_are_there).
+    /// Exports the data of `source`. Does not read the maps until they are [there](Self::maps_are_there).
     pub fn new(source: Arc<S>, maps: M) -> Self {
         Self {
             source,
@@ -84,8 +85,8 @@ impl<S: Source, M: Maps> Exporter<S, M> {
         }
     }
 
-    /// Starts to export the maps. Must be called before the first probe: earlier row contents were counted by former
-    /// agents, and counters start with a process.
+    /// Starts exporting the maps. Must be called before the first probe, because existing row contents were counted by
+    /// previous agents, and counters start with each process.
     pub fn maps_are_there(&self) -> Result<(), DumpError> {
         let counted = CountedSinceStart {
             totals: Totals::starting_from(&self.maps)?,
@@ -95,8 +96,8 @@ impl<S: Source, M: Maps> Exporter<S, M> {
         Ok(())
     }
 
-    /// Writes all metrics. This takes as long as `out` does. The maps are read at the start, by one scrape at a time.
-    /// With very many nodes, text never exists as a whole; messages do.
+    /// Writes all metrics. Takes as long as `out` takes to accept them. The maps are read first, by one scrape at a
+    /// time. Text is never held in memory as a whole, even with very many nodes; protobuf messages are.
     pub fn scrape(&self, format: Format, out: &mut dyn io::Write) -> io::Result<()> {
         let snapshot = self.snapshot();
         let written = render::write(snapshot, format, out);

@@ -7,7 +7,7 @@ use super::histogram::Histogram;
 
 /// The period that summaries cover.
 const WINDOW: Duration = Duration::from_secs(600);
-/// Time between two marks, which bounds their number however often scrapes happen.
+/// Minimum time between two marks. It bounds the number of marks, however frequent scrapes are.
 const STEP: Duration = Duration::from_secs(60);
 
 /// Snapshots of the totals at intervals.
@@ -26,7 +26,7 @@ impl<T: Clone> TotalsHistory<T> {
         }
     }
 
-    /// Records the totals at `now`, and returns those of ten minutes ago, or the first ones.
+    /// Records the totals at `now`, and returns those of ten minutes ago, or the first totals if they are more recent.
     pub(super) fn mark(&mut self, now: Instant, totals: &T) -> &T {
         let age = |at: Instant| now.saturating_duration_since(at);
         let last = self.later.back().unwrap_or(&self.oldest);
@@ -43,9 +43,9 @@ impl<T: Clone> TotalsHistory<T> {
 /// The contents of a summary.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Quantiles {
-    /// Quantile and value, seconds; empty without round trips.
+    /// Quantiles and their values in seconds; empty without round trips.
     pub(super) values: Vec<(f64, f64)>,
-    /// Sum of the round trips since the agent started, seconds.
+    /// Sum of the round trips since the agent started, in seconds.
     pub(super) sum_seconds: f64,
     /// Number of these round trips.
     pub(super) count: u64,

@@ -71,7 +71,8 @@ pub struct SettingList {
 }
 
 impl SettingValue {
-    /// Where an agent keeps its files: the only settings that all commands have, and that files do not.
+    /// The settings of an agent's location. They are the only ones that all commands have, and that settings files do
+    /// not have.
     pub(super) fn of_location(location: &Location, matches: &ArgMatches) -> Vec<Self> {
         let is_known = |id: &&str| matches.try_contains_id(id).is_ok();
         let source = |id: &str| {
@@ -113,7 +114,7 @@ impl SettingValue {
             let group = group(arg)?;
             let id = arg.get_id().as_str();
             let texts: Vec<_> = match kind(arg) {
-                // As parsed: absolute.
+                // The parsed paths, which are absolute.
                 Kind::Path => {
                     let paths = matches.get_many::<PathBuf>(id).into_iter().flatten();
                     paths.map(|path| path.display().to_string()).collect()
@@ -146,7 +147,7 @@ impl SettingValue {
         described.collect()
     }
 
-    /// Whether it has a value at all.
+    /// Whether the setting has a value.
     pub(super) fn is_set(&self) -> bool {
         match &self.value {
             Value::Array(values) => !values.is_empty(),
@@ -168,7 +169,7 @@ impl SettingValue {
     }
 }
 
-/// A setting's value in JSON.
+/// Converts a setting's value to JSON.
 pub(super) fn value(arg: &Arg, texts: Vec<String>) -> Value {
     let one = |text: String| match kind(arg) {
         Kind::Boolean => json!(boolean(&text) == Ok(true)),

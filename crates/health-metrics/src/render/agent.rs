@@ -1,4 +1,4 @@
-//! The agent itself and its registries.
+//! Metrics of the agent itself and its registries.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The metrics of one scrape, as the scraper reads them.
+//! Renders the metrics of one scrape.
 
 mod agent;
 mod nodes;
@@ -84,7 +84,7 @@ impl Snapshot {
         ]
     }
 
-    /// Everything that is probed on the nodes with their own series.
+    /// All probe targets on the nodes that have their own series.
     fn targets(&self) -> impl Iterator<Item = (&Peer, &Address, &Target)> {
         self.summary.peers.iter().flat_map(|peer| {
             peer.addresses.iter().flat_map(move |address| {

@@ -1,4 +1,4 @@
-//! Settings files: how values are read, and what is said of what is wrong.
+//! Settings files: how values are read, and how errors are reported.
 
 use std::os::unix::fs::symlink;
 

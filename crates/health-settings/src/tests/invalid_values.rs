@@ -1,8 +1,8 @@
-//! What is said of values that cannot be used, alone or together.
+//! Errors for values that are invalid by themselves or together with others.
 
 use super::*;
 
-/// Accepts any text.
+/// Settings that accept any text.
 const ANY: [&str; 1] = ["socket-group"];
 
 #[test]
@@ -14,7 +14,7 @@ fn a_bad_value_of_any_setting_is_named_in_one_line_with_its_place() {
         for value in ["nonsense", "a b", ""] {
             for source in SOURCES {
                 if (source, value) == (Source::Variable, "") {
-                    // It does not count.
+                    // An empty variable does not count.
                     continue;
                 }
                 let mut written = Written::new();
@@ -81,7 +81,7 @@ fn of_two_settings_that_contradict_each_other_both_places_are_named() {
         for source in SOURCES {
             for other_source in SOURCES {
                 if (source, other_source) == (Source::File, Source::File) {
-                    // One file of one setting.
+                    // The file can hold only one setting.
                     continue;
                 }
                 let mut written = Written::new();

@@ -1,4 +1,4 @@
-//! Tests of the settings, as a command has them.
+//! Tests of the settings as the arguments of a command.
 
 mod files;
 mod invalid_values;
@@ -13,7 +13,7 @@ use clap::Arg;
 
 use super::*;
 
-/// The command `run`, as far as settings go.
+/// The command `run`, with only its settings.
 fn run() -> Command {
     with_one_form(Settings::augment_args(
         Command::new("run").no_binary_name(true),
@@ -25,7 +25,7 @@ fn settings_of(run: &Command) -> Vec<&Arg> {
     settings.collect()
 }
 
-/// The settings in force with these files and words.
+/// The settings in force, given a settings file and command-line words.
 fn loaded(file: &Path, words: &[&str]) -> Result<Settings, SettingsError> {
     let layers = Layers::read_files(&run(), Some(file))?;
     let layered = layers.apply(run());
@@ -46,7 +46,7 @@ enum Source {
 
 const SOURCES: [Source; 4] = [Source::Flag, Source::Variable, Source::File, Source::DropIn];
 
-/// A folder with settings files, as written so far, with flags and variables.
+/// A folder with the settings files written so far, and the flags and variables set so far.
 struct Written {
     folder: tempfile::TempDir,
     words: Vec<String>,
@@ -65,7 +65,7 @@ impl Written {
         }
     }
 
-    /// Writes a value, each in a file of its own, in the second line.
+    /// Writes a value. In files, it is on the second line, and each drop-in file holds one value.
     fn write(&mut self, source: Source, name: &str, value: &str) {
         let run = run();
         let arg = settings_of(&run).into_iter();

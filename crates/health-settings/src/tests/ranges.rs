@@ -1,11 +1,11 @@
-//! Ranges hold wherever a value comes from, and every document has them.
+//! Ranges apply wherever a value comes from, and all documents show them.
 
 use std::any::TypeId;
 use std::time::Duration;
 
 use super::*;
 
-/// A ranged setting's value with this amount, as people write it.
+/// A ranged setting's value with this amount, as users write it.
 fn with_amount(arg: &Arg, amount: Amount) -> String {
     match form::name(arg) {
         "probe" => format!("icmp={amount}"),

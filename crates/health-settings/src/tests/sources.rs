@@ -1,11 +1,11 @@
-//! A setting is the same wherever it is written.
+//! A setting has the same effect wherever it is set.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use super::*;
 
-/// A value of a setting that is valid and not its default.
+/// A valid value of a setting other than its default.
 fn another_value(arg: &Arg) -> &'static str {
     let default = arg.get_default_values().first();
     let candidates = [
@@ -65,7 +65,7 @@ fn each_setting_is_the_same_by_flag_variable_and_file() {
             assert_eq!(shown.group, group);
             (shown.value.clone(), shown.origin.clone())
         };
-        // What other settings say of it is not the question here.
+        // Conflicts with other settings do not matter here.
         let unchecked = |words: &[String], layers: &Layers| {
             let matches = layers
                 .apply(run.clone())
@@ -240,7 +240,7 @@ fn null_resets_a_setting_and_an_empty_variable_does_not_count() {
     let settings = loaded(&file, &[]).expect("valid settings");
     assert!(!settings.services.has_services());
     assert!(settings.node.devices.is_empty());
-    // A later file decides between the two forms, too.
+    // A later file also decides between the two forms.
     fs::write(&later, "node: {registry: kubernetes}\n").expect("a file");
     let settings = loaded(&file, &[]).expect("valid settings");
     assert_eq!(settings.node.registry, RegistrySpec::Kubernetes(None));
