@@ -1,4 +1,4 @@
-//! Code that the first processes of machines share, and the protocol between a virtual machine and the program that
+//! Code shared by the first processes of machines, and the protocol between a virtual machine and the program that
 //! started it: the plan in the initramfs, and frames on a serial line.
 
 use std::io::{self, Read, Write};
@@ -13,15 +13,15 @@ use serde::{Deserialize, Serialize};
 /// Path of the plan in the initramfs: JSON of [`Plan`].
 pub const PLAN: &str = "/plan.json";
 
-/// The serial line of the frames, in the guest. The first line is the kernel's console, which has another type and
-/// name on aarch64 boards.
+/// The guest's serial line for frames. The first serial line is the kernel's console, whose type and name differ on
+/// aarch64 boards.
 pub const LINE: &str = if cfg!(target_arch = "aarch64") {
     "/dev/ttyS0"
 } else {
     "/dev/ttyS1"
 };
 
-/// Longest payload of a frame, bytes. A longer one means that the line carries something else.
+/// Maximum payload of a frame in bytes. A longer payload means that the line carries something else.
 const MAX_PAYLOAD: u32 = 1 << 20;
 
 /// The plan: what a virtual machine does before it powers off.
@@ -60,7 +60,7 @@ pub enum ProgramExit {
 }
 
 impl ProgramExit {
-    /// The exit code that shells report for it.
+    /// The exit code that shells report for this exit.
     pub fn exit_code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
@@ -78,8 +78,8 @@ impl From<ExitStatus> for ProgramExit {
     }
 }
 
-/// Waits for a child of a machine's first process, and reaps all orphans that exit meanwhile: they count as running
-/// until a process waits for them.
+/// Waits for a child of a machine's first process, and reaps all orphans that exit meanwhile. Without this, exited
+/// orphans would count as running.
 pub fn wait_reaping(child: &Child) -> nix::Result<ProgramExit> {
     let child = Pid::from_raw(child.id().cast_signed());
     loop {
@@ -103,9 +103,9 @@ pub enum Report {
     Booted,
     /// Sent periodically, so that silence means a hang.
     Alive,
-    /// A command of the plan, by its index, exited like this. All its output was sent before.
+    /// The command at this index of the plan has exited. All its output was sent before this report.
     Ended(usize, ProgramExit),
-    /// The first process cannot do its work, with the reason.
+    /// The first process cannot do its work, for this reason.
     Failed(String),
     /// The plan is done; the guest powers off.
     Done,
@@ -114,7 +114,7 @@ pub enum Report {
 /// Orders to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
-    /// Sends SIGINT to the running command, and starts no other.
+    /// Sends SIGINT to the running command and starts no further commands.
     Interrupt,
 }
 
@@ -132,7 +132,7 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// Writes a kind, a length (32 bits, little endian) and a payload.
+    /// Writes the frame: a kind, a length (32 bits, little endian) and a payload.
     pub fn write_to(&self, line: &mut impl Write) -> io::Result<()> {
         let json;
         let (kind, payload) = match self {
@@ -154,8 +154,8 @@ impl Frame {
         line.write_all(&frame)
     }
 
-    /// Reads what [`write_to`](Self::write_to) wrote. `None` if the line closes, even in the middle of a frame: a
-    /// guest may stop at any time.
+    /// Reads a frame written by [`write_to`](Self::write_to). Returns `None` if the line closes, even in the middle of
+    /// a frame, because a guest may stop at any time.
     pub fn read_from(line: &mut impl Read) -> io::Result<Option<Self>> {
         let mut header = [0; 5];
         if !read_whole(line, &mut header)? {

@@ -18,8 +18,8 @@ use crate::runner::Line;
 /// Marks the re-executed copy.
 const RUN: &str = "run";
 
-/// Soft and hard limit of open files, the same that systemd sets for services. The kernel's own 4096 is too few for
-/// servers.
+/// Soft and hard limits on open files, the same as systemd sets for services. The kernel's default of 4096 is too low
+/// for servers.
 const OPEN_FILES: (u64, u64) = (1024, 512 * 1024);
 
 fn main() -> ExitCode {
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Reports an error on the line, and on the console, which is the only way if there is no line.
+/// Reports an error on the line and on the console, which is the only channel if there is no line.
 fn print_error(error: &anyhow::Error) {
     eprintln!("vm-init: {error:#}");
     if let Ok(line) = Line::open() {

@@ -8,8 +8,8 @@ use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::{chdir, chroot};
 
-/// Filesystem type, mount point, and whether every kernel has it. None may cover files of the initramfs: it holds the
-/// workspace at the same path as on the host, which may be below `/tmp`.
+/// Filesystem type, mount point, and whether every kernel has it. No mount may cover files of the initramfs, which
+/// holds the workspace at the same path as on the host, possibly below `/tmp`.
 const FILESYSTEMS: &[(&str, &str, bool)] = &[
     ("proc", "/proc", true),
     ("sysfs", "/sys", true),
@@ -23,7 +23,7 @@ const FILESYSTEMS: &[(&str, &str, bool)] = &[
     ("bpf", "/sys/fs/bpf", false),
 ];
 
-/// Makes the root a mount of its own. Container runtimes call `pivot_root`, which the initial rootfs refuses
+/// Makes the root a separate mount. Container runtimes call `pivot_root`, which fails on the initial rootfs
 /// (`pivot_root(2)`, EINVAL).
 pub(crate) fn leave_rootfs() -> anyhow::Result<()> {
     const ROOT: &str = "/root-mount";
@@ -41,7 +41,7 @@ fn move_root(place: &str) -> nix::Result<()> {
     chdir("/")
 }
 
-/// Mounts all filesystems that the kernel has.
+/// Mounts all filesystems that the kernel supports.
 pub(crate) fn mount_all() -> anyhow::Result<()> {
     for &(kind, place, required) in FILESYSTEMS {
         let made = fs::create_dir_all(Path::new(place));

@@ -19,10 +19,10 @@ use vm_init::{Frame, LINE, Order, PLAN, Plan, PlannedCommand, ProgramExit, Repor
 /// Time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// Longest wait for output before checking the command again, milliseconds.
+/// Longest wait for output before checking the command again, in milliseconds.
 const LOOK_MS: u8 = 50;
 
-/// The programs' whole environment.
+/// The complete environment of the programs.
 const ENVIRONMENT: &[(&str, &str)] = &[
     (
         "PATH",
@@ -32,16 +32,16 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("USER", "root"),
     ("LANG", "C.UTF-8"),
     ("RUST_BACKTRACE", "1"),
-    // Software emulation is about ten times slower, but tests mostly wait: three times the deadlines are enough.
+    // Software emulation is about ten times slower, but tests mostly wait, so tripled deadlines are enough.
     ("HEALTH_AGENT_SLOWNESS", "3"),
 ];
 
-/// The guest's end of the serial line. Frames of different threads never mix.
+/// The guest's end of the serial line. Frames of different threads never interleave.
 #[derive(Clone)]
 pub(crate) struct Line(Arc<Mutex<File>>);
 
 impl Line {
-    /// Opens it in raw mode.
+    /// Opens the line in raw mode.
     pub(crate) fn open() -> anyhow::Result<Self> {
         let open = || {
             let line = OpenOptions::new().read(true).write(true).open(LINE)?;
@@ -76,7 +76,7 @@ impl Line {
     }
 }
 
-/// State that the other side's orders change.
+/// State changed by orders from the other side.
 #[derive(Default)]
 struct State {
     running: Option<Pid>,
@@ -126,7 +126,7 @@ fn obey(frame: &Frame, state: &SharedState) {
         let mut state = locked(state);
         state.interrupted = true;
         if let Some(running) = state.running {
-            // It may have just exited.
+            // The command may have just exited.
             let _ = killpg(running, Signal::SIGINT);
         }
     }
@@ -153,7 +153,7 @@ fn run_one(
         Err(error) => {
             let message = format!("cannot run {program}: {error}\n");
             line.send(&Frame::Stderr(message.into_bytes()))?;
-            // As shells report it.
+            // The code that shells use for this.
             return Ok(ProgramExit::Code(127));
         }
     };
@@ -164,8 +164,8 @@ fn run_one(
     Ok(status.into())
 }
 
-/// Forwards output until the command has exited and all of its own output has been read. Processes that it left
-/// running may keep the pipes open.
+/// Forwards output until the command has exited and all of its own output has been read. Processes that the command
+/// left running may keep the pipes open.
 fn relay(child: &mut Child, line: &Line) -> anyhow::Result<ExitStatus> {
     let mut stdout = child.stdout.take().context("no standard output")?;
     let mut stderr = child.stderr.take().context("no standard error")?;

@@ -81,7 +81,7 @@ pub(super) fn containers() -> Sample {
     }
 }
 
-/// No monitor clients are left.
+/// Event counts after the last monitor client has left.
 pub(super) fn events() -> health_datapath::events::Counts {
     health_datapath::events::Counts {
         readers: 0,
@@ -117,7 +117,7 @@ pub(super) fn collections() -> Counts {
     counts
 }
 
-/// A result with this error text, or an answer after 2 ms.
+/// A result with this error text; if the text is empty, a success after 2 ms.
 pub(super) fn result(status: &str) -> Option<ConnectivityStatus> {
     Some(ConnectivityStatus {
         latency: if status.is_empty() { 2_000_000 } else { 0 },
@@ -147,7 +147,7 @@ pub(super) fn path(
     }
 }
 
-/// The ICMP row of node `last`'s own address.
+/// Key of the ICMP row of node `last`'s own address.
 pub(super) fn key(last: u8) -> RttKey {
     RttKey {
         peer: IpAddr::from([10, 0, 0, last]).into(),
@@ -157,7 +157,7 @@ pub(super) fn key(last: u8) -> RttKey {
     }
 }
 
-/// Node 1 answers, node 2 does not answer HTTP, and nothing is known of node 3.
+/// A report in which node 1 answers, node 2 does not answer HTTP, and nothing is known about node 3.
 pub(super) fn report() -> HealthStatus {
     let node = |last: u8, icmp, http| NodeStatus {
         name: format!("default/n{last}"),

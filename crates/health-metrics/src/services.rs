@@ -1,4 +1,4 @@
-//! Metrics of services, with kube-proxy's names: its dashboards and alerts continue to work.
+//! Metrics of services, with kube-proxy's names, so that dashboards and alerts for kube-proxy continue to work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub struct ServiceMetrics {
 }
 
 impl ServiceMetrics {
-    /// Starts metrics for services in this mode.
+    /// Creates metrics for services in this mode.
     pub fn new(mode: ServiceProxyMode) -> Self {
         // 1 ms to 16 s, as in kube-proxy.
         let syncs = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
@@ -95,8 +95,8 @@ impl ServiceMetrics {
         self.mode
     }
 
-    /// Records a sync, its duration and its end. The state may be in force, apart from refused ports, even without
-    /// success.
+    /// Records a sync, its duration and its end. Even if the sync failed, the state may be in force except for refused
+    /// ports.
     pub fn note_sync(
         &self,
         work: &Work<'_>,
@@ -148,19 +148,19 @@ impl ServiceMetrics {
         }
     }
 
-    /// Counts an answer of `GET /healthz` with this HTTP status.
+    /// Counts a response to `GET /healthz` with this HTTP status.
     pub fn note_healthz(&self, code: u16) {
         self.healthz
             .get_or_create(&Code { code: code.into() })
             .inc();
     }
 
-    /// Counts an answer of `GET /livez` with this HTTP status.
+    /// Counts a response to `GET /livez` with this HTTP status.
     pub fn note_livez(&self, code: u16) {
         self.livez.get_or_create(&Code { code: code.into() }).inc();
     }
 
-    /// Writes all metrics, with these counts of changes.
+    /// Writes all metrics, including these counts of changes.
     pub fn scrape(
         self: &Arc<Self>,
         changes: ChangeCounts,

@@ -1,4 +1,4 @@
-//! Summary families, which the library for the other metrics lacks.
+//! Summary families, which the library for the other metrics does not support.
 
 use std::fmt::{self, Write};
 
@@ -6,7 +6,7 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as m
 
 use super::recent::Quantiles;
 
-/// Labels and the quantiles that they belong to.
+/// Labels with their quantiles.
 type LabelledQuantiles = (Vec<(&'static str, String)>, Quantiles);
 
 /// Summaries that differ only in their labels.
@@ -15,7 +15,7 @@ pub(super) struct SummaryFamily<'a> {
     pub(super) name: String,
     /// The help text.
     pub(super) help: &'static str,
-    /// Produced one by one: there may be very many.
+    /// Produced one by one, because there may be very many.
     pub(super) summaries: Box<dyn Iterator<Item = LabelledQuantiles> + 'a>,
 }
 
@@ -44,7 +44,7 @@ impl SummaryFamily<'_> {
         Ok(())
     }
 
-    /// The family as a message.
+    /// Converts the family to a protobuf message.
     pub(super) fn message(self) -> model::MetricFamily {
         let metrics = self.summaries.map(|(labels, quantiles)| {
             let labels = labels.into_iter().map(|(name, value)| model::LabelPair {
@@ -74,7 +74,7 @@ impl SummaryFamily<'_> {
     }
 }
 
-/// A label value, escaped as in both text formats.
+/// Escapes a label value. Both text formats use the same escapes.
 fn escaped(value: &str) -> String {
     value
         .replace('\\', r"\\")

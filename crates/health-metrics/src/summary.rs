@@ -1,4 +1,4 @@
-//! A report as the numbers for a scrape, and the peers with their own series.
+//! Condenses a report to the numbers for a scrape and the peers that have their own series.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -92,7 +92,7 @@ pub(super) struct Address {
     pub(super) address_type: &'static str,
     /// The results of each protocol.
     pub(super) protocols: [Target; 2],
-    /// The largest packet that gets through, and the larger maximum that this host sends, bytes.
+    /// The largest packet that gets through and the larger maximum that this host sends, in bytes.
     pub(super) path_mtu: Option<[u32; 2]>,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Target {
     pub(super) protocol: &'static str,
     /// The known state; `None` without a result.
     pub(super) reachability: Option<Reachability>,
-    /// The last round trip, if the last probe was answered, nanoseconds.
+    /// The round trip of the last probe in nanoseconds, if the probe was answered.
     pub(super) latency_ns: Option<i64>,
     /// Answered and lost probes, as counted in the row.
     pub(super) counts: Option<(u64, u64)>,
@@ -125,15 +125,15 @@ impl Target {
     }
 }
 
-/// The known facts about the address of rows of round-trip times.
+/// Known facts about the address of a row of round-trip times.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     is_secondary: bool,
-    /// Indices of the peer and of the address in it, if it has its own series.
+    /// Indices of the peer and of its address, if the peer has its own series.
     shown: Option<(u32, u32)>,
 }
 
-/// A report as numbers.
+/// A report condensed to numbers.
 #[derive(Debug)]
 pub(super) struct Summary {
     /// The reporting node's cluster.
@@ -160,7 +160,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Summary of a report whose nodes are added later; with `per_target`, each of them gets its own series.
+    /// Creates the summary of a report whose nodes are added later. With `per_target`, each node gets its own series.
     pub(super) fn new<N>(report: &HealthStatus<N>, per_target: bool) -> Self {
         let (cluster, name) = split_name(&report.local.name);
         Self {
@@ -198,7 +198,7 @@ impl Summary {
             std::iter::once((Path::Host, &node.host))
                 .chain(endpoint.map(|group| (Path::Endpoint, group)))
         };
-        // Not the node's overall state, which is unknown while its health endpoint is.
+        // Do not use the node's overall state, which is unknown while the state of its health endpoint is unknown.
         let ails = |(_, group): (Path, &AddressGroupStatus)| {
             let reachability = group.reachability();
             matches!(

@@ -1,4 +1,4 @@
-//! Counters over all peers that never decrease, built from rows that come, go and are halved.
+//! Counters over all peers that never decrease, although the rows they are built from appear, disappear and are halved.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use super::Maps;
 use super::histogram::Histogram;
 use super::summary::{Summary, path_name};
 
-/// The attributes that distinguish round trips.
+/// The attributes by which round trips are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Class {
     /// `node` or `endpoint`.
@@ -32,22 +32,22 @@ impl Class {
 
 const TCP: &str = "tcp";
 
-/// What was counted in the rows of one class since the agent started.
+/// The counts in the rows of one class since the agent started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Probes {
-    /// Answered in time, each with a round trip.
+    /// Probes answered in time, each with a round trip.
     pub(super) answered: u64,
-    /// Timed out.
+    /// Probes that timed out.
     pub(super) lost: u64,
     /// Replies to probes that had timed out.
     pub(super) late: u64,
     /// Additional replies to answered probes.
     pub(super) duplicates: u64,
-    /// Sum of the round trips, nanoseconds.
+    /// Sum of the round trips, in nanoseconds.
     pub(super) sum_ns: u64,
-    /// The part of it known to have been spent in peers' hosts, nanoseconds.
+    /// The part of this sum known to have been spent in peers' hosts, in nanoseconds.
     pub(super) remote_ns: u64,
-    /// Sum of the round trips for which that is known, nanoseconds.
+    /// Sum of the round trips for which that part is known, in nanoseconds.
     pub(super) remote_rtt_ns: u64,
     /// The round trips.
     pub(super) histogram: Histogram,
@@ -67,8 +67,8 @@ impl Probes {
     }
 }
 
-/// A row as seen by a scrape: enough to compute what was counted since. Counts are kept modulo their width; the
-/// differences between two scrapes are small.
+/// A row as seen by a scrape, with enough data to compute the counts added since. Counts are truncated to their width,
+/// because the differences between two scrapes are small.
 #[derive(Clone, Debug)]
 struct ScrapedRow {
     sum_ns: u64,
@@ -78,9 +78,9 @@ struct ScrapedRow {
     lost: u32,
     late: u32,
     duplicates: u32,
-    /// The scrape that saw it.
+    /// Number of the scrape that saw the row.
     round: u32,
-    /// The nonempty buckets: most buckets are empty.
+    /// Only the nonempty buckets, because most buckets are empty.
     buckets: Box<[(u8, u16)]>,
 }
 
@@ -100,7 +100,7 @@ impl ScrapedRow {
         }
     }
 
-    /// What was counted in `row` since then; `None` if the row was recreated.
+    /// The counts added to `row` since then; `None` if the row was recreated.
     fn until(&self, row: &RttRow) -> Option<Probes> {
         let since = |now: u64, before: u32| (now as u32).wrapping_sub(before);
         let answered = since(row.samples, self.answered);
@@ -130,7 +130,7 @@ impl ScrapedRow {
     }
 }
 
-/// Everything counted in a row.
+/// All counts of a row.
 fn all_of(row: &RttRow) -> Probes {
     Probes {
         answered: row.samples,
@@ -144,8 +144,8 @@ fn all_of(row: &RttRow) -> Probes {
     }
 }
 
-/// `grown`, if it accounts for all of the `total` samples. It does not if the row was halved in between, which happens
-/// once in 65 535 samples; then the samples are distributed like all of the row's.
+/// Returns `grown` if it accounts for all `total` samples. It does not if the row was halved in the meantime, which
+/// happens once in 65 535 samples; then the samples are distributed like all samples of the row.
 fn fitted(
     total: u64,
     grown: &[u16; HISTOGRAM_BUCKETS],
@@ -168,7 +168,7 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    /// Starts from zero: what the rows already hold does not count.
+    /// Starts from zero: existing row contents do not count.
     pub(super) fn starting_from(maps: &impl Maps) -> Result<Self, DumpError> {
         let mut totals = Self::default();
         maps.rtt(&mut |key, row| {
@@ -177,7 +177,7 @@ impl Totals {
         Ok(totals)
     }
 
-    /// Adds what was counted in the rows since the last read, and passes the rows to `summary`. Leaves out rows whose
+    /// Adds the counts added to the rows since the last read, and passes the rows to `summary`. Skips rows whose
     /// address is missing because their peer has just been removed.
     pub(super) fn read(
         &mut self,
@@ -204,7 +204,7 @@ impl Totals {
         }
     }
 
-    /// The totals, in a fixed order.
+    /// The totals of each class, in a fixed order.
     pub(super) fn by_class(&self) -> impl Iterator<Item = (Class, &Probes)> {
         self.by_class.iter().map(|(class, probes)| (*class, probes))
     }

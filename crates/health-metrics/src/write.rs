@@ -10,8 +10,8 @@ use prost::Message as _;
 use super::format::{ClassicWriter, Format};
 use super::summaries::SummaryFamily;
 
-/// Writes a registry's metrics, then the summaries. Text is written while it is produced, messages once all are
-/// complete.
+/// Writes a registry's metrics, then the summaries. Text is written as it is produced, protobuf messages only once all
+/// are complete.
 pub(super) fn write<'a>(
     registry: &Registry,
     summaries: impl Iterator<Item = SummaryFamily<'a>>,
@@ -57,7 +57,7 @@ fn write_messages<'a>(
     let families = prometheus_protobuf::encode(registry).map_err(io::Error::other)?;
     let summaries = summaries.map(SummaryFamily::message);
     for family in families.into_iter().chain(summaries) {
-        // Prometheus' own library also leaves out families without samples.
+        // Prometheus's own library also leaves out families without samples.
         if !family.metric.is_empty() {
             out.write_all(&family.encode_length_delimited_to_vec())?;
         }
@@ -65,7 +65,7 @@ fn write_messages<'a>(
     Ok(())
 }
 
-/// Accepts text, and keeps the error that stopped the writing.
+/// Accepts text, and keeps the I/O error that stopped the writing.
 struct TextWriter<'a> {
     out: &'a mut dyn io::Write,
     failed: Option<io::Error>,

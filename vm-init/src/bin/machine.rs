@@ -1,10 +1,10 @@
-//! Runs a command on a machine of its own, made of namespaces: devices, mounts, processes, `/run` and a bpffs that no
-//! other machine sees. So several beds can run side by side, each with the same names.
+//! Runs a command on its own machine, made of namespaces: no other machine sees its devices, mounts, processes, `/run`
+//! and bpffs. Several beds can therefore use the same names side by side.
 //!
 //! `machine [--until-eof] COMMAND [ARG ...]` exits with the command's exit code, or with 128 plus the number of the
-//! signal that killed it; 127 if it could not be started, 143 if standard input closed first. Whichever ends first,
-//! everything that the command started ends too, and everything that it created is gone: the kernel removes
-//! namespaces with their last process.
+//! signal that killed it; 127 if it could not be started, 143 if standard input closed first. In each case, everything
+//! that the command started ends too, and everything that it created disappears, because the kernel removes namespaces
+//! with their last process.
 
 use std::env;
 use std::ffi::OsString;
@@ -22,7 +22,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use vm_init::{ProgramExit, wait_reaping};
 
-/// Stops the command when standard input closes, that is when the holder of its other end is gone.
+/// Stops the command when standard input closes, that is, when the process that holds its other end is gone.
 const UNTIL_EOF: &str = "--until-eof";
 
 /// Marks the re-executed program as the machine's first process.
@@ -104,7 +104,7 @@ fn mount_own() -> anyhow::Result<()> {
     let nothing = None::<&str>;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(nothing, "/", nothing, private, nothing).context("cannot make mounts private")?;
-    // Otherwise they would still be listed, below the mounts that cover them.
+    // Otherwise, the old mounts would still be listed below the mounts that cover them.
     detach("/run")?;
     detach("/sys/fs/bpf")?;
     for (kind, place, data) in [
@@ -127,7 +127,7 @@ fn detach(folder: &str) -> anyhow::Result<()> {
         .filter(|place| Path::new(place).starts_with(folder))
     {
         match umount2(place, MntFlags::MNT_DETACH) {
-            // It disappeared with the mount below it.
+            // This mount disappeared with the one below it.
             Ok(()) | Err(Errno::EINVAL) => {}
             Err(errno) => return Err(errno).with_context(|| format!("cannot unmount {place}")),
         }

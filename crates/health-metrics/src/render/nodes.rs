@@ -1,4 +1,4 @@
-//! Nodes and their probed addresses.
+//! Metrics of nodes and their probed addresses.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The counts in the datapath's maps.
+//! Metrics of the counts in the datapath's maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::recent::Quantiles;
 use crate::summaries::SummaryFamily;
 use crate::totals::Probes;
 
-/// Writes native buckets if the format supports them, and classic ones always.
+/// Writes classic buckets, and also native buckets if the format supports them.
 pub(super) fn histogram(
     family: &mut MetricEncoder<'_>,
     labels: &[Label<'_>],
@@ -49,7 +49,7 @@ pub(super) fn histogram(
         )
 }
 
-/// Path and protocol, and what their probes counted.
+/// A path and protocol, and the counts of their probes.
 type Probed<'a> = ((&'static str, &'static str), &'a Probes);
 
 fn encode_results(probed: &[Probed<'_>], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -64,7 +64,7 @@ fn encode_results(probed: &[Probed<'_>], encoder: &mut DescriptorEncoder<'_>) ->
     Ok(())
 }
 
-/// What is counted of a target's probes.
+/// Selects one of the counts of a target's probes.
 type Count = fn(&Probes) -> u64;
 
 fn encode_replies(probed: &[Probed<'_>], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -114,7 +114,7 @@ fn encode_remote_times(probed: &[Probed<'_>], encoder: &mut DescriptorEncoder<'_
 }
 
 impl Snapshot {
-    /// By path and protocol, primary and secondary addresses together.
+    /// The counts and the recent round trips by path and protocol, with primary and secondary addresses combined.
     pub(super) fn by_target(&self) -> BTreeMap<(&'static str, &'static str), (Probes, Histogram)> {
         let mut by_target: BTreeMap<_, (Probes, Histogram)> = BTreeMap::new();
         for (class, probes) in &self.probes {
@@ -171,7 +171,7 @@ impl Snapshot {
         encode_remote_times(&probed, encoder)
     }
 
-    /// ICMP messages and requests of peers that the agent did not accept.
+    /// Writes how many ICMP messages and requests of peers the agent did not accept.
     pub(super) fn encode_refused(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let replies = &self.figures.ignored_replies;
         let help = "ICMP messages with the agent's identifier that answer no probe";
@@ -244,7 +244,7 @@ impl Snapshot {
                 d if d == Direction::Egress as u8 => "EGRESS",
                 _ => continue,
             };
-            // Another version's reason has no name here; lost events are not packets.
+            // Another version's reasons have no name here, and lost events are not packets.
             let reason = reason.filter(|reason| *reason != Reason::EventLost);
             if let Some(reason) = reason.filter(|reason| reason.is_drop() == drops) {
                 let labels = [("reason", reason.text()), ("direction", direction)];

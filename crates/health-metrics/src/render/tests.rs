@@ -293,7 +293,7 @@ fn container_probes_are_shown_as_the_kubelet_does() {
     assert!(!without.contains("_prober_"), "{without}");
 }
 
-/// Lines that start with one of these names and are about a target.
+/// Lines about a target.
 fn series_of_targets(text: &str) -> Vec<&str> {
     let is_target = |line: &&str| line.contains("target_node_name");
     text.lines().filter(is_target).collect()
@@ -322,8 +322,8 @@ fn only_failing_and_degraded_peers_have_series_unless_all_are_asked_for() {
         |report: &HealthStatus, per_target| text(snapshot(report, per_target), Format::Classic);
     let few = text_of(&report, false);
     assert_eq!(of_node(&few, "n1"), 0);
-    // Its diagnosis, its status and its failure; for ICMP alone, a latency, two counts, and three quantiles with sum
-    // and count.
+    // The node's diagnosis, status and failure; for ICMP only, a latency, two counts, and three quantiles with sum and
+    // count.
     assert_eq!(of_node(&few, "n2"), 11, "{few}");
     assert!(
         !few.contains("protocol=\"http\",address_type=\"primary\"} "),
@@ -404,7 +404,7 @@ fn a_reduced_path_mtu_is_shown_beside_what_this_host_sends() {
     }
 }
 
-/// Names in a column of code spans, such as "| `a`, `b` | ...", at the start of a line.
+/// Metric names in the first column of the page's tables, which looks like "| `a`, `b` | ...".
 fn documented() -> BTreeSet<String> {
     let page = include_str!("../../../../docs/metrics.md");
     let (page, _) = page.split_once("\n## ").unwrap();
