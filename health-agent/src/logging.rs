@@ -1,4 +1,4 @@
-//! The daemon's log: `tracing` events on stderr, for people or as JSON.
+//! The daemon's log: `tracing` events on stderr, as text or as JSON.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
@@ -26,7 +26,7 @@ pub fn init(settings: &LogSettings) {
     }
 }
 
-/// Changes the least severe level that is logged.
+/// Changes the minimum severity of logged events.
 pub fn set_level(level: LogLevel) {
     if let Some(handle) = LEVEL.get() {
         // This fails only without a subscriber.

@@ -24,7 +24,7 @@ const DAEMON_THREADS: usize = 2;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    // To run a container probe's command, this program starts itself again.
+    // To run a container probe's command, this program re-executes itself.
     if let Some(code) = inside::serve() {
         return code;
     }
@@ -87,7 +87,7 @@ impl Daemon for Agent {
     }
 }
 
-/// Aborts the daemon on a panic in every build, not only in release builds: with a dead task it would only seem alive.
+/// Aborts the daemon on a panic in every build, not only in release builds: with a dead task, it would only seem alive.
 fn end_on_panic() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |panicked| {

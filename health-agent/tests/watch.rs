@@ -36,7 +36,7 @@ struct OnTerminal {
     keyboard: File,
     output: Receiver<Vec<u8>>,
     terminal: vt100::Parser,
-    /// Received, but not on the screen yet.
+    /// Bytes received but not yet on the screen.
     unseen: Vec<u8>,
     /// Everything that has been on the screen.
     written: Vec<u8>,
@@ -307,7 +307,7 @@ fn send(to: &mut UnixStream, event: &ProbeEvent) {
     to.write_all(&line).unwrap();
 }
 
-/// The report of a healthy agent.
+/// The report of an agent with an unreachable peer.
 fn report() -> HealthStatus {
     let agent = Agent::start(|fixture| fixture.peer = Some("Connection timed out"));
     let output = Command::new(env!("CARGO_BIN_EXE_health-agent"))

@@ -99,7 +99,7 @@ pub fn wait_reaping(child: &Child) -> nix::Result<ProgramExit> {
 /// Reports from the guest, besides its programs' output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
-    /// The first process runs. Always the first report.
+    /// The first process is running. Always the first report.
     Booted,
     /// Sent periodically, so that silence means a hang.
     Alive,

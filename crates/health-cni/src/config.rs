@@ -44,7 +44,7 @@ pub(super) struct NetworkConfig {
     prev_result: Option<Value>,
     #[serde(rename = "cni.dev/valid-attachments")]
     valid_attachments: Option<Vec<ValidAttachment>>,
-    /// The same under the name that early runtimes used.
+    /// The same list, under the name that early runtimes used.
     #[serde(rename = "cni.dev/attachments")]
     attachments: Option<Vec<ValidAttachment>>,
     /// All other fields.

@@ -12,7 +12,7 @@ use super::version::Version;
 pub(super) enum Code {
     /// The configuration's version is not supported.
     IncompatibleVersion = 1,
-    /// A field of the configuration asks for something unsupported.
+    /// A field of the configuration requests an unsupported feature.
     UnsupportedField = 2,
     /// An environment variable is missing or invalid.
     InvalidEnvironment = 4,

@@ -1,5 +1,5 @@
-//! Metrics of container probes. Metrics that the kubelet also exports have its names and labels, except that durations
-//! also have the pod's UID: a pod and its replacement may have the same name.
+//! Metrics of container probes. Metrics that the kubelet also exports use its names and labels, except that durations
+//! also have the pod's UID, because a pod and its replacement may have the same name.
 
 use std::fmt;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! format that supports native histograms.
 //!
 //! The library writes OpenMetrics. The classic format, 0.0.4, differs from it only in comments: the help lines of
-//! counters and infos have the full name of their samples, and there are no unit or end lines.
+//! counters and infos contain the full names of their samples, and there are no unit or end lines.
 
 use std::fmt;
 
@@ -12,11 +12,11 @@ use hyper::header::ACCEPT;
 /// The format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Prometheus' text format 0.0.4, which every scraper and `promtool` read.
+    /// Prometheus's text format 0.0.4, which every scraper and `promtool` read.
     Classic,
     /// OpenMetrics 1.0.0.
     OpenMetrics,
-    /// Messages of Prometheus' `metrics.proto`, each preceded by its length.
+    /// Messages of Prometheus's `metrics.proto`, each preceded by its length.
     Protobuf,
 }
 

@@ -12,7 +12,7 @@ const LAST_BOUND: u32 = 34;
 /// buckets per octave.
 pub(super) const SCHEMA: i32 = 3;
 
-/// Counts in the rows' buckets.
+/// Counts per row bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Histogram([u64; HISTOGRAM_BUCKETS]);
 
@@ -28,7 +28,7 @@ impl From<&[u16; HISTOGRAM_BUCKETS]> for Histogram {
     }
 }
 
-/// Buckets of a native histogram in Prometheus' exposition format.
+/// Buckets of a native histogram in Prometheus's exposition format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NativeBuckets {
     /// For each span, how many buckets are skipped before it and how many it contains.

@@ -86,7 +86,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
     }
 
     /// Starts exporting the maps. Must be called before the first probe, because existing row contents were counted by
-    /// previous agents, and counters start with each process.
+    /// previous agents, and counters start at zero in each process.
     pub fn maps_are_there(&self) -> Result<(), DumpError> {
         let counted = CountedSinceStart {
             totals: Totals::starting_from(&self.maps)?,

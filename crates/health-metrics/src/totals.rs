@@ -177,8 +177,8 @@ impl Totals {
         Ok(totals)
     }
 
-    /// Adds the counts added to the rows since the last read, and passes the rows to `summary`. Skips rows whose
-    /// address is missing because their peer has just been removed.
+    /// Adds the rows' increments since the last read, and passes the rows to `summary`. Skips rows whose address is
+    /// missing because their peer has just been removed.
     pub(super) fn read(
         &mut self,
         maps: &impl Maps,

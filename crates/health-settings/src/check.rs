@@ -9,9 +9,9 @@ use super::{
     Settings,
 };
 
-/// Longest name of a node or cluster in bytes: the limit of a DNS name (RFC 1035 section 2.3.4).
+/// Maximum length of a node or cluster name in bytes: the limit of a DNS name (RFC 1035 section 2.3.4).
 const MAX_NAME_LEN: usize = 253;
-/// Longest interface name in bytes (`IFNAMSIZ` less the final zero).
+/// Maximum length of an interface name in bytes (`IFNAMSIZ` minus the terminating zero).
 const MAX_INTERFACE_LEN: usize = 15;
 
 /// A setting that is invalid by itself or because of others.
@@ -23,7 +23,7 @@ pub(super) struct Invalid {
 }
 
 impl Invalid {
-    /// A setting that contradicts others, or that others do not allow.
+    /// Creates the error for a setting that contradicts others, or that others do not allow.
     pub(super) fn with<const N: usize>(setting: InvalidSetting, others: [&'static str; N]) -> Self {
         Self {
             setting,
@@ -127,7 +127,7 @@ impl MeshSettings {
     }
 }
 
-/// Checks where the monitoring pages are served.
+/// Checks the addresses of the monitoring pages.
 fn check_monitoring(settings: &Settings) -> Result<(), Invalid> {
     let mut listens = vec![
         ("--metrics-address", settings.api.metrics_address),

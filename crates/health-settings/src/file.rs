@@ -26,7 +26,7 @@ const MIN_SIMILARITY: f64 = 0.7;
 const MAX_LEN: u64 = 1 << 20;
 const MAX_YAML_NODES: usize = 10_000;
 
-/// A settings file cannot be used.
+/// Why a settings file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
@@ -34,7 +34,7 @@ pub enum FileError {
     Unreadable {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         reason: io::Error,
     },
     /// It is not valid YAML, or does not have the form of a settings file.
@@ -83,7 +83,7 @@ pub(super) fn read(run: &Command, path: Option<&Path>) -> Result<Vec<FileSetting
     Ok(all)
 }
 
-/// A snapshot of the settings files: which files existed, and an identity that tells their contents from later ones.
+/// A snapshot of the settings files: which files existed, and an identity of each by which later changes are detected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SettingsFiles {
     path: Option<PathBuf>,
@@ -161,7 +161,7 @@ fn parse(run: &Command, path: &Path, text: &str) -> Result<Vec<FileSetting>, Fil
             max_nodes: MAX_YAML_NODES,
             max_events: 2 * MAX_YAML_NODES,
         },
-        // Otherwise more than 32 comment lines in a row are an error.
+        // Otherwise, more than 32 consecutive comment lines would be an error.
         emit_comments: false,
         // Otherwise `off`, a value of several settings, would be read as false.
         strict_booleans: true,

@@ -18,7 +18,7 @@ use super::range::outside;
 use super::value::{Origin, SettingValue};
 use super::{RegistrySpec, Settings};
 
-/// Settings that cannot be used.
+/// Why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// An error in a file.

@@ -13,7 +13,7 @@ use super::check::network;
 use super::range::{Range, within};
 use super::seconds::Seconds;
 
-/// Longest scheduler name in bytes (`IP_VS_SCHEDNAME_MAXLEN` less the final zero).
+/// Maximum length of a scheduler name in bytes (`IP_VS_SCHEDNAME_MAXLEN` minus the terminating zero).
 const MAX_SCHEDULER_LEN: usize = 15;
 
 /// Range of the time for which IPVS keeps idle entries. The kernel accepts up to `INT_MAX / HZ` seconds

@@ -10,7 +10,7 @@ use super::check::Invalid;
 use super::form::Common;
 use super::{ApiAccess, RegistrySpec, Settings};
 
-/// Longest label value in bytes.
+/// Maximum length of a label value in bytes.
 const MAX_LABEL_LEN: usize = 63;
 
 /// Sources of services outside this node.

@@ -17,7 +17,7 @@ use super::{
     ServiceSources, Settings,
 };
 
-/// Longest zone name in bytes: the limit of a label value.
+/// Maximum length of a zone name in bytes: the limit for a label value.
 const MAX_ZONE_LEN: usize = 63;
 /// Why every mode except `snat` needs a key that only nodes of the mesh have.
 pub const FORWARDING_NEEDS_KEY: &str = "needs --mesh-key-file with your own key: with the public key, anyone could send packets \

@@ -71,8 +71,7 @@ pub struct SettingList {
 }
 
 impl SettingValue {
-    /// The settings of an agent's location. They are the only ones that all commands have, and that settings files do
-    /// not have.
+    /// The settings of an agent's location: the only ones that all commands have but settings files do not.
     pub(super) fn of_location(location: &Location, matches: &ArgMatches) -> Vec<Self> {
         let is_known = |id: &&str| matches.try_contains_id(id).is_ok();
         let source = |id: &str| {

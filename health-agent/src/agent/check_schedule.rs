@@ -30,7 +30,7 @@ pub(super) struct ChangeTrigger {
 }
 
 impl ChangeTrigger {
-    /// Covers changes from now on.
+    /// Creates a trigger for changes from now on.
     pub(super) fn new(changes: Result<Changes, KernelError>) -> Self {
         Self {
             changes: changes

@@ -102,7 +102,7 @@ fn states(state_dir: &Path) -> StateDir {
     StateDir::of(state_dir)
 }
 
-/// The endpoints' environment.
+/// Collects the endpoints' environment, on which policy depends.
 pub(super) fn surroundings(
     context: &StartContext<'_>,
     node: &NodeDatapath,

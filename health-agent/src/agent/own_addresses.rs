@@ -16,7 +16,7 @@ use super::check_schedule::CHANGES_PERIOD;
 /// Time from a failure to the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Updates the map to the host's current addresses.
+/// Updates the map with the host's current addresses.
 pub(super) async fn note(netlink: &Handle, map: &mut OwnAddresses) -> anyhow::Result<()> {
     let found = route::to_this_host(netlink).await?;
     let found = found.into_iter();

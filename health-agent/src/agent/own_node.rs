@@ -225,7 +225,7 @@ fn find(set: &NodeSet, config: &Settings) -> Option<Node> {
     };
     let mut own = set.nodes.iter().find(is_own)?.clone();
     if !matches!(config.node.registry, RegistrySpec::File(_)) {
-        // Addresses that this agent published there itself must not bind it.
+        // Ignores addresses that this agent published there itself.
         own.health_addresses.clear();
     }
     Some(own)
@@ -245,7 +245,7 @@ pub(super) fn hosts_only(config: &Settings, own: &Node) -> Option<HostsOnly> {
 /// Why a node does not take part in endpoint health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostsOnly {
-    /// The settings say so.
+    /// The settings disable endpoint health.
     Setting,
     /// The node has no pod CIDR from which to take an endpoint address.
     NoPodCidr,

@@ -22,7 +22,7 @@ use super::uplinks::{UplinkSurvey, Uplinks};
 /// Resources opened before the agent creates anything.
 pub(super) struct Preflight {
     pub(super) uplinks: (Uplinks, UplinkSurvey),
-    /// The endpoints of former agents.
+    /// The endpoints of previous agents.
     pub(super) survey: Survey,
     /// The monitoring pages, which are already being served.
     pub(super) page_servers: [PageServer; 2],

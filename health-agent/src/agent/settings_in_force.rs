@@ -36,7 +36,7 @@ impl SettingsInForce {
         in_force.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes that new settings are invalid.
+    /// Records that new settings are invalid.
     pub(super) fn refuse(&self, error: &str) {
         let problem = format!("cannot reload: {error}; the former settings stay in force");
         // Logged once: otherwise, repeated signals would fill the log.

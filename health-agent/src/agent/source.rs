@@ -131,7 +131,7 @@ impl AgentSource {
         self.maps.observe("maps", problem, Instant::now())
     }
 
-    /// The problems as last published.
+    /// The most recently published problems.
     pub(super) fn problems(&self) -> watch::Receiver<Vec<AgentProblem>> {
         self.problems.subscribe()
     }

@@ -38,8 +38,8 @@ use crate::logging;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for the settings files: reading may hang, and nothing else is supervised meanwhile.
 const READ_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a registered address may be missing from the host before another one replaces it, because a lease may be
-/// being renewed.
+/// How long a registered address may be missing from the host before another one replaces it. A lease renewal may
+/// remove an address for a moment.
 const MOVE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A started agent.
@@ -236,8 +236,8 @@ impl Agent {
         })
     }
 
-    /// Returns the uplinks' current addresses if this node registered its uplinks' addresses and the current ones have
-    /// differed from these for a while.
+    /// Returns the uplinks' current addresses if this node registered its uplinks' addresses and some of the registered
+    /// ones have been missing from the host for [`MOVE_PATIENCE`].
     async fn moved_uplinks(&self, gone_since: &mut Option<Instant>) -> Option<Vec<IpAddr>> {
         let config = self.source.settings.at_start();
         let registers_uplinks =
@@ -297,9 +297,8 @@ impl Agent {
         }
     }
 
-    /// Checks everything if a check is due; otherwise, checks everything only if the health endpoint has changed, so
-    /// that damage to it is reported at once even if something else cannot be repaired. Returns whether something was
-    /// repaired.
+    /// Checks everything if a check is due or the health endpoint has changed. Damage to the health endpoint is
+    /// therefore reported at once, even if something else cannot be repaired. Returns whether something was repaired.
     async fn look(&mut self, is_due: bool, backoff: &mut Backoff) -> bool {
         self.source.begin_look();
         if is_due || self.node.has_changed().await {

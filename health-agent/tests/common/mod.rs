@@ -457,7 +457,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// An agent whose data is modified by `change`; without changes, everything is reachable.
+    /// Starts an agent whose data is modified by `change`; without changes, everything is reachable.
     pub(crate) fn start(change: impl FnOnce(&mut Fixture)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut fixture = Fixture {

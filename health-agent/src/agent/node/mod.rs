@@ -202,7 +202,7 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// Replaces the health endpoint on a node without one: enables forwarding on the host and finds the MTU.
+    /// Stands in for the health endpoint on a node without one: enables forwarding on the host and finds the MTU.
     async fn repair_forwarding(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         for setting in self.ensure_forwarding()? {
             outcome.repaired.push(CompletedRepair {
@@ -483,7 +483,7 @@ fn direct_config(keys: &[SipKey]) -> DirectConfig {
     config
 }
 
-/// The MTU of a device, bytes; `None` if the device is gone.
+/// The MTU of a device in bytes; `None` if the device is gone.
 async fn mtu_of(netlink: &Handle, device: Option<&str>) -> anyhow::Result<Option<u32>> {
     let Some(device) = device else {
         return Ok(None);

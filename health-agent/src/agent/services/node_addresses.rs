@@ -83,7 +83,7 @@ async fn usable(
     Ok(usable.collect())
 }
 
-/// Without networks, every address is chosen.
+/// Whether an address is in the chosen networks. Without networks, every address is chosen.
 fn is_chosen(address: &IpAddr, networks: &[IpNet]) -> bool {
     networks.is_empty() || networks.iter().any(|network| network.contains(address))
 }

@@ -49,7 +49,7 @@ pub(super) struct ProxyOptions<'a> {
 }
 
 impl Proxy {
-    /// Must be called in a tokio runtime.
+    /// Starts the proxy. Must be called in a tokio runtime.
     pub(super) fn start(
         options: ProxyOptions<'_>,
         provider: impl Provider,

@@ -1,4 +1,4 @@
-//! The readiness of this node's pods by address, as found by probes.
+//! The readiness of this node's pods by address, as determined by probes.
 
 use std::net::IpAddr;
 use std::sync::Arc;

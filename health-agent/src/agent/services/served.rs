@@ -29,7 +29,7 @@ use super::standing;
 use super::takeover::{Other, Takeover};
 use crate::agent::start_context::StartContext;
 
-/// The served services.
+/// The services being served.
 pub(in crate::agent) struct ServedServices {
     proxy: Proxy,
     takeover: Takeover,
@@ -42,7 +42,7 @@ pub(in crate::agent) struct ServedServices {
 pub(in crate::agent) struct Links {
     /// The maps that the programs read.
     pub(in crate::agent) tables: ServiceTables,
-    /// Records where the host's own sockets were sent.
+    /// Records to which backends the host's own sockets were sent.
     pub(in crate::agent) sockets: SocketTable,
     /// This node's standing in its cluster.
     pub(in crate::agent) standing: watch::Receiver<Standing>,

@@ -34,7 +34,7 @@ pub(super) struct Takeover {
 }
 
 impl Takeover {
-    /// Starts after the first successful sync, which changes `in_force`. Must be called in a tokio runtime.
+    /// Begins the removal after the first successful sync, which changes `in_force`. Must be called in a tokio runtime.
     pub(super) fn begin(other: Other, mut in_force: watch::Receiver<Arc<HealthChecks>>) -> Self {
         let (sender, flags) = watch::channel(SERVICES | SERVICES_HANDOVER);
         let task = AbortOnDrop::spawn(async move {
