@@ -1,5 +1,5 @@
 //! Real traffic through masquerading: transfers, very many connections, traceroute, links with smaller MTUs on the
-//! way, DNS, ports that run out, and an agent that is restarted meanwhile.
+//! path, DNS, port exhaustion, and an agent that is restarted during traffic.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Lines};
@@ -20,11 +20,11 @@ use tests::process::{run, run_with_input};
 use tests::transfer::Path;
 use tests::{Bed, PATIENCE, wait_for};
 
-/// Port that servers of connections listen on.
+/// Port on which servers of connections listen.
 const SERVICE: u16 = 7000;
-/// How long to wait for a connection that must not be established: two attempts of the kernel.
+/// How long to wait for a connection that must not be established: long enough for two attempts by the kernel.
 const IN_VAIN: Duration = Duration::from_secs(2);
-/// How long a closed connection stays in conntrack, with its port in use.
+/// How long a closed connection stays in conntrack and keeps its port in use.
 const CLOSING: Duration = Duration::from_secs(10);
 
 const NATIVE: &str = "--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48";
@@ -63,7 +63,7 @@ fn nothing_reaches_the_outside_unless_it_is_masqueraded() -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Port of the far ends of transfers.
+/// Port of the remote ends of transfers.
 const TRANSFERS: u16 = 7001;
 
 fn path(source: &str, address: IpAddr) -> anyhow::Result<Path> {
@@ -121,7 +121,7 @@ fn flows_to_other_nodes_keep_their_source_without_passive_round_trips() -> anyho
     Ok(())
 }
 
-/// A process of `connections`.
+/// A process that runs the program `connections`.
 struct Connections {
     child: Child,
     input: Option<ChildStdin>,
@@ -129,7 +129,7 @@ struct Connections {
 }
 
 impl Connections {
-    /// Starts it in a namespace, and waits until it prints that it is ready.
+    /// Starts the process in a namespace, and waits until it prints that it is ready.
     fn start(namespace: &str, words: &str, ready: &str) -> anyhow::Result<Self> {
         let mut started = Self::spawn(namespace, words)?;
         started.wait_for_line(ready)?;
@@ -157,7 +157,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Stops it, and returns its last output.
+    /// Stops the process and returns its last output.
     fn end(mut self) -> anyhow::Result<Vec<String>> {
         self.input.take();
         let said = self.output.by_ref().collect::<Result<_, _>>()?;
@@ -168,7 +168,7 @@ impl Connections {
 
 impl Drop for Connections {
     fn drop(&mut self) {
-        // It may already have exited.
+        // The process may already have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -186,7 +186,7 @@ fn twenty_thousand_connections_are_open_at_once_each_with_a_port_of_its_own() ->
     let servers: Vec<_> = (0..2)
         .map(|_| Connections::start(FAR, &format!("serve {address}"), "listening"))
         .collect::<Result<_, _>>()?;
-    // Both sources choose their ports from the same range, so that many are wanted twice.
+    // Both sources choose their ports from the same range, so many ports are wanted twice.
     let hold = format!("hold {address} {EACH}");
     let mut holders = Vec::new();
     for source in sources(node) {
@@ -213,7 +213,7 @@ fn twenty_thousand_connections_are_open_at_once_each_with_a_port_of_its_own() ->
     Ok(())
 }
 
-/// The addresses that answer along the path, by `traceroute`.
+/// The addresses that respond along the path, according to `traceroute`.
 fn hops(source: &str, address: IpAddr, method: &str) -> anyhow::Result<Vec<String>> {
     let mut traceroute = command_in(source, "traceroute");
     traceroute.args(["-n", "-q", "1", "-N", "1", "-w", "3", "-m", "6", method]);
@@ -231,7 +231,7 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
     let node = bed.node(1);
     for source in sources(node) {
         for (address, router) in far().into_iter().zip([ROUTER4, ROUTER6]) {
-            // By UDP, where the path's end also answers with an error, and by echo.
+            // With UDP, where the end of the path also responds with an error, and with echo requests.
             for method in ["-U", "-I"] {
                 let hops = hops(&source, address, method)?;
                 ensure!(
@@ -242,8 +242,8 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
         }
     }
 
-    // From here on, the router sends nothing larger than that. This is done by routes: a device with a smaller MTU
-    // would also receive nothing larger, and silently drop what comes back.
+    // From here on, the router sends nothing larger than 1,400 bytes. This is configured with routes: a device with a
+    // smaller MTU would not receive anything larger either, and would silently drop the returning packets.
     for address in far() {
         let route = format!("route add {address} dev {ROUTER_DEVICE} mtu 1400");
         ip(ROUTER, &route)?;
@@ -267,7 +267,7 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
             run(&mut flush)?.success()?;
             let before = known_mtu(&source, address)?;
             ensure!(before != Some(1400), "{source} to {address}: known still");
-            // A few full segments are enough.
+            // A few full-size segments are enough.
             path(&source, address)?.stream(256 << 10)?;
             let learned = known_mtu(&source, address)?;
             ensure!(learned == Some(1400), "{source} to {address}: {learned:?}");
@@ -276,7 +276,7 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
     Ok(())
 }
 
-/// The path MTU to a destination, as far as a namespace's kernel knows it: configured or learned.
+/// The path MTU to a destination that a namespace's kernel knows, whether configured or learned.
 fn known_mtu(source: &str, address: IpAddr) -> anyhow::Result<Option<u32>> {
     let route = run(Command::new("ip").args(["-n", source, "route", "get", &address.to_string()]))?;
     let route = route.success()?;
@@ -345,7 +345,7 @@ fn connect(namespace: &str, deadline: Duration) -> anyhow::Result<Option<TcpStre
     Ok(NetNs::open(namespace)?.run_in(connect)?.ok())
 }
 
-/// The same from one of the node's own ports.
+/// As [`connect`], from one of the node's own ports.
 fn connect_from(node: &Node, port: u16) -> anyhow::Result<TcpStream> {
     node.run_in(|| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
