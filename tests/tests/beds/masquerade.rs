@@ -368,14 +368,14 @@ fn at_the_end_of_the_ports_new_flows_are_dropped_until_one_is_free() -> anyhow::
     let node = bed.node(1);
     let [endpoint, client] = sources(node);
     let server = Connections::start(FAR, &format!("serve {FAR4}:{SERVICE}"), "listening")?;
-    // The host uses none of the ports except these two.
+    // The host uses none of these ports except the two.
     sysctl(node.name(), "net.ipv4.ip_local_port_range=50000 60999")?;
     let _listener = node.run_in(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, listened_on)))??;
     let host = connect_from(node, connected_from)?;
 
     let mut held = Vec::new();
     while held.len() < usize::from(PORTS) - 2 {
-        // Not all ports are tried each time, but different ones whenever the kernel retransmits its SYN.
+        // Each SYN tries only some of the ports, but each retransmission tries different ones.
         let opened = connect(&endpoint, PATIENCE)?;
         held.push(opened.context("no port, though some are free")?);
     }
@@ -388,13 +388,13 @@ fn at_the_end_of_the_ports_new_flows_are_dropped_until_one_is_free() -> anyhow::
     }
     ensure!(exhausted(node)? > before, "drops were not counted");
 
-    // The host itself is unaffected, and so are connections that have a port.
+    // The host itself is unaffected, and so are connections that already have a port.
     let more = node.run_in(|| TcpStream::connect((FAR4, SERVICE)))??;
     for stream in held.iter().chain([&host, &more]) {
         round_trip(stream)?;
     }
 
-    // Ports of closed connections are reused in time.
+    // Ports of closed connections become available again after a while.
     let closed = held.split_off(held.len() - 8);
     drop(closed);
     for source in [&client, &endpoint] {
@@ -426,7 +426,7 @@ fn at_the_end_of_the_ports_new_flows_are_dropped_until_one_is_free() -> anyhow::
     Ok(())
 }
 
-/// Sends a word, and reads it back.
+/// Sends a word and reads the echo.
 fn round_trip(mut stream: &TcpStream) -> anyhow::Result<()> {
     use std::io::{Read as _, Write as _};
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -465,7 +465,7 @@ fn a_transfer_does_not_notice_that_the_agent_is_killed_and_started_anew() -> any
     Ok(())
 }
 
-/// UDP flows to the far ends of transfers.
+/// UDP flows to the remote ends of transfers.
 fn flows_to(node: &Node, address: IpAddr) -> anyhow::Result<Vec<Value>> {
     let list = format!("bpf ct list --proto udp --dst {address} --port {TRANSFERS}");
     let rows = node.listing(&list)?;

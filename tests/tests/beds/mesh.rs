@@ -1,4 +1,4 @@
-//! Every node of a cluster finds every other node reachable, and reports where round trips were timestamped.
+//! Every node of a cluster finds all the others reachable, and reports where round trips were timestamped.
 
 use health_model::api::{NodeStatus, RttSource};
 use tests::{Bed, PATIENCE};

@@ -1,4 +1,4 @@
-//! What monitoring sees: `/metrics` in all its formats, and the alerts that follow.
+//! The monitoring interface: `/metrics` in all its formats, and the alerts based on it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,7 +28,7 @@ fn scrape_text(node: &Node, format: &str) -> anyhow::Result<String> {
     Ok(body)
 }
 
-/// Samples by name and labels, the labels in the order they are written.
+/// Samples by name and labels, with the labels in the order in which they are written.
 pub(super) type Samples = BTreeMap<String, f64>;
 
 pub(super) fn scrape(node: &Node) -> anyhow::Result<Samples> {
@@ -36,7 +36,7 @@ pub(super) fn scrape(node: &Node) -> anyhow::Result<Samples> {
     parse(&body).with_context(|| format!("not OpenMetrics:\n{body}"))
 }
 
-/// Parses OpenMetrics text, and refuses anything undescribed, repeated or out of order.
+/// Parses OpenMetrics text, and rejects anything undescribed, repeated or out of order.
 fn parse(text: &str) -> anyhow::Result<Samples> {
     let body = text.strip_suffix("# EOF\n").context("no end")?;
     let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
@@ -109,7 +109,7 @@ fn probes(kind: &str, protocol: &str, result: &str) -> String {
     )
 }
 
-/// Whether it is a counter or part of a histogram.
+/// Whether a series belongs to a counter or a histogram.
 fn is_monotone(series: &str) -> bool {
     let name = series.split('{').next().unwrap_or_default();
     ["_total", "_sum", "_count", "_bucket"]
@@ -189,7 +189,7 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
         Ok(failing(&samples).is_empty().then_some(samples))
     })?;
     assert_eq!(alone[&status(node, "node", "reachable")], 1.0);
-    // Series of the peer itself disappear with it.
+    // Series about the peer itself disappear together with it.
     let lasting = |series: &str| is_monotone(series) && !series.contains("target_node_name=");
     for (series, before) in degraded.iter().filter(|(series, _)| lasting(series)) {
         let now = alone.get(series);
@@ -206,7 +206,7 @@ fn lint(text: &str) -> anyhow::Result<()> {
     let mut promtool = Command::new("promtool");
     let ran = run_with_input(promtool.args(["check", "metrics"]), text)?;
     let said = format!("{}{}", ran.stdout, ran.stderr);
-    // A remark alone does not make promtool fail.
+    // Warnings alone do not make promtool fail.
     ensure!(ran.code == Some(0) && said.trim().is_empty(), "{said}");
     Ok(())
 }
@@ -266,7 +266,7 @@ struct Prometheus {
 impl Prometheus {
     const PORT: u16 = 9090;
 
-    /// Scrapes the node's agent each second, from within the node's namespace.
+    /// Starts Prometheus, which scrapes the node's agent every second from within the node's namespace.
     fn start(node: &Node, flags: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("prometheus.yml");
@@ -296,13 +296,13 @@ impl Prometheus {
         })
     }
 
-    /// The current samples of an expression.
+    /// Returns the current samples of an expression.
     fn query(node: &Node, expression: &str) -> anyhow::Result<Vec<serde_json::Value>> {
         let mut body = Self::get(node, &format!("query?query={expression}"))?;
         serde_json::from_value(body["data"]["result"].take()).context("no result")
     }
 
-    /// The response of the server's API.
+    /// Returns a response of the server's API.
     fn get(node: &Node, path: &str) -> anyhow::Result<serde_json::Value> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, Self::PORT));
         let (code, body) = get(node, address, &format!("/api/v1/{path}"))?;
@@ -313,7 +313,7 @@ impl Prometheus {
 
 impl Drop for Prometheus {
     fn drop(&mut self) {
-        // nsenter has become the server: it is the same process.
+        // nsenter has replaced itself with the server, so this kills the server.
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
@@ -376,7 +376,7 @@ fn a_prometheus_server_with_native_histograms_gets_them() -> anyhow::Result<()> 
         for bucket in buckets {
             let (low, high) = (number(&bucket[1]), number(&bucket[2]));
             let (low, high) = low.zip(high).context("no bounds")?;
-            // 2^(1/8): as fine as the rows.
+            // 2^(1/8): the same resolution as in the rows.
             assert!((high / low - 1.0905).abs() < 0.001, "{sample}");
             assert!(high < 1.0, "{sample}");
         }

@@ -1,4 +1,4 @@
-//! Frames that a workload sends through a packet socket, bypassing its own stack: none gets around policy.
+//! Frames that a workload sends through a packet socket, bypassing its own stack: none of them bypasses policy.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -59,13 +59,13 @@ fn counted(node: &Node, reason: Reason) -> anyhow::Result<u64> {
     Ok(rows.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
-/// A workload that may send nothing, and the host that must receive nothing.
+/// A workload that may send nothing, and the host, which must receive nothing.
 struct Wire {
     bed: Bed,
     member: Member,
     socket: Socket,
     macs: ([u8; 6], [u8; 6]),
-    /// Where datagrams to the host would arrive, one per IP version.
+    /// Sockets at which datagrams to the host would arrive, one per IP version.
     listeners: Vec<UdpSocket>,
 }
 
@@ -100,7 +100,7 @@ impl Wire {
         })
     }
 
-    /// Sends a packet in a frame to the host.
+    /// Sends a packet to the host in a frame.
     fn send(&self, ethertype: u16, packet: &[u8], tags: &[(u16, u16)]) -> anyhow::Result<()> {
         let frame = ethernet(self.macs.0, self.macs.1, ethertype, packet);
         self.socket.send(&tagged(&frame, tags))?;
@@ -119,7 +119,7 @@ impl Wire {
         Ok(false)
     }
 
-    /// From each of the endpoint's addresses to the host's address of the same IP version.
+    /// Pairs of each of the endpoint's addresses and the host's address of the same IP version.
     fn ways(&self) -> Vec<(IpAddr, IpAddr)> {
         self.member
             .addresses()
@@ -142,7 +142,7 @@ impl Wire {
     }
 }
 
-/// Permission to talk to the world does not include this host, through any of the addresses that lead to it.
+/// A rule that allows the world does not allow this host at any of the addresses that lead to it.
 #[test]
 #[ignore = "needs root"]
 fn the_world_is_nowhere_on_the_host() -> anyhow::Result<()> {
@@ -194,7 +194,8 @@ fn the_world_is_nowhere_on_the_host() -> anyhow::Result<()> {
         "198.18.0.255",
         "ff02::1",
         "2001:db8:18::1",
-        // Subnet-router anycast (RFC 4291 section 2.6.1), and a network that belongs to this host as a whole.
+        // The subnet-router anycast address (RFC 4291 section 2.6.1), and an address in a network that belongs to this
+        // host as a whole.
         "2001:db8:18::",
         "198.19.0.7",
     ]

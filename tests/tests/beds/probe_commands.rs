@@ -1,4 +1,4 @@
-//! Exec probes in real containers: run by containerd, and by this host itself.
+//! Exec probes in real containers, run by containerd and by this host itself.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ use tests::{PATIENCE, processes, wait_for};
 const SHORT: Duration = Duration::from_secs(2);
 const SLEEP: &[&str] = &["/bin/sleep", "1000000"];
 
-/// Containers, and how to probe in them.
+/// Containers, and the ways to run probes in them.
 struct Stand {
     containerd: Containerd,
     runtime: tokio::runtime::Runtime,
@@ -68,7 +68,7 @@ impl Stand {
 /// A way to run a command once.
 type Probe = fn(&Stand, &Container, &str, Duration) -> Outcome;
 
-/// The outcome of a command that does not finish. A busy machine gets more time to start it.
+/// The outcome of a command that does not finish. On a busy machine, the command gets more time to start.
 fn stuck(stand: &Stand, probe: Probe, container: &Container, script: &str) -> Outcome {
     let mut timeout = SHORT;
     loop {
@@ -95,7 +95,7 @@ fn sh(pid: u32, script: &str) -> DirectExec {
     }
 }
 
-/// Prefix of the names of this test's runs: machines share the control groups of their host.
+/// Prefix of the names of this test's runs: test machines share the control groups of their host.
 fn run_names() -> &'static str {
     static NAMES: LazyLock<String> = LazyLock::new(|| format!("test-{:x}-", fastrand::u64(..)));
     &NAMES
@@ -145,7 +145,7 @@ fn e1_e3_p7_commands_of_both_kinds_are_judged() -> anyhow::Result<()> {
             long.message.len()
         );
         assert!(long.message.len() >= OUTPUT_LIMIT, "{}", long.message.len());
-        // The container's environment and its files.
+        // The command sees the container's environment and files.
         assert_eq!(
             run("echo $COLOUR; cat /bin/busybox > /dev/null && exit 3"),
             outcome(RawResult::Failure, "exit code 3: green")
@@ -185,7 +185,7 @@ fn e2_commands_that_cannot_be_run_are_errors() -> anyhow::Result<()> {
         "cannot start /no/such/program: No such file or directory (os error 2)"
     );
 
-    // Another process has the PID by now.
+    // As if another process had the PID by now.
     probe.started = Some(1);
     let later = stand
         .runtime
@@ -208,7 +208,7 @@ fn e2_commands_that_cannot_be_run_are_errors() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A command that ignores SIGTERM, with a child, and with a grandchild in its own session.
+/// A command that ignores SIGTERM, with a child, and a grandchild in a session of its own.
 #[test]
 #[ignore = "needs root"]
 fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
@@ -230,7 +230,7 @@ fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
             assert!(late.message.starts_with("timeout: command"), "{late:?}");
             wait_gone(word)?;
         }
-        // The next one is not held up.
+        // The next command is not delayed.
         assert_eq!(
             probe(&stand, &container, "exit 0", PATIENCE).result,
             RawResult::Success
@@ -239,8 +239,8 @@ fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
     wait_for("nothing to be left of the runs", PATIENCE, || {
         Ok((groups() == 0).then_some(()))
     })?;
-    // The container is unchanged. Its first process does not reap orphans, but the orphans of the runtime are its own
-    // to reap.
+    // The container is unchanged. Its first process does not reap orphans, but orphans of the runtime's processes are
+    // the runtime's to reap.
     assert!(processes::with_word("1000000") > 0);
     println!(
         "zombies: {zombies_before} before, {} after",
@@ -268,7 +268,7 @@ fn a_direct_run_leaves_no_zombies_and_no_background() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Like a run left over from an agent that was killed in the middle of it.
+/// As if an agent had been killed during a run.
 #[test]
 #[ignore = "needs root"]
 fn a_run_ends_an_earlier_one_first() -> anyhow::Result<()> {
@@ -290,7 +290,7 @@ fn a_run_ends_an_earlier_one_first() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Same as the container's first process: namespaces, root, control groups, user, capabilities.
+/// A direct run has the same namespaces, root, control groups, user and capabilities as the container's first process.
 #[test]
 #[ignore = "needs root"]
 fn a_direct_run_is_where_the_container_is() -> anyhow::Result<()> {
@@ -322,7 +322,7 @@ fn a_direct_run_is_where_the_container_is() -> anyhow::Result<()> {
                 "{name}: {link}: {namespaces:?}"
             );
         }
-        // The container's limits apply to it.
+        // The container's limits apply to the command.
         let running = fs::read_to_string(format!("/proc/{}/cgroup", container.pid))?;
         let seen = while_running(&stand, container)?;
         for line in running.lines().filter(|line| !line.starts_with("0::")) {
@@ -332,7 +332,7 @@ fn a_direct_run_is_where_the_container_is() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The control groups of a command while it runs.
+/// The control groups of a command, read while it runs.
 fn while_running(stand: &Stand, container: &Container) -> anyhow::Result<String> {
     let probe = sh(container.pid, "sleep 777776");
     let run = stand
@@ -352,7 +352,7 @@ fn while_running(stand: &Stand, container: &Container) -> anyhow::Result<String>
     Ok(found)
 }
 
-/// A process without its own namespaces is as good as a container.
+/// A process without namespaces of its own works like a container.
 #[test]
 #[ignore = "needs root"]
 fn a_process_of_the_host_can_be_joined() -> anyhow::Result<()> {
@@ -375,7 +375,7 @@ fn a_process_of_the_host_can_be_joined() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn the_time_of_a_command_counts_from_its_start() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(6);
-    /// How long its start takes, at least, and how long it runs: together, more than the timeout.
+    /// How long the start takes at least, and how long the script runs: together, longer than the timeout.
     const STALL: Duration = Duration::from_secs(4);
     const SCRIPT: &str = "sleep 3";
     let mut stand = Stand::start()?;

@@ -29,7 +29,7 @@ spec:
     )
 }
 
-/// Runs the command with these arguments. The manifest goes to stdin.
+/// Runs the command with these arguments, with the manifest on stdin.
 fn try_probes(text: &str, words: &[&str]) -> anyhow::Result<Output> {
     let mut command = Command::new(agent_binary()?);
     command.args(["probe", "try", "-"]).args(words);
@@ -174,7 +174,7 @@ fn what_cannot_be_tried_is_reported_by_pod_container_and_field() -> anyhow::Resu
     assert!(reported.contains("none.yaml"), "{reported}");
     assert_eq!(output.status.code(), Some(1));
 
-    // Without an address or a process, nothing is known about the container, which says nothing about its health.
+    // Without an address or a process, nothing is known about the container, and nothing is said about its health.
     fs::write(&missing, manifest(80))?;
     let output = Command::new(agent_binary()?)
         .args(["probe", "try", "-o", "json"])

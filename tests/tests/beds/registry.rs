@@ -1,4 +1,4 @@
-//! The registry's file while agents run: edits are followed, broken edits change nothing.
+//! The registry's file while agents run: edits are followed, and broken edits change nothing.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! Damage to a health endpoint by others is reported and repaired, and the log names the cause.
-//! `cargo xtask bench damage` measures how fast.
+//! Damage that other processes do to a health endpoint is reported and repaired, and the log names the cause.
+//! `cargo xtask bench damage` measures how fast repairs are.
 
 use std::fs;
 use std::net::IpAddr;
@@ -46,8 +46,8 @@ impl RepairBed {
         self.bed.node(1)
     }
 
-    /// Must hold again: all pins exist, all programs are attached, and both kinds of answer reach another node; the
-    /// echo must come from the kernel.
+    /// Conditions that must hold again: all pins exist, all programs are attached, and another node gets both kinds of
+    /// reply; the echo reply must come from the kernel.
     fn is_healthy(&self) -> anyhow::Result<()> {
         ensure!(files(&self.node().pins())? == self.pins, "pins are missing");
         let attached = attachments(self.node())?;
@@ -69,7 +69,7 @@ impl RepairBed {
         Ok(())
     }
 
-    /// Breaks something, and expects a repair and a line in the log with `cause`.
+    /// Breaks something, and expects a repair and a log line with `cause`.
     fn breaks(
         &self,
         cause: &str,
@@ -79,7 +79,7 @@ impl RepairBed {
         let reported = self.node().logged(&[cause])?.len();
         fault(self.node()).context("making the fault")?;
         wait_for(&format!("the repair of: {cause}"), REPAIR, || {
-            // The log first: some faults do not show in traffic at once.
+            // Check the log first: some faults do not show in traffic at once.
             ensure!(
                 self.node().logged(&[cause])?.len() > reported,
                 "nothing in the log"
@@ -106,7 +106,7 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Where programs are attached, according to the listing of programs.
+/// Where programs are attached, according to the list of programs.
 fn attachments(node: &Node) -> anyhow::Result<Vec<String>> {
     let programs = node.listing("bpf prog list")?;
     let programs = programs.as_array().context("not a list")?;
@@ -237,7 +237,7 @@ fn all_pins_with_the_veth() -> anyhow::Result<()> {
     })
 }
 
-/// What is reported about the health endpoint: by the listing, by its health and by its log.
+/// Reports about the health endpoint, from the endpoint list, its health and its log.
 #[derive(Debug)]
 struct HealthReports {
     endpoint: Endpoint,
@@ -258,13 +258,13 @@ impl HealthReports {
         })
     }
 
-    /// How many failures the log reports.
+    /// Number of failures in the log.
     fn failures(&self) -> usize {
         let lines = self.log.iter();
         lines.filter(|line| line.status == Status::Failure).count()
     }
 
-    /// Checks that all is well, and that the earlier fault is in the log.
+    /// Checks that the endpoint is well, and that the earlier fault is in the log.
     fn is_well_again(&self, words: &str) -> anyhow::Result<()> {
         let last = self.log.last().context("no log")?;
         let is_well = self.endpoint.state == "ready"
@@ -275,7 +275,7 @@ impl HealthReports {
         Ok(())
     }
 
-    /// Checks that it is broken, for the given reason.
+    /// Checks that the endpoint is broken for the given reason.
     fn is_broken(&self, words: &str) -> anyhow::Result<()> {
         let failure = self.log.iter().rfind(|line| line.status == Status::Failure);
         let is_broken = self.endpoint.state == "waiting-to-regenerate"
@@ -294,7 +294,7 @@ fn what_is_wrong_with_the_health_endpoint_is_reported_in_each_place() -> anyhow:
     let node = broken.node();
     let namespace = format!("health-{}", node.name());
     HealthReports::by(node)?.is_well_again("")?;
-    // Repaired at once.
+    // These are repaired at once.
     for (words, harm) in [
         (
             "lxc_health was gone",
@@ -316,13 +316,13 @@ fn what_is_wrong_with_the_health_endpoint_is_reported_in_each_place() -> anyhow:
         wait_for(&format!("the log of: {words}"), REPAIR, || {
             let reported = HealthReports::by(node)?;
             reported.is_well_again(words)?;
-            // Before the repair, not only after it.
+            // The fault is reported before the repair, not only afterwards.
             ensure!(reported.failures() > failures, "{reported:?}");
             Ok(Some(()))
         })?;
         println!("{harm}: reported after {:?}", begun.elapsed());
     }
-    // Devices that others created stay theirs, and block the repair until they remove them.
+    // Devices that others created remain theirs, and block the repair until their owners remove them.
     let agent = node.agent_pid()?;
     kill(agent, Signal::SIGSTOP)?;
     let harmed = ip(
@@ -355,7 +355,7 @@ fn what_is_wrong_with_the_health_endpoint_is_reported_in_each_place() -> anyhow:
     broken.is_healthy()
 }
 
-/// A link stays with its device when the device is renamed. The name then says nothing about it.
+/// A link stays with its device when the device is renamed, so the name no longer identifies the link's device.
 #[test]
 #[ignore = "needs root"]
 fn an_uplink_whose_name_another_device_has_now() -> anyhow::Result<()> {
@@ -379,7 +379,7 @@ fn an_uplink_whose_name_another_device_has_now() -> anyhow::Result<()> {
     })
 }
 
-/// How many programs a device has.
+/// Number of programs on a device.
 fn programs(node: &Node, device: &str) -> anyhow::Result<usize> {
     Ok(attached::programs(node, device)?.iter().map(Vec::len).sum())
 }
@@ -430,7 +430,7 @@ fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
     let broken = RepairBed::start()?;
     let node = broken.node();
     let foreign = "link delete lxc_health\nlink add lxc_health type bridge\n";
-    // The agent may be faster and recreate its own first.
+    // The agent may be faster and recreate its own device first.
     wait_for("the name to be taken", REPAIR, || {
         run_with_input(node.command("ip").args(["-batch", "-"]), foreign)?.success()?;
         Ok(Some(()))
@@ -438,7 +438,7 @@ fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
     wait_for("the repair to fail", REPAIR, || {
         Ok((!node.logged(&["is not this agent's"])?.is_empty()).then_some(()))
     })?;
-    // It may get programs while the agent repairs what it saw before.
+    // The new device may get programs while the agent repairs the state that it saw before.
     wait_for("its programs to go", REPAIR, || {
         ensure!(programs(node, "lxc_health")? == 0, "{}", node.log()?);
         Ok(Some(()))
@@ -480,14 +480,14 @@ fn uplinks_are_the_devices_that_have_the_nodes_address_now() -> anyhow::Result<(
     ip(node, &["link delete lxc_health"])?;
     wait_for("the endpoint without an uplink", REPAIR, || {
         ensure!(
-            // Depends on which end the agent misses first.
+            // The log depends on which end the agent misses first.
             !node.logged(&["veth", "was gone"])?.is_empty(),
             "{}",
             node.log()?
         );
         Ok((programs(node, "lxc_health")? == 2).then_some(()))
     })?;
-    // Another device of the same name.
+    // Create another device with the same name.
     ip(node, &bridge)?;
     wait_for("programs on the new bridge", REPAIR, || {
         Ok((programs(node, "br0")? == 2).then_some(()))

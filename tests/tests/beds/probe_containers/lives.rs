@@ -1,5 +1,5 @@
-//! Many containers at once, each with a different life, and an agent that is killed in between: what is restarted, what
-//! is ready and what is reported matches the specification for each.
+//! Many containers at once, each with a different life, and an agent that is killed in between. For each container,
+//! restarts, readiness and reported events match the specification.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +15,13 @@ use super::Stand;
 /// What happens to a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
-    /// It is killed: it exits by itself.
+    /// The container is killed, so it exits by itself.
     Killed,
-    /// It hangs: its liveness probe causes a restart.
+    /// The container hangs, so its liveness probe causes a restart.
     Hangs,
-    /// It starts late: until then, only its startup probe runs.
+    /// The container starts late; until then, only its startup probe runs.
     Slow,
-    /// It cannot serve for a while.
+    /// The container cannot serve for a while.
     Flaps,
 }
 
@@ -54,13 +54,13 @@ impl Life {
         }
     }
 
-    /// The reasons that must be reported in the end, and those that may be.
+    /// The reasons that must be reported by the end, and those that may be.
     const fn reasons(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
-            // It may be probed before its exit is seen.
+            // The container may be probed before its exit is noticed.
             Self::Killed => (&["Started"], &["Unhealthy"]),
             Self::Hangs => (&["Killing", "Started", "Unhealthy"], &[]),
-            // What the earlier agent reported is gone with it.
+            // The events that the previous agent reported are lost with it.
             Self::Slow => (&[], &["Unhealthy"]),
             Self::Flaps => (&["Unhealthy"], &[]),
         }

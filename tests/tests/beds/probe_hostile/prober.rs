@@ -1,4 +1,4 @@
-//! The prober on containers whose servers misbehave.
+//! The prober, with containers whose servers misbehave.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use tests::{PATIENCE, wait_for};
 use super::cases::{CASES, Case, Expected, Way};
 use super::{SHORT, hostile, runtime};
 
-/// Enough runs of each probe.
+/// Minimum number of runs of each probe.
 const RUNS: u64 = 3;
 
 struct NoContainers;
@@ -33,8 +33,8 @@ impl Containers for NoContainers {
     }
 }
 
-/// A pod whose container is probed this way for readiness and liveness. A probe that ends by itself gets all the time
-/// that it needs.
+/// A pod whose container is probed in this way for readiness and liveness. A probe that ends by itself gets as much
+/// time as it needs.
 fn pod(index: usize, case: &Case, hostile: &Hostile) -> anyhow::Result<Arc<PodSpec>> {
     let port = case.port(hostile);
     let handler = match case.way {
@@ -83,7 +83,7 @@ fn running(index: usize) -> PodStatus {
     }
 }
 
-/// How often a pod's readiness probe succeeded, failed and erred.
+/// How often a pod's readiness probe succeeded, failed and ended with an error.
 fn runs(prober: &Prober, pod: &PodSpec) -> [u64; 3] {
     let stats = prober.statistics();
     let key = (pod.uid.clone(), Arc::from("app"), ProbeType::Readiness);
@@ -108,7 +108,7 @@ fn containers_of_hostile_servers_are_killed_unless_nothing_is_known_of_them() ->
         manager: ManagerOptions {
             limits: Limits {
                 per_second: 10_000,
-                // There is always a slot for each: the slow ones must not hold up the others.
+                // There is always a slot for each probe: slow probes must not hold up the others.
                 concurrent: 10_000,
                 pod_per_second: 1000,
             },

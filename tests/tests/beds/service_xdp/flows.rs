@@ -1,4 +1,4 @@
-//! A client outside with flows through a NodePort to a backend on another node: XDP forwards them, with and without an
+//! Flows of an outside client through a NodePort to a backend on another node. XDP forwards them, with and without an
 //! agent.
 
 use std::net::SocketAddr;
@@ -18,10 +18,10 @@ use tests::{Bed, Node, PATIENCE, wait_for};
 use super::{UPLINK, flags, wait_program};
 
 const NODE_PORT: u16 = 30_080;
-/// How long to wait for an answer to a datagram before asking again.
+/// How long to wait for the reply to a datagram before sending another one.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Only newer kernels report what drivers can do. Without that, a veth's program redirects nothing.
+/// Only newer kernels report driver capabilities. On older ones, a program on a veth device redirects nothing.
 fn mode() -> anyhow::Result<(&'static str, Mode)> {
     Ok(match xdp::sends(if_nametoindex("lo")?)? {
         Some(_) => ("native", Mode::Native),
@@ -29,7 +29,7 @@ fn mode() -> anyhow::Result<(&'static str, Mode)> {
     })
 }
 
-/// Packets that XDP has sent on.
+/// Number of packets that XDP has forwarded.
 fn forwarded(node: &Node) -> anyhow::Result<u64> {
     let listed = node.listing("bpf metrics list")?;
     let rows = listed.as_array().context("the metrics are no list")?;
@@ -39,7 +39,7 @@ fn forwarded(node: &Node) -> anyhow::Result<u64> {
     Ok(rows.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
-/// A client's connection and datagram socket, to one NodePort.
+/// A client's connection and datagram socket to one NodePort.
 struct Flows {
     connection: Connection,
     datagrams: Datagrams,
@@ -62,7 +62,7 @@ impl Flows {
         })
     }
 
-    /// Continues with both, until XDP has forwarded packets of each in both directions.
+    /// Sends on both, until XDP has forwarded packets of each in both directions.
     fn go_on(&mut self, node: &Node) -> anyhow::Result<()> {
         let expected = self.target.ip();
         let judge = |answer: &Answer| {
@@ -73,7 +73,7 @@ impl Flows {
         let (connection, datagrams) = (&mut self.connection, &mut self.datagrams);
         let segments = || judge(&connection.upload(100_000)?);
         wait_carried(node, segments).with_context(|| format!("segments to {}", self.target))?;
-        // Each question and its answer are two packets.
+        // Each request and its reply make two packets.
         let datagrams = || {
             for _ in 0..2 {
                 let answer = wait_for("an answer", PATIENCE, || Ok(datagrams.ask(SOON)?));
@@ -85,7 +85,7 @@ impl Flows {
     }
 }
 
-/// Continues until XDP has forwarded four packets at once.
+/// Repeats `go_on` until XDP has forwarded four packets in one go.
 fn wait_carried(node: &Node, mut go_on: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
     wait_for("XDP to carry packets", PATIENCE, || {
         let before = forwarded(node)?;
@@ -108,10 +108,10 @@ fn flows_to_another_node_go_on_by_xdp_with_an_agent_and_without() -> anyhow::Res
     let (node, other) = (bed.node(1), bed.node(2));
     outside::add(node)?;
     let backend = Backend::start(other, "web", "")?;
-    // Senders compute checksums in software: XDP cannot know that a device was meant to do it.
+    // Senders compute checksums in software, because XDP cannot know that a device was meant to do so.
     offload::set(FAR, "eth0", Offload::TxChecksums, false)?;
     offload::set(&backend.member.name, "eth0", Offload::TxChecksums, false)?;
-    // The other end of a veth accepts what XDP sends back only if that end merges segments.
+    // The other end of a veth pair accepts packets that XDP sends back only if that end merges segments.
     offload::set(FABRIC, node.name(), Offload::Gro, true)?;
     let mut service = ServiceManifest::new("web", 1).of([&backend]);
     for port in &mut service.ports {

@@ -1,5 +1,5 @@
-//! The XDP program of services on the uplinks of real nodes: how it is attached, kept and removed, and what it sends
-//! on.
+//! The XDP program for services on the uplinks of real nodes: how it is attached, kept and removed, and what it
+//! forwards.
 
 mod flows;
 mod life;
@@ -28,7 +28,7 @@ fn wait_program(node: &Node, mode: Mode, former: Option<u32>) -> anyhow::Result<
     })
 }
 
-/// Flags of an agent that serves a folder's services by XDP.
+/// Flags of an agent that serves a folder's services with XDP.
 fn flags(manifests: &Manifests, mode: &str) -> String {
     format!("{} --service-xdp {mode}", manifests.agent_args())
 }

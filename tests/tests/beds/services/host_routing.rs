@@ -1,4 +1,5 @@
-//! Host routing: packets to endpoints of a node bypass its stack, and everything else works as without it.
+//! Host routing: packets to endpoints of a node bypass its stack, and everything else works as it does without host
+//! routing.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -34,7 +35,7 @@ fn through_the_hosts_stack_nothing_is_reached_that_policy_refuses() -> anyhow::R
     policy::refused(FLAGS)
 }
 
-/// A client's TCP traffic with a backend on its own node, in both directions, passes no forward chain; traffic to a
+/// TCP traffic between a client and a backend on its own node passes no forward chain in either direction; traffic to a
 /// backend on another node does.
 fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
@@ -75,11 +76,11 @@ fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A port of the node that netfilter redirects to an endpoint, as for a `hostPort`, serves endpoints of the same node,
-/// too.
+/// A port of the node that netfilter redirects to an endpoint, as for a `hostPort`, also works for endpoints on the
+/// same node.
 fn translated(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     const PORT: u16 = 18_080;
-    // The other row counts what the other client sends.
+    // The other row counts the packets of the other client.
     let [_, client] = &stand.clients;
     let node = stand.node_of(client);
     let backend = stand.backend("web-2")?;
@@ -101,7 +102,8 @@ fn translated(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A router decrements the time to live, and reports a packet that has none left to its sender.
+/// As a router does, the node decrements the time to live, and reports a packet whose time to live has run out to its
+/// sender.
 fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let backend = &stand.backend("web-1")?.member;
@@ -111,7 +113,8 @@ fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
                 .contains("1 received")
                 .then_some(()))
         })?;
-        // The kernel limits how many such errors it sends (`net.ipv4.icmp_ratelimit`), and other rows cause some.
+        // The kernel limits how many such errors it sends (`net.ipv4.icmp_ratelimit`), and other rows also trigger
+        // some.
         wait_for("an error to be reported", PATIENCE, || {
             let answer = ping(client, address, 1)?;
             assert!(answer.contains("0 received"), "{answer}");

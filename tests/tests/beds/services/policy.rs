@@ -1,4 +1,5 @@
-//! Services and policy: the client's egress rules see the backend, the backend's ingress rules see the client.
+//! Services and policy: the client's egress rules apply to the backend, and the backend's ingress rules apply to the
+//! client.
 
 use std::fs;
 
@@ -14,8 +15,8 @@ use super::{
 
 /// The backends.
 pub(crate) const NAMES: [&str; 3] = ["web-1", "web-2", "web-3"];
-/// Only friends reach the backends, at the backends' port. Caged endpoints may reach only other endpoints, and the
-/// backends at the service's port, where no backend listens.
+/// Only friends may reach the backends, at the backends' port. Caged endpoints may reach only other endpoints, and the
+/// backends at the service's port, on which no backend listens.
 const RULES: &str = r#"[
 {"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
  "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}, {"matchLabels": {"role": "caged"}}],
@@ -27,7 +28,7 @@ const RULES: &str = r#"[
  "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}], "toPorts": [{"ports": [{"port": "8080", "protocol": "ANY"}]}]}]}
 ]"#;
 
-/// Checks that nothing from a client gets through, because this node's policy drops it.
+/// Checks that no packet from a client gets through, because this node's policy drops it.
 pub(crate) fn is_kept_out(
     client: &Member,
     service: &ServiceManifest,
@@ -48,13 +49,13 @@ pub(crate) fn is_kept_out(
     Ok(())
 }
 
-/// Backends that only friends may reach, and a foe and a caged endpoint on the second node. All reach the backends
-/// before the rules are in force.
+/// Backends that only friends may reach, and a foe and a caged endpoint on the second node. All of them reach the
+/// backends until the rules are in force.
 pub(crate) struct Guarded {
     pub(crate) stand: Stand,
-    /// A service of all backends.
+    /// A service with all backends.
     pub(crate) service: ServiceManifest,
-    /// A service of the first backend only.
+    /// A service with only the first backend.
     pub(crate) own: ServiceManifest,
     pub(crate) foe: Member,
     pub(crate) caged: Member,
@@ -108,7 +109,7 @@ fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<
     refused("")
 }
 
-/// With these agent flags, friends reach the backends, and no one else does.
+/// Checks that, with these agent flags, only friends reach the backends.
 pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
     let Guarded {
         stand,
@@ -127,7 +128,7 @@ pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
             wait_datagrams_answered_by(&client.name, target, &NAMES)?;
         }
     }
-    // The foe is dropped by the backend's node, the caged endpoint by its own.
+    // The foe's packets are dropped by the backend's node, those of the caged endpoint by its own node.
     is_kept_out(&foe, &own, here)?;
     let near = ServiceManifest::new("guarded-2", 3).of(&stand.backends[1..2]);
     stand.write(&near)?;
@@ -137,7 +138,7 @@ pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
     is_kept_out(&foe, &near, there)?;
     is_kept_out(&caged, &own, there)?;
     for target in targets(&service) {
-        // Of the three backends, one is on the other node, which applies its own policy.
+        // One of the three backends is on the other node, which applies its own policy.
         trace::is_refused(there, &foe, target, ["partly", "ingress"])?;
         trace::is_refused(there, &caged, target, ["refused", "egress"])?;
     }

@@ -8,7 +8,7 @@ use tests::upgrade::{pretend_layout, with_other_programs};
 use super::load::{Load, users};
 use super::{Stand, targets, wait_answered_by};
 
-/// Sizes of the service maps, first larger than usual and then smaller, each with the size of the backend map: an
+/// Sizes of the service maps, first larger than usual and then smaller, each with the size of the backend map: one
 /// eighth more than one namespace can have.
 const SIZES: [(u32, &str); 2] = [
     (
@@ -49,7 +49,7 @@ fn no_request_fails_while_agents_are_killed_restarted_upgraded_and_resized() -> 
             (Signal::SIGKILL, None),
         ] {
             for node in stand.bed.nodes() {
-                // Either way, there is load in between.
+                // In both cases, there is load in between.
                 node.kill_agent(signal)?;
                 load.goes_on(format!("{signal} for {}", node.name()))?;
                 node.take_over(binary)?;
@@ -79,7 +79,7 @@ fn no_request_fails_while_agents_are_killed_restarted_upgraded_and_resized() -> 
         Ok(())
     })?;
 
-    // The new agents have processed their changes.
+    // The new agents process changes.
     let mut fewer = service;
     fewer.endpoints[0].set_ready(false);
     stand.write(&fewer)?;

@@ -1,5 +1,5 @@
-//! A client that uses one port for connections to several services with the same backend; one service is answered
-//! directly.
+//! A client that uses one port for connections to several services with the same backend, one of which uses direct
+//! server return.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,8 +16,8 @@ use super::super::wait_answered_by;
 /// The backend of all services.
 const BACKEND: &str = "web-2";
 
-/// Two services: the first node answers one, and the backend's node the other. Returns their addresses, with the
-/// client's address for each.
+/// Two services: the first node replies for one of them, and the backend's node for the other. Returns their addresses,
+/// with the client's address for each.
 fn services(
     stand: &Stand,
     names: [&str; 2],
@@ -42,15 +42,15 @@ fn services(
     .collect()
 }
 
-/// How many conntrack entries the node has for a port of the client.
+/// Number of the node's conntrack entries for a port of the client.
 fn tracked(node: &Node, client: IpAddr, port: u16) -> anyhow::Result<usize> {
     let listed = node.listing(&format!("bpf ct list --proto tcp --src {client}"))?;
     let rows = listed.as_array().context("no list")?;
     Ok(rows.iter().filter(|row| row["source-port"] == port).count())
 }
 
-/// A reset connection leaves conntrack while the other one lives; the flow of both to the backend then belongs to the
-/// other one.
+/// A reset connection leaves conntrack while the other one lives. From then on, the flow to the backend that both
+/// shared belongs to the other one.
 pub(super) fn outlives(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let mut open = Vec::new();
@@ -94,7 +94,7 @@ pub(super) fn outlives(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first node sees no FIN of the backend, and yet the client's port is free at once.
+/// The first node sees no FIN from the backend, and yet the client's port is free immediately.
 pub(super) fn are_free(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let ports = (26_001..).step_by(10);
     for (([masqueraded, direct], _), base) in services(stand, ["masked", "plain"], number)?

@@ -1,4 +1,4 @@
-//! Which backend answers the host, and what happens to its sockets when backends go.
+//! Which backend answers the host, and what happens to the host's sockets when backends disappear.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -62,7 +62,7 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the named endpoint stop serving, or serve again.
+/// Makes the named endpoint stop or resume serving.
 fn set_serving(
     stand: &Stand,
     service: &mut ServiceManifest,
@@ -78,7 +78,7 @@ fn set_serving(
     stand.write(service)
 }
 
-/// While it serves, they stay with it.
+/// While the backend is serving, unconnected sockets stay with it.
 fn unconnected_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("host-asks", number);
     stand.write(&service)?;
@@ -100,10 +100,10 @@ fn unconnected_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Errors on a socket that was ended: while it waits for an answer, and when it sends.
+/// Errors on a socket that was terminated: while it waits for a reply, and when it sends.
 const ENDED: [i32; 2] = [Errno::ECONNABORTED as i32, Errno::EDESTADDRREQ as i32];
 
-/// The process gets an error, and the next socket is answered. TCP connections continue.
+/// The process gets an error, and its next socket gets a reply. TCP connections continue.
 fn connected_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("host-hears", number);
     let node = stand.bed.node(1);
@@ -150,7 +150,7 @@ fn stays_connected(stand: &Stand, number: u8) -> anyhow::Result<()> {
         socket.connect(target)?;
         let first = ask_connected(&socket, target)?;
         wait_for("another service to refuse", PATIENCE, || {
-            // Before that the host may have no route there.
+            // Before that, the host may have no route there.
             let refused = unconnected(node, refusing)?.connect(refusing).err();
             Ok(ensure_errno(refused, Errno::ECONNREFUSED).ok())
         })?;
@@ -163,11 +163,12 @@ fn stays_connected(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sequences of addresses that one socket asks, one after the other.
+/// Number of address sequences that one socket uses, one after another.
 const SEQUENCES: usize = 16;
 
-/// The addresses of two services and of their only backend, here and on the other node: the socket asks them in any
-/// order, with or without waiting for each answer, and each answer seems to come from the address that was asked.
+/// The addresses of two services and of their only backend, on this node and on the other one. The socket sends
+/// requests to them in any order, with or without waiting for each reply, and each reply appears to come from the
+/// address to which its request was sent.
 fn asked_by_several_addresses(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let mut random = fastrand::Rng::with_seed(tests::seed());
@@ -223,8 +224,8 @@ fn asked_by_several_addresses(stand: &Stand, _number: u8) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// An unconnected socket asks a service, and perhaps also its only backend directly; then it connects to the backend
-/// itself.
+/// An unconnected socket sends a request to a service, and possibly also one directly to its only backend. Then it
+/// connects to the backend itself.
 fn connects_after_asking(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let backend = stand.backend("web-1")?;
@@ -254,7 +255,7 @@ fn connects_after_asking(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refused ones too.
+/// Rejected sockets are counted too.
 fn counts(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let backend = &stand.backends[0];
     let service = ServiceManifest::new("host-counts", number).of([backend]);

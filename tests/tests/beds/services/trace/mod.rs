@@ -1,4 +1,4 @@
-//! `service trace` predicts what then happens.
+//! The predictions of `service trace` come true.
 
 mod endpoint;
 mod host;
@@ -17,7 +17,7 @@ pub(super) use endpoint::ROWS as ENDPOINT_ROWS;
 pub(super) use host::ROWS as HOST_ROWS;
 pub(super) use outside::ROWS as OUTSIDE_ROWS;
 
-/// The output of a trace, and its exit code.
+/// The output and exit code of a trace.
 struct Trace {
     code: i32,
     reported: Value,
@@ -34,7 +34,7 @@ impl Trace {
         })
     }
 
-    /// Whether the flow is known, and stays with its backend.
+    /// Whether the flow is known and stays with its backend.
     fn stays(&self) -> bool {
         self.reported["flow"]["stays"] == true
     }
@@ -44,7 +44,7 @@ impl Trace {
         backends.into_iter().flatten().collect()
     }
 
-    /// The addresses of its backends.
+    /// The addresses of the trace's backends.
     fn addresses(&self) -> BTreeSet<&str> {
         let backends = self.backends().into_iter();
         backends.filter_map(|one| one["address"].as_str()).collect()
@@ -66,7 +66,7 @@ fn wait_traced(
     verdict: &str,
 ) -> anyhow::Result<Trace> {
     let traced = wait_for("a trace to say so", PATIENCE, || {
-        // A service is not known before its file is read.
+        // The agent does not know a service before it has read its file.
         let trace = Trace::run(node, source, destination, more)?;
         ensure!(trace.verdict() == verdict, "{}", trace.reported);
         ensure!(
@@ -90,7 +90,7 @@ fn wait_traced(
     Ok(trace)
 }
 
-/// Addresses where backends of these names serve, in a target's address family.
+/// Addresses at which the backends with these names serve, in a target's address family.
 fn of_names(stand: &Stand, names: &[&str], target: SocketAddr) -> anyhow::Result<BTreeSet<String>> {
     let mut addresses = BTreeSet::new();
     for name in names {
@@ -114,8 +114,8 @@ fn with_port(client: &Member, socket: SocketAddr) -> anyhow::Result<String> {
     Ok(SocketAddr::new(ip.parse()?, socket.port()).to_string())
 }
 
-/// Checks that policy refuses a client's flow to these backends: by its egress rules, or by the ingress rules of
-/// backends on its own node.
+/// Checks that policy refuses a client's flow to these backends, either through the client's egress rules or through
+/// the ingress rules of backends on the client's node.
 pub(super) fn is_refused(
     node: &Node,
     client: &Member,
@@ -135,7 +135,7 @@ pub(super) fn is_refused(
     Ok(())
 }
 
-/// Checks that rules admit a client's flow, and that the trace names them.
+/// Checks that rules allow a client's flow, and that the trace names these rules.
 pub(super) fn is_admitted(
     node: &Node,
     client: &Member,
