@@ -1,4 +1,5 @@
-//! Services by IPVS on a real kernel: what `ipvsadm` and `ipset` list, what clients reach, and what drains gracefully.
+//! Services with IPVS on a real kernel: the output of `ipvsadm` and `ipset`, the services that clients reach, and
+//! graceful draining.
 
 mod agents;
 mod modes;
@@ -36,7 +37,7 @@ use place::{
     pod, refusal, udp,
 };
 
-/// Address of a service by its number, in either family.
+/// Address of the service with this number, in either IP version.
 fn vip(service: u8, is_ipv6: bool) -> IpAddr {
     match is_ipv6 {
         false => [10, 96, 0, service].into(),
@@ -48,24 +49,24 @@ const WEB: u8 = 10;
 const HAIRPIN: u8 = 11;
 const EMPTY: u8 = 12;
 const BALANCED: u8 = 13;
-/// Preserves the source, and has an endpoint here.
+/// Preserves the source address, and has an endpoint on this node.
 const LOCAL: u8 = 14;
-/// Preserves the source, and only has endpoints elsewhere.
+/// Preserves the source address, and has endpoints only on other nodes.
 const DISTANT: u8 = 15;
-/// A client stays with its endpoint.
+/// Each client stays with its endpoint.
 const STICKY: u8 = 16;
-/// Someone else has a virtual server at its IPv4 address.
+/// Another process has a virtual server at this service's IPv4 address.
 const TAKEN: u8 = 17;
-/// Has an external address that belongs to the node, with the port of the next service's NodePort.
+/// Has an external address that belongs to the node, with the same port as the next service's NodePort.
 const EXTERNAL: u8 = 18;
 /// Has no endpoints.
 const VACANT: u8 = 19;
-/// Clients send to it before it exists.
+/// Clients send packets to it before it exists.
 const EARLY: u8 = 20;
-/// Address of the load balancer; a source range limits who may use it.
+/// Address of the load balancer. A source range limits who may use it.
 const BALANCER: u8 = 200;
 
-/// Manifests of the service with this number and its endpoints, the pods with these numbers on this node.
+/// Manifests of the service with this number and of its endpoints: the pods with these numbers, on this node.
 fn manifest(service: u8, name: &str, more: &str, pods: &[u8]) -> String {
     manifest_on("here", service, name, more, pods)
 }
@@ -104,9 +105,9 @@ const DISTANT_PORTS: &str = "type: NodePort, externalTrafficPolicy: Local, \
 const STICKY_PORT: &str = "sessionAffinity: ClientIP, ports: [{name: web, port: 80}]";
 const PORT: &str = "ports: [{name: web, port: 80}]";
 
-/// Services from a folder of manifests, by IPVS.
+/// Services from a folder of manifests, served with IPVS.
 struct Bed {
-    // Dropped before the runtime that they run on.
+    // Dropped before the runtime on which they run.
     services: Option<Services>,
     folder: Option<Folder>,
     runtime: Runtime,
@@ -172,7 +173,7 @@ impl Bed {
         Ok(())
     }
 
-    /// As in a crash: nothing is removed.
+    /// Stops as after a crash, without removing anything.
     fn stop(&mut self) {
         if let Some(services) = self.services.take() {
             self.runtime.block_on(services.stop());
@@ -181,7 +182,7 @@ impl Bed {
     }
 
     fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
-        // Atomically.
+        // Written atomically.
         let part = self.manifests.path().join(format!(".{name}"));
         fs::write(&part, text)?;
         fs::rename(part, self.manifests.path().join(format!("{name}.yaml")))?;
@@ -195,7 +196,7 @@ impl Bed {
         failure.map(|failure| failure.error.clone())
     }
 
-    /// Waits until the listing meets a condition.
+    /// Waits until the output of `ipvsadm` meets a condition.
     fn until(&self, what: &str, mut is_so: impl FnMut(&str) -> bool) -> anyhow::Result<String> {
         wait_for(what, PATIENCE, || {
             let listed = command("ipvsadm -Ln")?;
@@ -207,7 +208,7 @@ impl Bed {
     }
 }
 
-/// The entry of a real server under a virtual one, if present: its weight and its active connections.
+/// The weight and the active connections of a real server under a virtual one, if present.
 fn real(listed: &str, server: SocketAddr, address: SocketAddr) -> Option<(u32, u32)> {
     let head = format!("TCP  {server} ");
     let below = listed.lines().skip_while(|line| !line.starts_with(&head));
@@ -330,7 +331,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The client of the netlink family agrees with the tool.
+/// The client of the netlink family returns the same as the tool.
 fn kernel_answers() -> anyhow::Result<()> {
     let mut client = Client::open()?;
     let info = client.info()?;
@@ -373,7 +374,7 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     for pod in PODS {
         ensure!(servers.iter().any(|server| server == pod), "{servers:?}");
     }
-    // From the node itself and from a pod, which is only masqueraded when it reaches itself.
+    // From the node itself, and from a pod, whose traffic is masqueraded only when it reaches itself.
     ask(None, web)?;
     let own: IpAddr = pod(2, is_ipv6).parse()?;
     for _ in 0..4 {
@@ -391,7 +392,7 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     ask_udp(&place.client, SocketAddr::new(vip(WEB, is_ipv6), 53))?;
     let local = ask(Some(&place.client), at(node, 30081)?)?;
     assert_eq!((local.server.as_str(), local.client), (PODS[0], client));
-    // Pods may use endpoints of other nodes, which see the pod's own address.
+    // Pods may use endpoints on other nodes, which see the pod's own address.
     let distant = ask(Some(&place.pods[0]), at(node, 30082)?)?;
     assert_eq!(distant.server, PODS[1]);
     let sticky = SocketAddr::new(vip(STICKY, is_ipv6), 80);
@@ -407,7 +408,7 @@ fn refused(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     for from in [Some(&place.client), Some(&place.pods[0]), None] {
         assert_eq!(refusal(from, empty)?, ErrorKind::ConnectionRefused);
     }
-    // Endpoints on other nodes only: load balancers look for one of those nodes.
+    // This service has endpoints only on other nodes, and load balancers must choose one of those nodes.
     let distant = at(NODE[usize::from(is_ipv6)], 30082)?;
     assert_eq!(refusal(Some(&place.client), distant)?, ErrorKind::TimedOut);
     // Other listeners on the node are not reachable at service addresses.
@@ -472,7 +473,7 @@ fn sets() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing leaves the node from a service address.
+/// Nothing leaves the node with a service address as its source.
 fn sources() -> anyhow::Result<()> {
     let listed = command(&format!("ip -j address show dev {}", ipvs::DEVICE))?;
     let listed: serde_json::Value = serde_json::from_str(&listed)?;
@@ -488,7 +489,7 @@ fn sources() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What others remove is restored by the next sync, and is not mistaken for theirs.
+/// The next sync restores whatever others removed, and does not mistake it for theirs.
 fn put_back(bed: &Bed) -> anyhow::Result<()> {
     command("ipset flush")?;
     command(&format!("ip link delete {}", ipvs::DEVICE))?;
@@ -501,7 +502,7 @@ fn put_back(bed: &Bed) -> anyhow::Result<()> {
     wait_for("the sets to be as they were", PATIENCE, || sets().map(Some))
 }
 
-/// If the device is gone, the rest is found and removed all the same.
+/// If the device is gone, the rest is still found and removed.
 fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
     ensure!(!bed.runtime.block_on(ipvs::is_present(handle))?);
     bed.start()?;
@@ -516,7 +517,7 @@ fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A NodePort without endpoints refuses nothing at an address and port that belong to another service.
+/// A NodePort without endpoints rejects nothing at an address and port that belong to another service.
 fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     let external = format!(
         "externalIPs: ['{}', '{}'], ports: [{{name: web, port: 30083}}]",
@@ -549,15 +550,15 @@ fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A UDP client that keeps sending from one port, starting before the service exists, gets answers once the service
-/// does.
+/// A UDP client that keeps sending from one port, and starts before the service exists, gets replies once the service
+/// exists.
 fn early_client(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     let ports = "type: NodePort, ports: [{name: dns, port: 53, nodePort: 30084, protocol: UDP}]";
     let mut clients = Vec::new();
     for node in NODE {
         let socket = udp(&place.client, at(node, 30084)?)?;
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
-        // It is refused, which conntrack remembers as a flow.
+        // The request is rejected, and conntrack remembers it as a flow.
         ensure!(exchange(&socket).is_err());
         clients.push(socket);
     }
@@ -571,7 +572,7 @@ fn early_client(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The node gets another address, which serves NodePorts from the next change on.
+/// The node gets another address, which serves NodePorts after the next change.
 fn other_address(bed: &Bed) -> anyhow::Result<()> {
     command("ip address add 192.168.77.9/24 dev client")?;
     bed.write("empty", &manifest(EMPTY, "empty", PORT, &[1]))?;
@@ -584,7 +585,7 @@ fn other_address(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Existing servers accept each scheduler that the kernel has, and it distributes connections.
+/// Existing servers accept each scheduler that the kernel has, and the scheduler distributes connections.
 fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     let mut missing = Vec::new();
     for (scheduler, name) in Scheduler::KNOWN {
@@ -627,7 +628,7 @@ fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     bed.start()
 }
 
-/// A pod goes away while clients use it, and meanwhile the provider stops and starts again.
+/// A pod is removed while clients use it. Meanwhile, the provider stops and starts again.
 fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     let mut staying = Vec::new();
     for is_ipv6 in families() {
@@ -640,7 +641,7 @@ fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
         staying.push((is_ipv6, web, used));
     }
     bed.write("web", &manifest(WEB, "web", PORTS, &[1]))?;
-    // The whole service goes too, with its address; its connection stays.
+    // The whole service is removed too, with its address; its connection stays.
     let hairpin = SocketAddr::new(vip(HAIRPIN, false), 80);
     let mut left = Connection::open(Some(&place.client), hairpin)?;
     left.ask()?;
@@ -666,7 +667,7 @@ fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     );
 
     bed.stop();
-    // A leftover of a crash: a real server that is wanted has weight 0.
+    // As after a crash: a real server that is still wanted has weight 0.
     let web = SocketAddr::new(vip(WEB, false), 80);
     let leftover = pod_at(1, false)?;
     command(&format!("ipvsadm -e -t {web} -r {leftover} -m -w 0"))?;

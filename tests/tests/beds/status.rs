@@ -1,4 +1,4 @@
-//! `status` in all its forms: its output and exit code, healthy and not.
+//! `status` in all its forms: output and exit code, for healthy and unhealthy clusters.
 
 use health_model::api::{PathStatus, Reachability};
 use nix::sys::signal::Signal;

@@ -1,5 +1,5 @@
-//! Conntrack and NAT entries as the command line lists, counts and flushes them, and maps as it dumps them; on maps
-//! without an agent, which the tests fill.
+//! Conntrack and NAT entries as the command line lists, counts and flushes them, and maps as it dumps them. The tests
+//! fill the maps, without an agent.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,7 +30,7 @@ const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 const LOCAL: &str = "10.244.1.9";
 
-/// Runs the command line on a test's maps.
+/// Runs the command line on the maps of a test.
 fn cli(bed: &TestRun, words: &str) -> anyhow::Result<RunOutput> {
     let mut command = Command::new(agent_binary()?);
     command
@@ -87,7 +87,8 @@ fn established() -> CtEntry {
     }
 }
 
-/// An endpoint's connection that leaves translated, a half-open one, a query to an endpoint, and an IPv6 echo.
+/// Maps with an endpoint's translated outbound connection, a half-open connection, a query to an endpoint, and an IPv6
+/// echo.
 fn filled() -> anyhow::Result<TestRun> {
     let mut bed = TestRun::load();
     let endpoint = (LOCAL.parse()?, "fd00:10:244:1::9".parse()?);
@@ -187,7 +188,7 @@ fn every_form_has_the_same_rows() -> anyhow::Result<()> {
         rows.sort_by_key(Value::to_string);
         rows
     };
-    // Translations show their age, which differs in each listing.
+    // Listings of translations show their age, which differs each time, so they are not compared.
     for listing in ["ct list", "map dump HEALTH_CT4", "map dump HEALTH_CONFIG"] {
         let json = sorted(rows(&bed, &format!("bpf {listing}"))?);
         let lines = cli(&bed, &format!("bpf {listing} -o jsonl"))?.success()?;
@@ -278,7 +279,7 @@ fn flushed_flows_take_their_translations_along() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn entries_that_live_through_a_listing_are_in_it_once() -> anyhow::Result<()> {
     const COMING_AND_GOING: u32 = 2_000;
-    // Either way, they are read in several batches.
+    // In both cases, the entries are read in several batches.
     let living = if is_long() { 20_000 } else { 5_000 };
     let bed = TestRun::load_alone();
     let tuple = |number: u32| Tuple4 {
@@ -301,7 +302,7 @@ fn entries_that_live_through_a_listing_are_in_it_once() -> anyhow::Result<()> {
                 if flows.remove(&other).is_err() {
                     flows.insert(other, CtEntry::default(), 0)?;
                 }
-                // Entries that stay are also changed all the time.
+                // Entries that stay are also modified all the time.
                 flows.insert(tuple(number % living), established(), 0)?;
                 number = number.wrapping_add(1);
             }

@@ -1,4 +1,4 @@
-//! Direct server return: the option with which a node notifies another which frontend a packet was for, byte by byte.
+//! Direct server return: the option by which a node tells another which frontend a packet was for, byte by byte.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::resume_unwind;
@@ -37,7 +37,7 @@ fn covered(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// A packet from one address to another with these options, if any.
+/// A packet from one address to another, with these options if there are any.
 fn packet(ends: [IpAddr; 2], options: &[u8], protocol: u8, content: &[u8]) -> Vec<u8> {
     let (ethertype, packet) = match ends {
         [IpAddr::V4(source), IpAddr::V4(destination)] => {
@@ -61,7 +61,8 @@ fn packet(ends: [IpAddr; 2], options: &[u8], protocol: u8, content: &[u8]) -> Ve
     ethernet([0; 6], [2, 0, 0, 0, 0, 2], ethertype, &packet)
 }
 
-/// A packet between these, without options: for TCP, one that accepts a connection; for UDP, one without a checksum.
+/// A packet between these addresses without options: for TCP, one that accepts a connection; for UDP, one without a
+/// checksum.
 fn between(source: SocketAddr, destination: SocketAddr, protocol: u8) -> Vec<u8> {
     let ports = (source.port(), destination.port());
     let content = match protocol {
@@ -76,7 +77,7 @@ fn between(source: SocketAddr, destination: SocketAddr, protocol: u8) -> Vec<u8>
     packet([source.ip(), destination.ip()], &[], protocol, &content)
 }
 
-/// The ends of a packet's flow: the client, the frontend that it asked, the backend.
+/// The ends of a packet's flow: the client, the frontend to which it sent its request, and the backend.
 #[derive(Clone, Copy, Debug)]
 struct Ends {
     client: SocketAddr,
@@ -107,7 +108,7 @@ impl Ends {
         siphash(key, &bytes).to_le_bytes()
     }
 
-    /// The option, or the options header.
+    /// The option (IPv4) or the options header (IPv6).
     fn option(&self, tag: [u8; 8], protocol: u8) -> Vec<u8> {
         let port = self.frontend.port().to_be_bytes();
         match self.frontend.ip() {
@@ -119,7 +120,7 @@ impl Ends {
         }
     }
 
-    /// A packet from the client to `to` with these options, if any.
+    /// A packet from the client to `to`, with these options if there are any.
     fn packet(&self, to: SocketAddr, options: &[u8], protocol: u8, content: &[u8]) -> Vec<u8> {
         packet([self.client.ip(), to.ip()], options, protocol, content)
     }
@@ -132,7 +133,7 @@ impl Ends {
         tcp.segment(self.client.ip(), to.ip())
     }
 
-    /// A whole packet of the protocol to `to`, without options: for TCP, one that opens a connection.
+    /// The content of a packet of the protocol to `to`, without options: for TCP, one that opens a connection.
     fn content(&self, to: SocketAddr, protocol: u8) -> Vec<u8> {
         match protocol {
             TCP => self.segment(to, SYN),
@@ -140,7 +141,7 @@ impl Ends {
         }
     }
 
-    /// The packet that another node sends here.
+    /// The packet as another node sends it to this one.
     fn reported(&self, key: [u64; 2], protocol: u8) -> Vec<u8> {
         let sequence = if protocol == TCP { SEQUENCE } else { 0 };
         let option = self.option(self.tag(key, protocol, sequence), protocol);
@@ -168,7 +169,7 @@ fn set_keys(stand: &mut Stand, keys: &[[u64; 2]]) {
     stand.run.datapath.set_direct(config).expect("the keys");
 }
 
-/// All service flows: source, destination, whether they are inbound, and where they lead.
+/// All service flows: their source and destination, whether they are inbound, and where they lead.
 fn entered(stand: &Stand) -> Vec<(SocketAddr, SocketAddr, bool, SocketAddr, u16)> {
     let flows = stand.all_flows().into_iter().map(|(flow, to)| {
         let source = SocketAddr::new(flow.source, flow.source_port);
@@ -180,7 +181,7 @@ fn entered(stand: &Stand) -> Vec<(SocketAddr, SocketAddr, bool, SocketAddr, u16)
     flows
 }
 
-/// The packet without what a router changes: hardware addresses, and the time to live with the checksum over it.
+/// The packet without the parts that a router changes: hardware addresses, the time to live and the checksum over it.
 fn essence(frame: &[u8]) -> Vec<u8> {
     let mut packet = frame[ETHERNET_LEN..].to_vec();
     if packet[0] >> 4 == 4 {
@@ -213,7 +214,7 @@ fn what_another_node_reports_is_taken_off_and_entered() {
                     protocol,
                     &ends.content(ends.backend, protocol),
                 );
-                // A retransmission has the same outcome.
+                // A retransmission has the same result.
                 for _ in 0..2 {
                     let outcome = stand.run.run("from_netdev", &ends.reported(key, protocol));
                     assert_ne!(outcome.code, DROP, "{ends:?} {protocol}");
@@ -230,7 +231,7 @@ fn what_another_node_reports_is_taken_off_and_entered() {
         }
         expected.sort_unstable();
         assert_eq!(entered(&stand), expected);
-        // The backends' answers leave with the frontend's source address.
+        // The backends' replies leave with the frontend's source address.
         for hosts in hosts() {
             let ends = Ends::of(&hosts, hosts.endpoint);
             for protocol in [TCP, UDP] {
@@ -282,7 +283,7 @@ fn nothing_is_entered_without_the_tag_of_a_node() {
             // Packets of an open connection never carry the option.
             with(right, &ends.segment(ends.backend, ACK)),
             with(right, &ends.segment(ends.backend, SYN | ACK)),
-            // From one of this node's own addresses.
+            // The source is one of this node's own addresses.
             own.reported(KEYS[0], TCP),
         ];
         let before = stand.run.counted(Reason::DirectInvalid);
@@ -340,7 +341,7 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
             DROP
         );
         let before = entered(&stand);
-        // It reaches the backend, whose policy admits it.
+        // The packet reaches the backend, whose policy allows it.
         let reach = |flags| {
             let packet = segment(In, hosts.client, (CLIENT_PORT, BACKEND_PORT), flags);
             assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
@@ -353,7 +354,7 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
             "{ends:?}"
         );
         assert_eq!(entered(&stand), before);
-        // Once it is over, its ports are free for any flow.
+        // Once the connection is over, its ports are free for any flow.
         reach(RST);
         assert_ne!(
             stand.run.run("from_netdev", &reported).code,
@@ -364,7 +365,7 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
     }
 }
 
-/// When service flows expire, seconds of `CLOCK_MONOTONIC`.
+/// When service flows expire, in seconds of `CLOCK_MONOTONIC`.
 fn ends_of_flows(stand: &Stand) -> Vec<u32> {
     let flows = stand.all_flows().into_iter();
     flows.map(|(_, flow)| flow.expires).collect()
@@ -417,7 +418,7 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
                 .code
         };
         assert_ne!(reported(), DROP);
-        // The flow is over.
+        // The flow has ended.
         end_flows::<Tuple4>(&stand, "HEALTH_REVNAT_ANY4");
         end_flows::<Tuple6>(&stand, "HEALTH_REVNAT_ANY6");
         let ports = with_ports(BACKEND_PORT, CLIENT_PORT);
@@ -428,7 +429,7 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
         let named = between(ends.frontend, ends.client, UDP);
         let outcome = stand.run.run("to_netdev", &answer);
         assert_eq!(essence(&outcome.bytes), essence(&named), "{ends:?}");
-        // Its peer's answer belongs to a flow that the backend opened.
+        // The peer's reply belongs to a flow that the backend opened.
         end_flows::<Tuple4>(&stand, "HEALTH_REVNAT_ANY4");
         end_flows::<Tuple6>(&stand, "HEALTH_REVNAT_ANY6");
         assert_eq!(stand.run.run(Out.program(), &late).code, GO_ON);
