@@ -368,7 +368,7 @@ fn at_the_end_of_the_ports_new_flows_are_dropped_until_one_is_free() -> anyhow::
     let node = bed.node(1);
     let [endpoint, client] = sources(node);
     let server = Connections::start(FAR, &format!("serve {FAR4}:{SERVICE}"), "listening")?;
-    // The host uses none of these ports except the two.
+    // The host uses only two of these ports.
     sysctl(node.name(), "net.ipv4.ip_local_port_range=50000 60999")?;
     let _listener = node.run_in(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, listened_on)))??;
     let host = connect_from(node, connected_from)?;

@@ -440,7 +440,7 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
     }
 }
 
-/// Inserts a flow of the client to the backend itself through another port, like one that collided with a flow through
+/// Inserts a flow from the client to the backend itself through another port, as if it had collided with a flow through
 /// a service.
 fn enter_moved<T: Version>(stand: &Stand, ends: &Ends, other_port: u16) {
     let end = |end: SocketAddr| (T::Address::of_addr(&Addr::from(end.ip())), end.port());
@@ -482,7 +482,7 @@ fn what_is_left_of_a_flow_by_another_port_takes_no_segments_of_a_new_connection(
             assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
         };
         enter();
-        // While that flow is open, its segments could not be distinguished from another one's.
+        // While this flow is open, its segments could not be told apart from those of another flow.
         reach(OTHER_PORT, SYN);
         assert_eq!(reported(), DROP, "{ends:?}");
         reach(OTHER_PORT, RST);
@@ -523,7 +523,7 @@ macro_rules! version {
 version!(Tuple4, ["HEALTH_REVNAT4", "HEALTH_CT4"]);
 version!(Tuple6, ["HEALTH_REVNAT6", "HEALTH_CT6"]);
 
-/// Inserts a connection to a backend elsewhere that answers the client directly, as the first node does.
+/// Inserts a connection to a backend on another node that replies to the client directly, as the first node does.
 fn enter_direct<T: Version>(stand: &Stand, ends: &Ends) {
     let listed = stand.run.maps().services().expect("the maps").list();
     let listed = listed.expect("the frontends").into_iter();
@@ -575,7 +575,7 @@ fn follow<T: Version>(
     followed.collect()
 }
 
-/// Runs a test in a namespace that forwards packets to all destinations.
+/// Runs a test in a namespace that can forward packets to all destinations.
 fn with_ways(test: fn()) -> anyhow::Result<()> {
     let thread = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET)?;
@@ -616,7 +616,7 @@ fn notifies_and_follows() {
         (SYN, "SYN_SENT", tcp_syn),
         (ACK, "ESTABLISHED", tcp_established),
         (ACK, "ESTABLISHED", tcp_established),
-        // The backend may have reset it, or another host sent this.
+        // The backend may have reset the connection, or another host sent this segment.
         (SYN, "ESTABLISHED", tcp_close),
         (ACK, "ESTABLISHED", tcp_established),
         (FIN | ACK, "FIN_WAIT", tcp_syn),
@@ -661,7 +661,7 @@ fn a_node_without_a_key_notifies_nobody() {
         let open = ends.packet(ends.frontend, &[], TCP, &ends.segment(ends.frontend, SYN));
         for (keys, is_reported) in [(&KEYS[..], true), (&[], false)] {
             set_keys(&mut stand, keys);
-            // It would be masqueraded, which is off here.
+            // The packet would be masqueraded, but masquerading is off here.
             let outcome = stand.run.run("from_netdev", &open);
             assert_eq!(outcome.code != DROP, is_reported, "{ends:?}");
         }

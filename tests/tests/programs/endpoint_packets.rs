@@ -1,4 +1,4 @@
-//! Packets between an endpoint and others, for tests of the endpoint's programs.
+//! Packets between an endpoint and its peers, for tests of the endpoint's programs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -34,7 +34,7 @@ pub(crate) enum Way {
 use Way::{In, Out};
 
 impl Way {
-    /// The program that sees it.
+    /// The program that sees the packet.
     pub(crate) fn program(self) -> &'static str {
         match self {
             In => "to_endpoint",
@@ -50,7 +50,7 @@ impl Way {
     }
 }
 
-/// The addresses of the endpoint and its peer, in the order in which a packet has them.
+/// The addresses of the endpoint and its peer, as a packet's source and destination.
 pub(crate) fn hosts(way: Way, peer: IpAddr) -> (IpAddr, IpAddr) {
     let endpoint: IpAddr = match peer {
         IpAddr::V4(_) => ENDPOINT4.into(),
@@ -62,7 +62,7 @@ pub(crate) fn hosts(way: Way, peer: IpAddr) -> (IpAddr, IpAddr) {
     }
 }
 
-/// An IP packet in its Ethernet frame.
+/// Puts an IP packet into its Ethernet frame.
 pub(crate) fn framed(way: Way, packet: &[u8]) -> Vec<u8> {
     let (to, from) = match way {
         Out => (HOST_MAC, MAC),
@@ -93,7 +93,7 @@ pub(crate) fn packet(way: Way, peer: IpAddr, protocol: u8, content: &[u8]) -> Ve
     }
 }
 
-/// The same in its Ethernet frame.
+/// As [`packet`], in its Ethernet frame.
 pub(crate) fn frame(way: Way, peer: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
     framed(way, &packet(way, peer, protocol, content))
 }

@@ -1,4 +1,4 @@
-//! How programs are loaded, whatever happens to the process meanwhile.
+//! Programs are loaded, whatever happens to the process meanwhile.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -9,12 +9,12 @@ use nix::errno::Errno;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use tests::testrun::TestRun;
 
-/// Number of signals: fewer than the retries of one program's load.
+/// Number of signals: fewer than the number of times that the load of one program is retried.
 const SIGNALS: usize = 60;
 
 extern "C" fn ignore(_: libc::c_int) {}
 
-/// The kernel aborts a load when its thread gets a signal.
+/// The kernel aborts a load when its thread receives a signal.
 #[test]
 fn programs_are_loaded_although_signals_come_meanwhile() -> anyhow::Result<()> {
     let action = SigAction::new(
@@ -22,9 +22,9 @@ fn programs_are_loaded_although_signals_come_meanwhile() -> anyhow::Result<()> {
         SaFlags::SA_RESTART,
         SigSet::empty(),
     );
-    // SAFETY: the handler does nothing, and nothing else in this process handles the signal.
+    // SAFETY: the handler does nothing, and nothing else in this process handles this signal.
     let former = unsafe { sigaction(Signal::SIGURG, &action) }?;
-    // SAFETY: it only asks for the calling thread, which outlives the scope below.
+    // SAFETY: this only returns the calling thread, which outlives the scope below.
     let loading = unsafe { libc::pthread_self() };
     let loaded = AtomicBool::new(false);
     let sent = thread::scope(|scope| {
@@ -37,7 +37,7 @@ fn programs_are_loaded_although_signals_come_meanwhile() -> anyhow::Result<()> {
                     return Err(Errno::from_raw(result));
                 }
                 sent += 1;
-                // Spreads the signals over the load; nothing waits for this.
+                // Spreads the signals over the load; no condition to wait for.
                 thread::sleep(Duration::from_millis(10));
             }
             Ok(sent)
@@ -46,7 +46,7 @@ fn programs_are_loaded_although_signals_come_meanwhile() -> anyhow::Result<()> {
         loaded.store(true, Ordering::Release);
         sender.join()
     });
-    // SAFETY: it restores the former handler.
+    // SAFETY: this restores the previous handler.
     unsafe { sigaction(Signal::SIGURG, &former) }?;
     let sent = sent.expect("the sender does not panic")?;
     ensure!(

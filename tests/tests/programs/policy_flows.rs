@@ -1,4 +1,4 @@
-//! Flows whose policy changes while they last, and flows of endpoints that are gone.
+//! Flows whose policy changes while they last, and flows of endpoints that no longer exist.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use crate::policy_packets::{
 
 const DENIED: Option<Reason> = Some(Reason::PolicyDenied);
 
-/// A flow as its two sides see it: packets that open it and continue it, and replies.
+/// A flow as both sides see it: packets that open and continue it, and replies.
 struct Flow {
     way: Way,
     peer: IpAddr,
@@ -34,7 +34,7 @@ impl Flow {
         }
     }
 
-    /// One of each protocol that has replies, in both directions and IP versions.
+    /// One flow of each protocol that has replies, in both directions and IP versions.
     fn of_every_kind(peer: u32) -> Vec<Self> {
         let mut flows = Vec::new();
         for way in [In, Out] {
@@ -80,7 +80,7 @@ impl Flow {
         bed.verdict(self.way.back(), &self.packet(self.way.back(), ACK))
     }
 
-    /// An error about a packet of the opening side.
+    /// Sends an error about a packet from the opening side. Returns why it was dropped, if it was.
     fn error(&self, bed: &Bed) -> Option<Reason> {
         let (icmp, unreachable) = match self.peer {
             IpAddr::V4(_) => (ICMP, 3),
@@ -151,7 +151,7 @@ fn each_direction_of_a_narrower_policy_ends_what_it_no_longer_allows() {
         for flow in &flows {
             let is_kept = flow.way != way || flow.protocol == TCP;
             let verdict = if is_kept { None } else { DENIED };
-            // Although everything is allowed in the direction of its replies: they would open a flow there.
+            // This holds although everything is allowed in the direction of the replies, where they would open a flow.
             assert_eq!(flow.replies(&bed), verdict, "{flow}");
             assert_eq!(flow.sends(&bed), verdict, "{flow}");
         }
@@ -177,7 +177,7 @@ fn the_first_policy_ends_flows_that_were_opened_before_it() {
     }
 }
 
-/// The table stays the same: the side that opened the flow notices first.
+/// The table stays the same, so the side that opened the flow notices first.
 #[test]
 #[ignore = "needs root"]
 fn a_peer_of_another_identity_keeps_no_flow() {
@@ -200,7 +200,7 @@ fn a_peer_of_another_identity_keeps_no_flow() {
     }
 }
 
-/// A reply that is refused because its flow is no longer allowed is judged as a packet of its own.
+/// A reply that is refused because its flow is no longer allowed is then judged as a packet of its own.
 #[test]
 #[ignore = "needs root"]
 fn who_may_open_flows_may_do_so_from_the_ports_of_one_that_ended() {
@@ -259,7 +259,7 @@ fn a_new_endpoint_inherits_no_flow_of_its_address() {
         assert_eq!(flow.replies(&bed), None, "{flow}");
     }
     for (way, former, table) in [(In, 1, 2), (Out, 2, 3)] {
-        // The flow could be opened again; what its peer sends would be a flow in the other direction.
+        // The flow could be opened again, but its peer's packets would be a flow in the other direction.
         bed.change(
             former,
             table,

@@ -1,4 +1,4 @@
-//! The policy table, decided by the library: from the rules themselves, and from compiled entries.
+//! The verdicts of the policy table as the library decides them, from the rules themselves and from compiled entries.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -57,7 +57,7 @@ impl World {
         })
     }
 
-    /// Like the ipcache: the identity of the longest prefix that contains the address.
+    /// As in the ipcache: the identity of the longest prefix that contains the address.
     fn identity_of_address(&self, address: IpAddr) -> Identity {
         let prefixes = self.identities.iter().filter_map(|(identity, labels)| {
             let prefix = health_policy::prefix(labels)?;
@@ -117,7 +117,7 @@ fn set(labels: &[&str]) -> Result<Arc<LabelSet>> {
     Ok(Arc::new(LabelSet::new(labels)?))
 }
 
-/// Combines the verdicts of both sides; egress is checked first.
+/// Combines the verdicts of both sides. Egress is checked first.
 fn outcome(egress: Verdict, ingress: Verdict) -> Outcome {
     match (egress, ingress) {
         (Verdict::None, _) => Outcome::EgressDrops,

@@ -1,4 +1,4 @@
-//! Packets from sources that no host outside has, and packets from or to IPv4 addresses in IPv6.
+//! Packets with source addresses that no outside host has, and packets with IPv4-mapped IPv6 addresses.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ use crate::endpoint_packets::Way::{In, Out};
 use crate::endpoint_packets::{ENDPOINT4, ENDPOINT6, ICMPV6, TCP, UDP, frame, framed, with_ports};
 use crate::service_packets::{NODE_PORT, Stand, at_uplink, hosts, node_port};
 
-/// Addresses of the host besides the node's: of other devices, broadcast and anycast addresses, and a prefix.
+/// Addresses of the host other than the node's: those of other devices, broadcast and anycast addresses, and a prefix.
 const OF_HOST: [&str; 8] = [
     "172.30.0.1/32",
     "172.30.0.255/32",
@@ -38,7 +38,7 @@ const OF_NOBODY: [&str; 11] = [
     "ff02::1",
     "ff0e::7",
 ];
-/// IPv4 addresses in IPv6: of the endpoint, the node, others, and none.
+/// IPv4-mapped IPv6 addresses: of the endpoint, of the node, of others, and of no host.
 const MAPPED: [&str; 6] = [
     "::ffff:10.244.1.9",
     "::ffff:172.30.0.1",
@@ -191,7 +191,7 @@ fn everybody_may_be_asked_without_an_address() {
     }
 }
 
-/// A neighbour discovery message about an address, with its hop limit.
+/// A neighbour discovery message about an address, with this hop limit.
 fn discovery(kind: u8, source: &str, to: &str, hop_limit: u8) -> Vec<u8> {
     let header = Ipv6 {
         hop_limit,
@@ -216,7 +216,7 @@ fn neighbours_may_report_that_they_have_an_address_of_this_host_too() {
     for source in ["fe80::7", "fd00:30::1"] {
         for (kind, to, hop_limit, is_false) in [
             (ADVERTISEMENT, "ff02::1", 255, false),
-            // It was routed, is unicast, or is another kind of message.
+            // The packet was routed, is unicast, or holds another kind of message.
             (ADVERTISEMENT, "ff02::1", 254, true),
             (ADVERTISEMENT, "fd00:10:244:1::9", 255, true),
             (128, "ff02::1", 255, true),
@@ -256,7 +256,7 @@ fn no_packet_of_ipv6_is_from_or_to_an_address_of_ipv4() {
         let packet = at_uplink((v6.client, 4000), (mapped, NODE_PORT), UDP);
         assert!(is_dropped(&stand, &packet), "to {mapped}");
 
-        // From and to the endpoint.
+        // Packets from the endpoint and packets to it.
         for (way, reason) in [(Out, Reason::InvalidPacket), (In, Reason::InvalidSource)] {
             let before = stand.run.counted(reason);
             let packet = frame(way, mapped, UDP, &udp);

@@ -1,5 +1,5 @@
-//! The programs stay within a fraction of the kernel verifier's limit, and do not grow unnoticed: docs/verifier.md
-//! records how much it processed when these figures were last reviewed.
+//! The programs stay well below the kernel verifier's limit and do not grow unnoticed: docs/verifier.md records how
+//! many instructions the verifier processed when the figures were last reviewed.
 
 use anyhow::{Context as _, ensure};
 use health_datapath::PROGRAMS;
@@ -8,10 +8,10 @@ use tests::bench::verifier::BUDGET;
 use tests::verifier::{VerifiedProgram, verify};
 
 const DOCS: &str = include_str!("../../../docs/verifier.md");
-/// By how much a program may grow without a change to the table, percent.
+/// By how many percent a program may grow without a change to the table.
 const GROWTH: u64 = 10;
 
-/// Major and minor version of the kernel.
+/// Major and minor version of the running kernel.
 fn kernel() -> anyhow::Result<String> {
     let release = uname()?.release().to_string_lossy().into_owned();
     let mut numbers = release.split('.');
@@ -35,7 +35,7 @@ fn row(kernel: &str, program: &VerifiedProgram) -> String {
     )
 }
 
-/// The number of instructions that a kernel's verifier processes in a program, according to the table.
+/// The number of instructions that a kernel's verifier processes for a program, according to the table.
 fn documented_instructions(kernel: &str, name: &str) -> anyhow::Result<Option<u64>> {
     let start = format!("| {kernel} | `{name}` |");
     let Some(row) = DOCS.lines().find(|line| line.starts_with(&start)) else {
@@ -69,7 +69,7 @@ fn the_verifier_looks_at_no_more_than_is_written_down() -> anyhow::Result<()> {
             "{name}: the verifier looks at {processed} instructions; it may at {limit}, and no more than 1/{BUDGET} \
              of that is left to a program"
         );
-        // For kernels that are not in the table, only the budget applies.
+        // For kernels that are not in the table, only the overall limit applies.
         if is_listed {
             let reported = documented_instructions(&kernel, name)?.with_context(|| {
                 format!("docs/verifier.md does not have {name}; the table would be:\n{table}")
