@@ -17,7 +17,8 @@ use health_endpoint::log::LogEntry;
 use health_endpoint::manager::{Manager, NewEndpoint, Selector};
 use health_model::address::parse_ip;
 use health_model::api::{
-    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, LabelChange, TakenAddress,
+    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, LabelChange, PodName,
+    TakenAddress,
 };
 use health_model::labels::{LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
 use serde::{Deserialize, Serialize, Serializer};
@@ -293,6 +294,7 @@ fn new_endpoint(request: EndpointRequest) -> Result<NewEndpoint, Refusal> {
             .container_id
             .map(|text| name("container-id", text))
             .transpose()?,
+        pod: request.pod.map(pod).transpose()?,
         network: request
             .network
             .map(|text| name("network", text))
@@ -348,6 +350,14 @@ fn name(field: &str, text: String) -> Result<String, Refusal> {
     Err(bad(format!(
         "{field}: must have 1 to {MAX_NAME} bytes and no control characters"
     )))
+}
+
+fn pod(pod: PodName) -> Result<PodName, Refusal> {
+    Ok(PodName {
+        namespace: name("pod.namespace", pod.namespace)?,
+        name: name("pod.name", pod.name)?,
+        uid: pod.uid.map(|uid| name("pod.uid", uid)).transpose()?,
+    })
 }
 
 /// Accepts names that the kernel accepts for devices (net/core/dev.c, `dev_valid_name`) and that are not paths of

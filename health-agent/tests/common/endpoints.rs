@@ -140,6 +140,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         parallel: 1,
         devices: Arc::new(NoDevices),
         identities: Arc::new(NoStore),
+        pods: None,
         regenerator: Arc::new(NoPrograms),
         clock: Timestamp::now,
     };
@@ -147,8 +148,10 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         id: ID,
         name: Some("web-1".to_owned()),
         container_id: None,
+        pod: None,
         network: None,
         labels: LabelSet::default(),
+        given_labels: None,
         former_labels: None,
         identity: Identity::INIT,
         ipv4: Some([10, 244, 1, 18].into()),

@@ -284,6 +284,7 @@ impl Source for Fixture {
         vec![Arc::new(Endpoint {
             id: 1017,
             name: None,
+            pod: None,
             container_id: None,
             network: None,
             identity: 4,

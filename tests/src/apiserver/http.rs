@@ -49,6 +49,7 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io
     let listed =
         |path: &str, kind: Kind| Router::new().route(path, get(list)).layer(Extension(kind));
     let objects = nodes
+        .merge(listed("/api/v1/namespaces", Kind::Namespace))
         .merge(listed("/api/v1/pods", Kind::Pod))
         .merge(listed("/api/v1/services", Kind::Service))
         .merge(listed(

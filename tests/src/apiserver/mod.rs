@@ -1,4 +1,4 @@
-//! An API server for Node, Pod, Service and EndpointSlice objects only. It implements enough of the Kubernetes API
+//! An API server for Node, Namespace, Pod, Service and EndpointSlice objects only. It implements enough of the Kubernetes API
 //! for a registry, for sources of pods and services and for `kubectl`, and produces faults on demand.
 
 mod http;
@@ -52,6 +52,8 @@ pub enum Kind {
     /// `v1`.
     Node,
     /// `v1`.
+    Namespace,
+    /// `v1`.
     Pod,
     /// `v1`.
     Service,
@@ -60,11 +62,18 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Node, Self::Pod, Self::Service, Self::EndpointSlice];
+    const ALL: [Self; 5] = [
+        Self::Node,
+        Self::Namespace,
+        Self::Pod,
+        Self::Service,
+        Self::EndpointSlice,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Node => "Node",
+            Self::Namespace => "Namespace",
             Self::Pod => "Pod",
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
@@ -74,6 +83,7 @@ impl Kind {
     const fn plural(self) -> &'static str {
         match self {
             Self::Node => "nodes",
+            Self::Namespace => "namespaces",
             Self::Pod => "pods",
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
@@ -82,7 +92,7 @@ impl Kind {
 
     const fn version(self) -> &'static str {
         match self {
-            Self::Node | Self::Pod | Self::Service => "v1",
+            Self::Node | Self::Namespace | Self::Pod | Self::Service => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
         }
     }

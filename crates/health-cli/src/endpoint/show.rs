@@ -88,6 +88,7 @@ mod tests {
             id: 1017,
             name: None,
             container_id: None,
+            pod: None,
             network: None,
             identity: 4,
             labels: vec!["reserved:health".into(), "node:zone=a".into()],
