@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::super::output::{NONE, printable, table};
 
-/// One line per registry; below, one line for each entry that is left out.
+/// Formats one line per registry, followed by one line per rejected entry.
 pub(super) fn text(registries: &[RegistryState], now: Timestamp) -> String {
     let rows = registries.iter().map(|state| {
         [
