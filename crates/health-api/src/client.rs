@@ -24,8 +24,8 @@ pub use self::error::ClientError;
 
 /// Read requests return at once with whatever is known.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// A probe of all nodes takes up to the agent's probe timeout, and longer if the probe rate requires it; a streamed
-/// probe sends something all the time.
+/// A probe of all nodes takes up to the agent's probe timeout, and longer if the probe rate requires it. A streamed
+/// probe sends data all the time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Creating an endpoint takes milliseconds, unless its namespace or the disk is slow.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Rows of round-trip times as the API and the command line show them.
+//! Rows of round-trip times as shown by the API and the command line.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -161,7 +161,7 @@ pub struct RttFigures {
 }
 
 impl RttFigures {
-    /// The values of `row`, with its one-way delays judged by this host's `clock`.
+    /// The values of `row`. This host's `clock` determines the accuracy of the one-way delays.
     pub fn new(row: RttSummary, clock: Option<ClockState>) -> Self {
         let remote = |ns| (row.remote.samples > 0).then_some(ns);
         let one_way = |ns| (row.one_way.samples > 0).then_some(ns);

@@ -62,7 +62,7 @@ pub(super) enum ListFormat {
 }
 
 impl ListFormat {
-    /// Whether the table has all its columns.
+    /// Whether to show all columns of the table.
     pub(super) fn is_wide(self) -> bool {
         self == Self::Wide
     }

@@ -56,7 +56,7 @@ pub struct Observation {
     pub problem: Option<String>,
     /// The level of the problem.
     pub severity: Level,
-    /// Upper bound for the level, whether due to the problem or a lack of news.
+    /// Maximum level, both for the problem and for a lack of news.
     pub limit: Level,
     /// Time since the observation.
     pub age: Duration,

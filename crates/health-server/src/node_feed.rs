@@ -43,7 +43,7 @@ pub(super) struct NodeFeed {
     clients: HashMap<i64, Client>,
 }
 
-/// A node's value before a generation.
+/// A change of a node, with the value before it.
 #[derive(Debug)]
 struct Change {
     /// The generation in which the value changed.

@@ -51,7 +51,7 @@ pub enum GroupError {
     /// No group has that name.
     #[error("--socket-group '{0}': no such group; `getent group` lists the existing ones")]
     Unknown(String),
-    /// The system's database of groups cannot be read.
+    /// The system's group database cannot be read.
     #[error("--socket-group '{name}': cannot look it up: {source}")]
     Lookup {
         /// The group's name.

@@ -50,7 +50,7 @@ impl From<MonitorFilter> for EventFilter {
     }
 }
 
-/// `None` for any address.
+/// Formats a prefix; `None` if it matches any address.
 fn network(network: &Network) -> Option<String> {
     let bits: u32 = network
         .mask

@@ -68,7 +68,7 @@ impl IpcacheCommand {
     }
 }
 
-/// The entry that applies to an address. Prefixes of one IP version do not apply to addresses of the other.
+/// The longest prefix that contains an address. A prefix only contains addresses of its own IP version.
 fn longest(entries: Vec<(IpNet, IpcacheEntry)>, address: IpAddr) -> Option<(IpNet, IpcacheEntry)> {
     entries
         .into_iter()

@@ -28,7 +28,7 @@ struct NodeDetails {
     entry: Option<NodeEntry>,
     /// The registry of its cluster.
     registry: Option<RegistryState>,
-    /// The probing results; `null` for a node that has just joined.
+    /// The probe results; `null` for a node that has just joined.
     status: Option<NodeStatus>,
     /// The history windows and last results of the node's targets.
     history: Vec<TargetHistory>,

@@ -75,7 +75,7 @@ fn the_one(wanted: &str, mut services: Vec<ServiceEntry>) -> anyhow::Result<Serv
     }
 }
 
-/// The API's path of the services with this name and namespace.
+/// The API path that lists the services with this name and namespace.
 fn path(service: Option<&str>, namespace: Option<&str>) -> String {
     let parameters = [("service", service), ("namespace", namespace)];
     query("/v1/services", &parameters)
@@ -281,7 +281,7 @@ pub(super) mod fixture {
         }
     }
 
-    /// Another service has the address of the port `dns`.
+    /// Another service owns the address of the port `dns`.
     pub(super) fn conflict() -> ServiceConflict {
         ServiceConflict {
             service: "shop/web".into(),

@@ -143,7 +143,7 @@ fn distinct_windows(windows: &[HistoryWindow]) -> impl Iterator<Item = &HistoryW
         .map(|(window, _)| window)
 }
 
-/// `1m: 6 probes, 1 lost (16.7%), p50=21.3µs ...`, plus how much of the window is known, if not all.
+/// Formats a window: `1m: 6 probes, 1 lost (16.7%), p50=21.3µs ...`, plus the covered part if it is incomplete.
 fn window_line(window: &HistoryWindow) -> String {
     let mut text = short_length(window.length_ns);
     // The newest results are always seconds old, so mention the coverage only if more than a tenth is missing.

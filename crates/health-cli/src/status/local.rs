@@ -57,7 +57,7 @@ fn policy_lag(status: &HealthStatus) -> String {
     })
 }
 
-/// `Agent warning:   registry: WHY`, one line for each check that is not in order.
+/// `Agent warning:   registry: WHY`, one line for each check with a problem.
 fn agent_problems(status: &HealthStatus) -> String {
     // The policy lag has its own, more detailed line.
     let has_lag = status.local.policy_lag.is_some();

@@ -92,7 +92,7 @@ impl View<'_> {
     }
 }
 
-/// Whether `wanted` means the node `full` (`cluster/name`): its full name, or its name in any cluster.
+/// Whether `wanted` names the node `full` (`cluster/name`), by its full name or by its name in any cluster.
 pub(crate) fn is_named(full: &str, wanted: &str) -> bool {
     full == wanted
         || full

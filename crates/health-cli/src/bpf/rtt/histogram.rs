@@ -90,7 +90,7 @@ fn write_plot(
 /// Neighbouring buckets in one bar.
 struct Bar {
     low_ns: u64,
-    /// `None` for the last bucket, which has no end.
+    /// `None` for the last bucket, which has no upper bound.
     high_ns: Option<u64>,
     count: u64,
 }

@@ -28,7 +28,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     } = *facts;
     let unreported = "this node has no key to notify the backend's node of it";
     let (stays, reason) = if entry.flags & FLOW_RELAYED != 0 {
-        // Only flows sent to the backend itself belong to it.
+        // The entry of a relayed flow only covers flows sent to the backend itself.
         (
             false,
             "another node forwarded it to its backend here and chooses the backend",
