@@ -125,7 +125,7 @@ pub enum About {
     Last,
     /// The last packet of the side that sends the error.
     Own,
-    /// A packet to a port that was never used.
+    /// A packet that was never sent, to an unused port.
     Unsent,
 }
 
@@ -154,14 +154,14 @@ pub enum Content {
     Error(ErrorKind, About),
     /// An ICMP error with a wrong checksum, about the last packet.
     DamagedError(ErrorKind),
-    /// Some of a datagram's fragments, in this order; 0 is the first. The first field is their total number.
+    /// Fragments of a datagram: the total number of fragments, then the indexes of those to send, in this order.
     Parts(usize, &'static [usize]),
 }
 
 /// A conversation between two hosts.
 #[derive(Clone, Debug)]
 pub struct Talk {
-    /// The opener, and the other.
+    /// The opener and the answerer.
     hosts: Hosts,
     ports: (u16, u16),
     /// The next sequence number of each side.
