@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Ethernet type of IPv4.
+/// EtherType of IPv4.
 pub const IPV4: u16 = 0x0800;
-/// Ethernet type of IPv6.
+/// EtherType of IPv6.
 pub const IPV6: u16 = 0x86dd;
-/// Ethernet type of ARP.
+/// EtherType of ARP.
 pub const ARP: u16 = 0x0806;
 
 /// Computes the checksum of a transport header and its payload, including the pseudo-header of the IP version.
@@ -335,7 +335,7 @@ pub fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The frame with VLAN tags after its addresses, outermost first: Ethernet type and VLAN per tag.
+/// The frame with VLAN tags after its addresses, outermost first: EtherType and VLAN per tag.
 pub fn tagged(frame: &[u8], tags: &[(u16, u16)]) -> Vec<u8> {
     let tags: Vec<u8> = tags
         .iter()

@@ -145,7 +145,7 @@ impl Running {
         Ok(())
     }
 
-    /// Its process ID.
+    /// Process ID of the program.
     pub fn pid(&self) -> Pid {
         // A process ID is a positive i32 that the standard library returns as u32.
         Pid::from_raw(self.0.id().cast_signed())

@@ -1,8 +1,8 @@
 //! The parts of README.md that come from a run: sample output and figures. `cargo xtask docs` updates them, and a test
 //! compares them.
 //!
-//! A sample is the code block after a line `<!-- sample: NAME -->`; a figure is the text between `<!-- figure: NAME
-//! -->` and `<!-- -->`.
+//! A sample is the code block after a line `<!-- sample: NAME -->`; a figure is the text between
+//! `<!-- figure: NAME -->` and `<!-- -->`.
 
 use std::path::Path;
 use std::time::Instant;

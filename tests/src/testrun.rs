@@ -121,7 +121,7 @@ impl Bpffs {
         Self(dir)
     }
 
-    /// Its mount point.
+    /// Path of the mount point.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -312,7 +312,7 @@ impl TestRun {
         Self(Owner::Pool(Box::new(set), Arc::clone(pool)))
     }
 
-    /// Loads the programs for this test alone.
+    /// Loads programs that only this test uses.
     pub fn load_alone() -> Self {
         Self::load_sized(MapSizes::default())
     }

@@ -14,7 +14,7 @@ pub struct Authority {
 pub struct SignedCertificate {
     /// The certificate.
     pub certificate: String,
-    /// Its private key.
+    /// The private key.
     pub key: String,
 }
 

@@ -89,7 +89,7 @@ impl Asker {
     }
 }
 
-/// The smallest of the ascending `values` that at least the fraction `part` of them does not exceed.
+/// The quantile `part` of the ascending `values`: the smallest value that at least this fraction does not exceed.
 pub(super) fn quantile(values: &[Duration], part: f64) -> anyhow::Result<Duration> {
     let rank = (values.len() as f64 * part).ceil() as usize;
     values

@@ -140,8 +140,8 @@ impl Direction<'_> {
     }
 }
 
-/// Parses a line such as `tcp 6 117 SYN_SENT src=A dst=B sport=1 dport=2 packets=1 bytes=60 [UNREPLIED] src=B dst=A
-/// ...`.
+/// Parses a line such as
+/// `tcp 6 117 SYN_SENT src=A dst=B sport=1 dport=2 packets=1 bytes=60 [UNREPLIED] src=B dst=A ...`.
 fn entry(line: &str) -> anyhow::Result<Entry> {
     let mut words = line.split_ascii_whitespace();
     let protocol = words.nth(1).context("no protocol")?.parse()?;

@@ -85,7 +85,7 @@ impl Maker<'_> {
                 )
             }
             1 => {
-                // Spanning tree, IP with its own LLC number, raw Netware, and an arbitrary header.
+                // Spanning tree, IP with its own LLC number, raw Netware, and the null SAP.
                 let header: &[u8] = self.pick(&[
                     &[0x42, 0x42, 3, 0, 0, 0, 0][..],
                     &[6, 6, 3],
