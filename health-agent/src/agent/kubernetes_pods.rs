@@ -143,9 +143,9 @@ impl Labeller {
                 labels,
                 service_account: service_account.as_deref(),
             };
-            let labels = pod::identity_labels(pod, namespace_labels, &self.cluster, &self.filter);
+            let identity = pod::identity_labels(pod, namespace_labels, &self.cluster, &self.filter);
             let uids = uids.clone();
-            Some((name.clone(), LabelledPod { uids, labels }))
+            Some((name.clone(), LabelledPod { uids, identity }))
         });
         pods.collect()
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_model::api::{Endpoint, PodName};
-use health_model::labels::pod::K8S;
+use health_model::labels::pod::{IdentityLabels, K8S};
 use health_model::labels::{Label, LabelError, LabelSet};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -58,13 +58,10 @@ impl Manager {
                 given: None,
             };
         };
-        let known = match pods.borrow().of(pod) {
-            Some(Ok(labels)) => with_pod_labels(&new.labels, labels).ok(),
-            _ => None,
-        };
-        match known {
-            Some(labels) => FirstLabels {
-                labels,
+        let pods = pods.borrow();
+        match pods.of(pod) {
+            Some(IdentityLabels { labels, .. }) => FirstLabels {
+                labels: with_pod_labels(&new.labels, labels).0,
                 given: None,
             },
             None => FirstLabels {
@@ -144,7 +141,7 @@ impl Manager {
                     check_owner(&entry.saved, add, remove, follows_pods)?;
                     edited(&entry.saved.labels, add, remove)?
                 }
-                LabelChange::Pod(labels) => with_pod_labels(entry.saved.given(), labels)?,
+                LabelChange::Pod(labels) => with_pod_labels(entry.saved.given(), labels).0,
             };
             if labels == entry.saved.labels && entry.saved.given_labels.is_none() {
                 return Ok(None);
@@ -166,7 +163,6 @@ impl Manager {
             // The endpoint may already be waiting.
             let _ = entry.set(Side::Manager, State::WaitingForIdentity, now, REASON);
             entry.saved.relabel(saved.labels);
-            entry.pod_problem = None;
             entry.touch();
             !std::mem::replace(&mut entry.is_resolving, true)
         })
@@ -174,7 +170,7 @@ impl Manager {
 }
 
 impl Table {
-    /// Finds the endpoints whose pods have other labels. Records why an endpoint cannot have the labels of its pod.
+    /// Finds the endpoints whose pods have other labels. Records which lack labels of their pods, and why.
     fn outdated_labels(&mut self, known: &PodLabels, now: jiff::Timestamp) -> OutdatedLabels {
         let mut found = OutdatedLabels::default();
         for (id, entry) in &mut self.entries {
@@ -183,27 +179,18 @@ impl Table {
                 continue;
             };
             // Nothing changes while a pod is not known.
-            let Some(labels) = known.of(pod) else {
+            let Some(identity) = known.of(pod) else {
                 continue;
             };
-            let next = labels.as_ref().map_err(Clone::clone);
-            let next = next.and_then(|labels| with_pod_labels(saved.given(), labels));
-            let problem = match &next {
-                Ok(next) => {
-                    let is_outdated = *next != saved.labels || saved.given_labels.is_some();
-                    let accepts = entry.is_complete && entry.state() != State::Restoring;
-                    found.is_behind |= is_outdated && !accepts;
-                    if is_outdated && accepts {
-                        found.wanted.extend(
-                            labels
-                                .iter()
-                                .map(|labels| (*id, pod.clone(), labels.clone())),
-                        );
-                    }
-                    None
-                }
-                Err(error) => Some(format!("it cannot have the labels of pod {pod}: {error}")),
-            };
+            let (next, dropped) = with_pod_labels(saved.given(), &identity.labels);
+            let problem = identity.problem.as_ref().or(dropped.as_ref());
+            let problem = problem.map(|error| format!("labels of pod {pod} are missing: {error}"));
+            if next != saved.labels || saved.given_labels.is_some() {
+                let accepts = entry.is_complete && entry.state() != State::Restoring;
+                found.is_behind |= !accepts;
+                let wanted = accepts.then(|| (*id, pod.clone(), identity.labels.clone()));
+                found.wanted.extend(wanted);
+            }
             found.has_noted |= entry.note_pod_problem(problem, now);
         }
         found
@@ -225,10 +212,14 @@ impl Entry {
     }
 }
 
-/// Returns the given labels with those of a pod, which alone has labels from Kubernetes.
-fn with_pod_labels(given: &LabelSet, pod: &LabelSet) -> Result<LabelSet, LabelError> {
+/// Returns the given labels with those of a pod, which alone has labels from Kubernetes. If these are too many together,
+/// the pod's labels, which policies for its namespace need, and the error.
+fn with_pod_labels(given: &LabelSet, pod: &LabelSet) -> (LabelSet, Option<LabelError>) {
     let own = given.iter().filter(|label| label.source() != K8S);
-    LabelSet::new(own.chain(pod.iter()).cloned())
+    match LabelSet::new(own.chain(pod.iter()).cloned()) {
+        Ok(labels) => (labels, None),
+        Err(error) => (pod.clone(), Some(error)),
+    }
 }
 
 /// Fails if the labels are not for a request to change.

@@ -77,7 +77,7 @@ pub(super) struct Entry {
     pub(super) is_closed: bool,
     /// Why there is no identity for the endpoint's labels yet.
     pub(super) identity_problem: Option<String>,
-    /// Why the endpoint cannot have the labels of its pod.
+    /// Why the endpoint lacks labels of its pod.
     pub(super) pod_problem: Option<String>,
     /// Whether a task is requesting the endpoint's identity.
     pub(super) is_resolving: bool,

@@ -35,42 +35,76 @@ pub struct Pod<'a> {
     pub service_account: Option<&'a str>,
 }
 
+/// The labels of a pod's identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IdentityLabels {
+    /// The labels.
+    pub labels: LabelSet,
+    /// Why labels of the pod, or also of its namespace, are missing.
+    pub problem: Option<LabelError>,
+}
+
 /// Returns the labels that count for the identity of a pod of this cluster. `namespace_labels` are those of the pod's
 /// namespace; its name is always among them.
 ///
-/// Fails if a label is too long, or if there are too many.
+/// If they make no set, because one is too long or because there are too many, the pod counts as one without labels of
+/// its own: policies for its whole namespace must not miss it.
 pub fn identity_labels(
     pod: Pod<'_>,
     namespace_labels: &Labels,
     cluster: &str,
     filter: &LabelFilter,
-) -> Result<LabelSet, LabelError> {
-    let own = pod
-        .labels
-        .iter()
-        .filter(|(key, _)| !RESERVED_KEYS.iter().any(|prefix| key.starts_with(prefix)));
-    let own = own.map(|(key, value)| Label::new(K8S, key, value));
-    let of_namespace = namespace_labels
-        .iter()
-        .filter(|(key, _)| *key != METADATA_NAME);
-    let of_namespace = of_namespace.map(|(key, value)| (key.as_str(), value.as_str()));
-    let of_namespace = of_namespace
-        .chain([(METADATA_NAME, pod.namespace)])
-        .map(|(key, value)| Label::new(K8S, &format!("{NAMESPACE_LABELS}{key}"), value));
-    let policy = [
-        ("serviceaccount", pod.service_account),
-        ("cluster", Some(cluster)),
+) -> IdentityLabels {
+    let own = own_labels(pod.labels);
+    let of_namespace = labels_of_namespace(namespace_labels);
+    let fixed = fixed_labels(pod, cluster);
+    let set = |parts: [&[NewLabel]; 3]| collect(parts, filter);
+    let (labels, problem) = match set([&own, &of_namespace, &fixed]) {
+        Ok(labels) => (labels, None),
+        Err(problem) => {
+            let reduced = set([&[], &of_namespace, &fixed]).or_else(|_| set([&[], &[], &fixed]));
+            (reduced.unwrap_or_default(), Some(problem))
+        }
+    };
+    IdentityLabels { labels, problem }
+}
+
+type NewLabel = Result<Label, LabelError>;
+
+fn own_labels(labels: &Labels) -> Vec<NewLabel> {
+    let is_reserved = |key: &str| RESERVED_KEYS.iter().any(|prefix| key.starts_with(prefix));
+    let own = labels.iter().filter(|(key, _)| !is_reserved(key));
+    own.map(|(key, value)| Label::new(K8S, key, value))
+        .collect()
+}
+
+fn labels_of_namespace(labels: &Labels) -> Vec<NewLabel> {
+    let others = labels.iter().filter(|(key, _)| *key != METADATA_NAME);
+    others
+        .map(|(key, value)| Label::new(K8S, &format!("{NAMESPACE_LABELS}{key}"), value))
+        .collect()
+}
+
+/// Namespace, service account and cluster. Kubernetes limits the lengths of these names.
+fn fixed_labels(pod: Pod<'_>, cluster: &str) -> Vec<NewLabel> {
+    let name = format!("{NAMESPACE_LABELS}{METADATA_NAME}");
+    let policy = |key: &str| format!("{POLICY_LABELS}{key}");
+    let fixed = [
+        (POD_NAMESPACE.to_owned(), Some(pod.namespace)),
+        (name, Some(pod.namespace)),
+        (policy("serviceaccount"), pod.service_account),
+        (policy("cluster"), Some(cluster)),
     ];
-    let policy = policy
-        .into_iter()
-        .filter_map(|(key, value)| Some(Label::new(K8S, &format!("{POLICY_LABELS}{key}"), value?)));
+    let fixed = fixed.into_iter();
+    fixed
+        .filter_map(|(key, value)| Some(Label::new(K8S, &key, value?)))
+        .collect()
+}
+
+fn collect(parts: [&[NewLabel]; 3], filter: &LabelFilter) -> Result<LabelSet, LabelError> {
     let mut labels = Vec::new();
-    for label in
-        own.chain(of_namespace)
-            .chain(policy)
-            .chain([Label::new(K8S, POD_NAMESPACE, pod.namespace)])
-    {
-        let label = label?;
+    for label in parts.into_iter().flatten() {
+        let label = label.clone()?;
         if filter.includes(&label) {
             labels.push(label);
         }
@@ -90,7 +124,7 @@ mod tests {
         texts.iter().map(pair).collect()
     }
 
-    fn labels(own: &[&str], namespace: &[&str]) -> Result<Vec<String>, LabelError> {
+    fn labels(own: &[&str], namespace: &[&str]) -> (Vec<String>, Option<LabelError>) {
         let own = read(own);
         let pod = Pod {
             namespace: "shop",
@@ -98,8 +132,9 @@ mod tests {
             service_account: Some("web"),
         };
         let filter = LabelFilter::with(&[]);
-        let labels = identity_labels(pod, &read(namespace), "east", &filter)?;
-        Ok(labels.iter().map(ToString::to_string).collect())
+        let found = identity_labels(pod, &read(namespace), "east", &filter);
+        let labels = found.labels.iter().map(ToString::to_string).collect();
+        (labels, found.problem)
     }
 
     const ALWAYS: [&str; 4] = [
@@ -111,14 +146,15 @@ mod tests {
 
     #[test]
     fn a_pod_has_its_own_labels_and_those_of_its_namespace() {
-        let found = labels(&["app=web", "pod-template-hash=5d4f"], &["tier=gold"]).unwrap();
+        let found = labels(&["app=web", "pod-template-hash=5d4f"], &["tier=gold"]);
         let mut expected = vec![
             "k8s:app=web",
             ALWAYS[0],
             "k8s:io.cilium.k8s.namespace.labels.tier=gold",
         ];
         expected.extend(&ALWAYS[1..]);
-        assert_eq!(found, expected);
+        let expected: Vec<String> = expected.into_iter().map(str::to_owned).collect();
+        assert_eq!(found, (expected, None));
     }
 
     #[test]
@@ -128,19 +164,27 @@ mod tests {
             "io.cilium.k8s.namespace.labels.tier=gold",
             "io.kubernetes.pod.namespace=bank",
         ];
-        let found = labels(&forged, &["kubernetes.io/metadata.name=bank"]).unwrap();
-        assert_eq!(found, ALWAYS);
+        let (found, problem) = labels(&forged, &["kubernetes.io/metadata.name=bank"]);
+        assert_eq!(
+            (found.as_slice(), problem),
+            (&ALWAYS.map(str::to_owned)[..], None)
+        );
     }
 
     #[test]
-    fn a_label_that_cannot_be_kept_is_an_error() {
+    fn a_pod_with_unusable_labels_still_has_those_of_its_namespace() {
         let long = format!("a={}", "x".repeat(super::super::LABEL_MAX));
-        assert!(matches!(
-            labels(&[&long], &[]),
-            Err(LabelError::TooLong { .. })
-        ));
         let many: Vec<String> = (0..300).map(|i| format!("k{i}=v")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        assert!(matches!(labels(&many, &[]), Err(LabelError::TooMany(_))));
+        let gold = "k8s:io.cilium.k8s.namespace.labels.tier=gold".to_owned();
+        let (found, problem) = labels(&[&long, "app=web"], &["tier=gold"]);
+        assert!(matches!(problem, Some(LabelError::TooLong { .. })));
+        assert!(found.len() == 5 && found.contains(&gold), "{found:?}");
+        let (found, problem) = labels(&many, &["tier=gold"]);
+        assert!(matches!(problem, Some(LabelError::TooMany(_))));
+        assert!(found.len() == 5 && found.contains(&gold), "{found:?}");
+        let (found, problem) = labels(&["app=web"], &many);
+        assert_eq!(found, ALWAYS);
+        assert!(problem.is_some());
     }
 }

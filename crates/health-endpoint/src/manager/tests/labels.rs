@@ -1,7 +1,8 @@
 //! Endpoints of pods: their labels follow Kubernetes.
 
 use health_model::api::PodName;
-use health_model::labels::LabelError;
+use health_model::labels::pod::IdentityLabels;
+use health_model::labels::{LABELS_MAX, LabelError};
 
 use super::*;
 use crate::error::ErrorKind;
@@ -18,17 +19,20 @@ impl Pods {
     }
 
     /// Makes the pod with this UID known, with these labels.
-    fn set(&self, uid: &str, labels: Result<LabelSet, LabelError>) {
+    fn set(&self, uid: &str, labels: &[&str], problem: Option<LabelError>) {
         let pod = LabelledPod {
             uids: vec![uid.to_owned()],
-            labels,
+            identity: IdentityLabels {
+                labels: set(labels),
+                problem,
+            },
         };
         let pods = [(POD.to_owned(), pod)];
         self.0.send_replace(Arc::new(pods.into_iter().collect()));
     }
 
     fn label(&self, labels: &[&str]) {
-        self.set(UID, Ok(set(labels)));
+        self.set(UID, labels, None);
     }
 
     async fn start(&self, world: Arc<World>, dir: TempDir) -> Bed {
@@ -151,7 +155,7 @@ async fn another_pod_of_the_same_name_and_a_pod_that_is_gone_change_nothing() {
     pods.label(&["k8s:app=web"]);
     let bed = pods.bed().await;
     let made = bed.manager.create(of_pod(1, &[])).await.unwrap();
-    pods.set("u-2", Ok(set(&["k8s:app=other"])));
+    pods.set("u-2", &["k8s:app=other"], None);
     pods.0.send_replace(Arc::default());
     // A later change shows that the earlier ones were seen.
     pods.label(&["k8s:app=web", "k8s:last=1"]);
@@ -162,23 +166,35 @@ async fn another_pod_of_the_same_name_and_a_pod_that_is_gone_change_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn labels_that_cannot_be_kept_are_named_and_the_former_stay() {
+async fn labels_that_cannot_be_kept_are_named_and_the_others_count() {
     let pods = Pods::unknown();
     let bed = pods.bed().await;
     let id = bed.manager.create(of_pod(1, &[])).await.unwrap().id;
-    pods.set(UID, Err(LabelError::TooMany(300)));
-    let wait = bed.manager.wait_until(|table| {
-        let reason = table.entries.get(&id)?.reason()?;
-        reason.contains("too many labels: 300").then_some(reason)
-    });
-    let reason = tokio::time::timeout(Duration::from_secs(3600), wait)
-        .await
-        .unwrap();
-    assert!(reason.contains("shop/web-1"), "{reason}");
-    assert_eq!(bed.living()[0].identity, Identity::INIT.0);
+    pods.set(UID, &["k8s:ns=shop"], Some(LabelError::TooMany(300)));
+    let found = labelled(&bed, id, &["k8s:ns=shop"]).await;
+    // No policy for the namespace misses it.
+    assert_eq!(found.identity, 300);
+    let reason = found.reason.clone().unwrap();
+    assert!(
+        reason.contains("shop/web-1") && reason.contains("too many labels: 300"),
+        "{reason}"
+    );
+    assert!(bed.manager.problem().unwrap().contains(&reason));
     pods.label(&["k8s:app=web"]);
     labelled(&bed, id, &["k8s:app=web"]).await;
     assert_eq!(bed.manager.problem(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_given_labels_do_not_displace_those_of_the_pod() {
+    let pods = Pods::unknown();
+    pods.label(&["k8s:app=web", "k8s:ns=shop"]);
+    let bed = pods.bed().await;
+    let given: Vec<String> = (0..LABELS_MAX - 1).map(|i| format!("k{i}=v")).collect();
+    let given: Vec<&str> = given.iter().map(String::as_str).collect();
+    let made = bed.manager.create(of_pod(1, &given)).await.unwrap();
+    assert_eq!(made.labels, ["k8s:app=web", "k8s:ns=shop"]);
+    assert_eq!(made.identity, 300);
 }
 
 #[tokio::test(start_paused = true)]
