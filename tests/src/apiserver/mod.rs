@@ -1,10 +1,5 @@
-<<<<<<< HEAD
-//! An API server for Node, Namespace, Pod, Service and EndpointSlice objects only. It implements enough of the Kubernetes API
-//! for a registry, for sources of pods and services and for `kubectl`, and produces faults on demand.
-=======
-//! An API server for Node, Pod, Service and EndpointSlice objects only. It implements enough of the Kubernetes API for
-//! the registry, the pod and service sources and `kubectl`, and produces faults on demand.
->>>>>>> main
+//! An API server for Node, Namespace, Pod, Service and EndpointSlice objects only. It implements enough of the
+//! Kubernetes API for the registry, the pod and service sources and `kubectl`, and produces faults on demand.
 
 mod http;
 mod store;
