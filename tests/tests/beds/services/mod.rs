@@ -199,7 +199,7 @@ const EBPF_ROWS: &[&[Row]] = &[
     trace::ENDPOINT_ROWS,
     trace::HOST_ROWS,
 ];
-/// How many rows run at once on a slow machine, where each must still get its answers in time.
+/// How many rows run at once on a slow machine. Each row waits for its own answers.
 const AT_ONCE_WHEN_SLOW: usize = 6;
 
 /// Runs rows on a stand, and fails with the names of those that failed.

@@ -422,8 +422,8 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for (target, _) in all {
         wait_for("connections to be refused", PATIENCE, || {
-            // If the first error arrives while Linux is still in the send call, the connection fails only when its
-            // second SYN is answered.
+            // If the first error arrives while Linux is still sending, the connection waits for the answer to its
+            // second SYN.
             let kind = connect_within(target, PATIENCE)?
                 .err()
                 .map(|error| error.kind());

@@ -76,7 +76,6 @@ fn ask(
 
 /// Checks that all these backends answer, over TCP and over connected and unconnected UDP sockets, and that their
 /// answers seem to come from the service.
-/// service.
 fn answered_by(node: &Node, target: SocketAddr, names: &[&str]) -> anyhow::Result<()> {
     let from = node.name();
     wait_answered_by(from, target, names)?;

@@ -182,7 +182,7 @@ fn sockets_of_the_agent_go_where_they_are_sent() -> anyhow::Result<()> {
             );
         }
     }
-    // A process that starts beside a running agent does not end that agent's exemption.
+    // A process that starts beside a running agent does not take over that agent's exemption.
     process::spare_own_sockets(&run.location)?;
     for target in targets {
         ensure!(is_translated(target)?, "{target}");
