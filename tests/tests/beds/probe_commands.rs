@@ -239,7 +239,8 @@ fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
     wait_for("nothing to be left of the runs", PATIENCE, || {
         Ok((groups() == 0).then_some(()))
     })?;
-    // The container itself is not affected. Its first process does not reap orphans, while the runtime reaps its own.
+    // The container itself is not affected. Zombies are only printed: orphans of the runtime's runs are left to the
+    // container's first process, which does not reap them.
     assert!(processes::with_word("1000000") > 0);
     println!(
         "zombies: {zombies_before} before, {} after",
