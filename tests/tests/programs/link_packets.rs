@@ -490,7 +490,7 @@ fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
         let verdict = bed.verdict(Out, packet);
         assert_eq!(verdict, Some(Reason::PolicyDenied), "{packet:x?}");
     }
-    // Messages that only a router sends are never the endpoint's own.
+    // Policy that allows everything does not let an endpoint act as a router.
     let everything = [(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)];
     bed.change(1, 2, &everything);
     for flags in [BOTH, 0] {

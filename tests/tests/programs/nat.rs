@@ -102,7 +102,7 @@ fn settings() -> DatapathConfig {
 struct Bed(TestRun);
 
 impl Bed {
-    /// Masquerades to these ports.
+    /// Masquerades with source ports from this range.
     fn new(ports: &str) -> Self {
         let mut bed = TestRun::load();
         bed.set_health_endpoint((ENDPOINT4, ENDPOINT6), MAC, MAC, settings());
@@ -256,7 +256,7 @@ fn icmp(address: IpAddr) -> u8 {
     if address.is_ipv4() { ICMP } else { ICMPV6 }
 }
 
-/// The content behind the IP header.
+/// The payload of an IP packet.
 fn content(protocol: u8, from: End, to: End) -> Vec<u8> {
     let with_ports = |rest: &[u8]| [&from.1.to_be_bytes(), &to.1.to_be_bytes(), rest].concat();
     match protocol {
@@ -316,7 +316,7 @@ fn ip4(from: IpAddr, to: IpAddr, protocol: u8) -> Ipv4 {
     }
 }
 
-/// An IP packet with this content.
+/// An IP packet with this payload.
 fn around(from: IpAddr, to: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
     if from.is_ipv4() {
         ip4(from, to, protocol).packet(content)

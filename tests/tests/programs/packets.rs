@@ -230,7 +230,7 @@ fn what_was_damaged_is_not_made_whole() {
     assert_eq!(bed.run("to_endpoint", &packet), dropped(&packet));
     assert_eq!(bed.counted(Reason::InvalidHeaderChecksum), 2);
 
-    // A wrong ICMP checksum stays exactly as wrong, so the sender discards the reply.
+    // A wrong ICMP checksum stays wrong by the same amount, so the sender discards the reply.
     let mut message = echo4(8, 0, 5, 6, b"data");
     let mut expected = echo4(0, 0, 5, 6, b"data");
     message[9] ^= 0x10;
@@ -885,8 +885,8 @@ fn number(sequence: u16) -> ProbeId {
     }
 }
 
-/// Tells the agent's side that a probe was answered, after the uplinks' programs matched the answer. Returns the round
-/// trip.
+/// Reports the answer to a probe the way the agent does. The uplinks' programs must have matched the answer. Returns the
+/// round trip.
 fn hear(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> u64 {
     match rtt.answered(key, number, u64::MAX) {
         Ok(Measurement::ByKernel(rtt_ns)) => rtt_ns,
@@ -894,7 +894,7 @@ fn hear(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> u64 {
     }
 }
 
-/// Reports a probe's answer to the agent's side, and returns the resulting row.
+/// The row after the answer to a probe was reported with [`hear`].
 fn entered(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> RttRow {
     hear(rtt, key, number);
     rtt.row(key).expect("the map").expect("the row")
@@ -918,7 +918,7 @@ fn a_probe_and_its_reply_make_a_round_trip() {
         let back = probe(Path::Host, 0, PROBE_ID, sequence);
         assert_eq!(bed.run("from_netdev", &back), untouched(&back));
     }
-    // The row stays empty until the agent asks for the results.
+    // The row stays empty until the agent reports the answers.
     assert_eq!(rtt.row(key).expect("the map"), Some(RttRow::EMPTY));
     assert_eq!(bed.maps().inflight().expect("the probes").len(), 3);
     let times = [1, 2, 3].map(|sequence| hear(&rtt, key, number(sequence)));
@@ -955,7 +955,7 @@ fn a_probe_and_its_reply_make_a_round_trip() {
     let row = rtt.row(key).expect("the map").expect("the row");
     assert_eq!((row.samples, row.duplicates, row.late), (3, 1, 0));
     assert_eq!(bed.counted(Reason::ProbeUnmatched), 2);
-    // The agent is notified of the same results again.
+    // Reporting the answers again changes nothing.
     for (sequence, rtt_ns) in (1..).zip(times) {
         assert_eq!(hear(&rtt, key, number(sequence)), rtt_ns);
     }

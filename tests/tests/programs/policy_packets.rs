@@ -37,7 +37,7 @@ use crate::endpoint_packets::{
 
 const GATEWAY4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 pub(crate) const GATEWAY6: &str = "fd00:10:244:1::1";
-/// The identity that the tables belong to.
+/// The identity to which the tables belong.
 const SUBJECT: u32 = 4242;
 pub(crate) const APP: u32 = 1000;
 const DATABASE: u32 = 1001;

@@ -91,7 +91,7 @@ fn source_port(frame: &[u8], like: IpAddr) -> u16 {
     u16::from_be_bytes([frame[at], frame[at + 1]])
 }
 
-/// Strips the hardware addresses.
+/// The frame without its MAC addresses.
 fn without_link(frame: &[u8]) -> &[u8] {
     &frame[ETHERNET_LEN - 2..]
 }

@@ -41,7 +41,7 @@ pub(crate) struct Hosts {
     pub(crate) endpoint: IpAddr,
     /// On another node.
     pub(crate) elsewhere: IpAddr,
-    /// Outside.
+    /// Outside the cluster.
     pub(crate) client: IpAddr,
     pub(crate) cluster_ip: IpAddr,
 }
@@ -76,7 +76,7 @@ pub(crate) fn hosts() -> [Hosts; 2] {
     [of(ENDPOINT4.into(), v4), of(ENDPOINT6.into(), v6)]
 }
 
-/// No service here needs a table.
+/// Stands in for Maglev tables, which no service here needs.
 struct NoTables;
 
 impl FillMaglev for NoTables {

@@ -24,7 +24,7 @@ use crate::service_packets::{
     two_services,
 };
 
-/// Where a client sends: to one of two services, or to the backend itself.
+/// Destination of a client's packets: one of two services, or the backend itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     ClusterIp,
@@ -40,7 +40,7 @@ const WAYS: [By; 3] = [ClusterIp, NodePort, Nothing];
 enum Place {
     /// An endpoint, whose backend is on another node.
     Endpoint,
-    /// Outside; the backend is an endpoint.
+    /// Outside the cluster; the backend is an endpoint.
     Outside,
 }
 
@@ -186,7 +186,7 @@ impl Client {
         seen
     }
 
-    /// Both sides send.
+    /// Sends a packet in each direction.
     fn go_on(&self, stand: &Stand, by: By, seen: u16) {
         assert_eq!(self.send(stand, by, ACK), Some(seen), "{self:?} {by:?}");
         self.check_answer(stand, by, seen, ACK);

@@ -180,7 +180,7 @@ fn no_service_takes_an_address_that_its_node_uses() -> anyhow::Result<()> {
     undisturbed().context("a ClusterIP")
 }
 
-/// The gateway of a node's pods: the address after the network address.
+/// The gateway of a node's pods, which is the address after the network address.
 fn gateway(cidr: &str) -> anyhow::Result<IpAddr> {
     Ok(match cidr.parse()? {
         IpNet::V4(v4) => Ipv4Addr::from_bits(v4.network().to_bits() + 1).into(),
