@@ -885,8 +885,8 @@ fn number(sequence: u16) -> ProbeId {
     }
 }
 
-/// Reports the answer to a probe the way the agent does. The uplinks' programs must have matched the answer. Returns the
-/// round trip.
+/// Reports the answer to a probe the way the agent does. The uplinks' programs must have matched the answer. Returns
+/// the round trip.
 fn hear(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> u64 {
     match rtt.answered(key, number, u64::MAX) {
         Ok(Measurement::ByKernel(rtt_ns)) => rtt_ns,
