@@ -1,4 +1,4 @@
-//! Sets up a machine, runs a local cluster, the tests and the benchmarks: `cargo xtask --help`.
+//! Sets up a machine and runs local clusters, tests and benchmarks: `cargo xtask --help`.
 
 mod aarch64;
 mod arch;
