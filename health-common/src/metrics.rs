@@ -82,7 +82,7 @@ pub enum Reason {
     UnsupportedL2 = 166,
     /// Dropped: no port was free to masquerade a new flow, or its translation did not fit into the map.
     NatNoMapping = 167,
-    /// Dropped: a packet to be masqueraded that neither belongs to a flow nor starts one.
+    /// Dropped: a packet that needs masquerading but neither belongs to a flow nor starts one.
     NatUnsupported = 168,
     /// Dropped: a rule of the endpoint's policy denies it.
     PolicyDeniedByRule = 181,

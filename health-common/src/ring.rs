@@ -1,6 +1,5 @@
 //! Eviction from the TCP tables, which are hash maps. A ring holds the keys of a table's entries in insertion order.
-//! When the table is full and an entry is to be inserted, a hand moves round the ring, as in the CLOCK algorithm, and
-//! evicts
+//! When an insertion finds the table full, a hand moves round the ring, as in the CLOCK algorithm, and evicts
 //!
 //! - a worthless entry, i.e. one whose connection is closed, has not completed its handshake, or has seen packets from
 //!   one side only;
@@ -28,7 +27,7 @@ pub const CANDIDATES: u32 = 16;
 
 /// How long valuable entries are spared after a worthless one was found, or after a table became full, seconds.
 pub const SPARE_SECS: u32 = 2;
-/// A table counts as newly full if nothing had to be evicted before for this long, seconds.
+/// A full table counts as newly full if it had needed no eviction for this long, seconds.
 pub const ROOM_SECS: u32 = 10;
 /// Number of vacated slots remembered at the same time.
 pub const VACATED: usize = 8;

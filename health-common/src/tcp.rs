@@ -291,7 +291,7 @@ pub struct Flow {
     pub pad: u16,
 }
 
-/// What to do about a segment that leaves.
+/// What to do about an outgoing segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// Nothing further: the segment has been recorded.
@@ -326,8 +326,8 @@ impl Flow {
         }
     }
 
-    /// Records a segment that leaves. `segments` is the number of full-sized segments that it will be split into on
-    /// the wire, and `now_ns` reads a clock that may lag by some milliseconds.
+    /// Records an outgoing segment. `segments` is the number of full-sized segments that it will be split into on the
+    /// wire, and `now_ns` reads a clock that may lag by some milliseconds.
     ///
     /// Data is timed if it is new and fills at least two full-sized segments: a receiver acknowledges every second
     /// one at once (RFC 5681 section 4.2), and may delay its answer to a single one.
@@ -364,7 +364,7 @@ impl Flow {
         Sent::Time
     }
 
-    /// Records everything about a segment to be timed except the time, `timed_ns`, which the caller must set last.
+    /// Records the segment to time, except for the time itself, `timed_ns`, which the caller must set last.
     #[inline(always)]
     pub fn prepare(&mut self, segment: &Segment, clock: Option<Timestamps>, now_ns: u64) {
         let syn = if segment.opens() { TIMED_SYN } else { 0 };

@@ -59,8 +59,8 @@ enum Command {
     Bench(bench::Args),
     /// Run a command in a virtual machine
     Vm(vm::CommandArgs),
-    /// Write the samples and figures of README.md from runs on this machine, docs/settings.md, deploy/config.yaml and the
-    /// OpenAPI document
+    /// Write the samples and figures of README.md from runs on this machine, docs/settings.md, deploy/config.yaml and
+    /// the OpenAPI document
     Docs,
     /// Write the OpenAPI document from the handlers and types of the API
     Openapi,

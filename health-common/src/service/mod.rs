@@ -208,8 +208,8 @@ pub const FLOW_MASQUERADED: u16 = 2;
 pub const FLOW_OF_HOST: u16 = 4;
 /// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is on another node and answers the client directly: see [`direct`].
 pub const FLOW_DIRECT: u16 = 8;
-/// Flag, with [`FLOW_FROM_OUTSIDE`]: another node forwarded the flow to a backend here, and named its frontend. Such
-/// an entry has no backend index and no service number: the other node counts the flow.
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: another node forwarded the flow to a backend here and named the flow's frontend.
+/// Such an entry has no backend index and no service number: the other node counts the flow.
 pub const FLOW_RELAYED: u16 = 16;
 /// Flag: the same client also reaches the same backend, with the same ports, through another frontend. Each packet
 /// switches the answers to the frontend that it was sent to. Never set for TCP.

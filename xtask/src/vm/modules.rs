@@ -9,7 +9,7 @@ use anyhow::Context as _;
 
 use super::archive::Archive;
 
-/// Folders below `kernel/` of which all modules are included.
+/// Folders below `kernel/` whose modules are all included.
 const FOLDERS: &[&str] = &[
     "net/802",
     "net/8021q",

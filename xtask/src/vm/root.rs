@@ -147,7 +147,7 @@ const UNREAD: &[&str] = &["packages", "usr/include", "usr/share", "var"];
 pub(crate) enum Origin {
     /// This machine.
     Machine,
-    /// A folder with unpacked packages, all of which go into the guest.
+    /// A folder with unpacked packages. All of them go into the guest.
     Packages(PathBuf),
 }
 
