@@ -1,6 +1,6 @@
-//! Eviction from the TCP tables. A kernel's LRU map evicts 128 entries at a time, and every 128th new flow bears the
-//! cost; a hash map evicts nothing. So the keys of new entries are recorded in a ring, and an entry that finds the
-//! table full replaces another: see [`health_common::ring`].
+//! Evicts entries from the TCP tables. The kernel's LRU maps evict 128 entries at a time, and every 128th new flow
+//! bears the cost; its hash maps evict nothing. So the keys of new entries are recorded in a ring, and a new entry that
+//! finds the table full replaces another: see [`health_common::ring`].
 
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd, atomic_xchg};
 
@@ -43,7 +43,7 @@ impl<K: Copy> Ring<K> {
         }
     }
 
-    /// Evicts this many entries, at most 2, from a full table. Returns whether that many could be evicted.
+    /// Evicts `entries` entries (at most 2) from a full table. Returns whether all of them could be evicted.
     #[inline(always)]
     pub fn make_room(&self, entries: u32) -> bool {
         self.make_one() && (entries < 2 || self.make_one())
@@ -59,14 +59,14 @@ impl<K: Copy> Ring<K> {
     }
 }
 
-/// A slot for a new key, counted from 1: a vacated one, or the next one.
+/// Takes a slot for a new key: a vacated one, or else the next one. Returns its number, counted from 1.
 #[inline(always)]
 fn take_place(hand: u32) -> u32 {
     let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
         return 0;
     };
     for index in 0..VACATED {
-        // SAFETY: aligned words of a map value. For why an intrinsic see `conntrack::add`.
+        // SAFETY: aligned words of a map value. See `conntrack::add` for why this is an intrinsic.
         unsafe {
             let vacated = (&raw mut (*hand).vacated).cast::<u32>().add(index);
             if vacated.read_volatile() != 0 {
@@ -83,8 +83,8 @@ fn take_place(hand: u32) -> u32 {
 /// Advances a hand by one slot, and returns the slot that it passed.
 #[inline(always)]
 fn next_place(hand: *mut Hand) -> Option<u32> {
-    // SAFETY: aligned words of a map value. For why an intrinsic see `conntrack::add`; with relaxed ordering, LLVM
-    // would emit an add that does not return the old value.
+    // SAFETY: aligned words of a map value. See `conntrack::add` for why this is an intrinsic; with relaxed ordering,
+    // LLVM would emit an add that does not return the old value.
     unsafe {
         let passed = atomic_xadd::<u32, u32, { AtomicOrdering::SeqCst }>(&raw mut (*hand).next, 1);
         passed.checked_rem((*hand).places)
@@ -93,8 +93,8 @@ fn next_place(hand: *mut Hand) -> Option<u32> {
 
 /// A value in a table with eviction.
 trait Evictable<T> {
-    /// How much would be lost with an entry, as the second when it was last used. 0: nothing, or a connection of
-    /// which only a handshake or only one side was seen.
+    /// How much would be lost with an entry, given as the second when it was last used. 0 if nothing would be lost, or
+    /// only a connection of which just the handshake or just one side was seen.
     fn worth(key: &T, entry: *const Self) -> u32;
 }
 
@@ -113,7 +113,7 @@ impl<T: Version> Evictable<T> for CtEntry {
 /// Worth of an entry if conntrack cannot tell whether it is in use.
 const LEAST: u32 = 1;
 
-/// Worth of an entry that belongs to a flow, whichever of the flow's packets conntrack saw first.
+/// Worth of an entry that belongs to a flow, whichever side's packet conntrack saw first.
 #[inline(always)]
 fn worth_of_flow<T: Version>(flow: &mut T) -> u32 {
     if let Some(tracked) = T::flows().tcp.map.get_ptr(*flow) {
@@ -126,7 +126,7 @@ fn worth_of_flow<T: Version>(flow: &mut T) -> u32 {
     }
 }
 
-/// Translations and service flows are worth as much as their flow in conntrack.
+/// Translations and service flows are worth as much as their flows in conntrack.
 macro_rules! evictable {
     ($tuple:ty, $translation:ty, $service_flow:ty) => {
         impl Evictable<$tuple> for $translation {
@@ -154,7 +154,7 @@ macro_rules! evictable {
 evictable!(Tuple4, NatEntry4, ServiceFlow4);
 evictable!(Tuple6, NatEntry6, ServiceFlow6);
 
-/// No entry exists.
+/// Worth of an entry that does not exist.
 const NONE: u32 = u32::MAX;
 
 /// Worth of the entry whose key is in a slot, or [`NONE`].
@@ -176,7 +176,7 @@ fn candidate(hand: *mut Hand, worth: impl Fn(u32) -> u32) -> u32 {
     // Worth and slot in one word: callers leave little stack space.
     let mut least = u64::MAX;
     let mut passed = 0;
-    // The loop tests its end condition last: Linux 6.1 rejects other loops as LLVM lays them out.
+    // The loop tests its end condition last: Linux 6.1 rejects the code that LLVM generates for other loops.
     loop {
         passed += 1;
         let Some(place) = next_place(hand) else {
@@ -236,14 +236,14 @@ fn evict_one<T: Version, V>(
     place + 1
 }
 
-/// Remembers the slot of an evicted entry, counted from 1, for a new key.
+/// Makes the slot of an evicted entry, counted from 1, available to a new key.
 #[inline(always)]
 fn vacate(hand: u32, place: u32) -> u32 {
     let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
         return 0;
     };
     for index in 0..VACATED {
-        // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
+        // SAFETY: an aligned word of a map value. See `conntrack::add` for why this is an intrinsic.
         let (there, _) = unsafe {
             let vacated = (&raw mut (*hand).vacated).cast::<u32>().add(index);
             atomic_cxchg::<u32, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
@@ -257,8 +257,8 @@ fn vacate(hand: u32, place: u32) -> u32 {
     0
 }
 
-/// The rings, with separate functions in the kernel too: the verifier checks them once, not once per path that leads
-/// there. For conntrack, the worth function is inlined into its caller, because evictions there happen where the
+/// The rings. Their functions are separate in the kernel as well: the verifier checks them once, not once per path that
+/// leads there. For conntrack, the worth function is inlined into its caller, because evictions there happen where the
 /// stack has no space for another frame.
 macro_rules! rings {
     ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $take_place:ident, $evict_one:ident, $vacate:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
