@@ -17,7 +17,8 @@ use health_endpoint::log::LogEntry;
 use health_endpoint::manager::{Manager, NewEndpoint, Selector};
 use health_model::address::parse_ip;
 use health_model::api::{
-    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, LabelChange, TakenAddress,
+    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, LabelChange, PodName,
+    TakenAddress,
 };
 use health_model::labels::{LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
 use serde::{Deserialize, Serialize, Serializer};
@@ -30,14 +31,14 @@ use super::serve::Client;
 use super::server::Shared;
 use super::source::Source;
 
-/// Longest name and container id, bytes.
+/// Maximum length of names and container ids, bytes.
 const MAX_NAME: usize = 253;
-/// Longest interface name, bytes (`IFNAMSIZ` minus the terminating zero).
+/// Maximum length of an interface name, bytes (`IFNAMSIZ` minus the terminating zero).
 const MAX_IFNAME: usize = 15;
-/// Longest path, bytes (`PATH_MAX` minus the terminating zero).
+/// Maximum length of a path, bytes (`PATH_MAX` minus the terminating zero).
 const MAX_PATH: usize = 4095;
 
-/// Whether a request like this may have a body.
+/// Whether a request with this method and path may have a body.
 pub(super) fn takes_body(request: &Request) -> bool {
     let path = request.uri().path();
     match *request.method() {
@@ -113,7 +114,7 @@ impl Serialize for Listing {
     }
 }
 
-/// The changes, as soon as there are any; empty when the agent stops.
+/// Waits for changes and returns them; empty when the agent stops.
 async fn next<S: Source>(
     source: &S,
     changes: &mut watch::Receiver<u64>,
@@ -228,7 +229,7 @@ pub(super) async fn health<S: Source>(
     of_endpoint(&*api.source, id, Manager::health).await
 }
 
-/// What the manager knows about an endpoint.
+/// Reads something about an endpoint from the manager.
 async fn of_endpoint<S: Source, T: Serialize + 'static>(
     source: &S,
     EndpointId(id): EndpointId,
@@ -293,6 +294,7 @@ fn new_endpoint(request: EndpointRequest) -> Result<NewEndpoint, Refusal> {
             .container_id
             .map(|text| name("container-id", text))
             .transpose()?,
+        pod: request.pod.map(pod).transpose()?,
         network: request
             .network
             .map(|text| name("network", text))
@@ -350,8 +352,16 @@ fn name(field: &str, text: String) -> Result<String, Refusal> {
     )))
 }
 
-/// Accepts names that the kernel accepts for devices (net/core/dev.c, `dev_valid_name`) and that are not paths of
-/// settings.
+fn pod(pod: PodName) -> Result<PodName, Refusal> {
+    Ok(PodName {
+        namespace: name("pod.namespace", pod.namespace)?,
+        name: name("pod.name", pod.name)?,
+        uid: pod.uid.map(|uid| name("pod.uid", uid)).transpose()?,
+    })
+}
+
+/// Accepts names that the kernel accepts for devices (net/core/dev.c, `dev_valid_name`), except names of sysctl
+/// folders.
 fn ifname(text: String) -> Result<String, Refusal> {
     let is_usable = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '%');
     let is_path = matches!(text.as_str(), "." | ".." | "all" | "default");
@@ -363,7 +373,7 @@ fn ifname(text: String) -> Result<String, Refusal> {
     )))
 }
 
-/// Parses the address in a field; `of` accepts those of its IP version.
+/// Parses the address in a field; `of` converts it if it has the right IP version.
 fn address<T>(
     field: &str,
     text: Option<String>,

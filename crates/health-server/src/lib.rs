@@ -1,5 +1,5 @@
 //! The agent's HTTP servers: the API on a Unix socket, and the pages for monitoring, load balancers and supervisors on
-//! TCP ports. What they answer comes from a [`source`], which the agent implements. No state of the agent is kept here.
+//! TCP ports. Responses come from a [`source`], which the agent implements. This crate keeps no state of the agent.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The operations of the API: the router and the OpenAPI document are made from this table.
+//! The operations of the API. The router and the OpenAPI document are generated from this table.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,8 +13,9 @@ use super::{endpoints, policies, probes};
 /// A path in OpenAPI syntax, and the handler of one method.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-/// A row is an operation: its summary, id, method, path, handler, and what its status codes mean. The document takes
-/// parameters, bodies and answers from the types of the handler. Codes that are not listed are errors as well.
+/// Each row is an operation: its summary, id, method, path, handler, and the meanings of its status codes. The document
+/// takes parameters, request bodies and responses from the handler's type. Codes that are not listed are errors as
+/// well.
 macro_rules! operations {
     ($(
         $(#[doc = $summary:literal])+
@@ -27,7 +28,7 @@ macro_rules! operations {
             [$(($path, $method($handler))),+].into_iter()
         }
 
-        /// The same, for the document.
+        /// The operations, for the document.
         #[cfg(test)]
         pub(super) fn operations() -> Vec<crate::openapi::Operation> {
             vec![$(crate::openapi::Operation {
@@ -116,7 +117,7 @@ operations! {
         503: "The agent has not taken over its endpoints yet, or too many clients watch them.",
     }
 
-    /// Creates an endpoint in a network namespace. Answers when packets pass. After a failure, nothing of it is left.
+    /// Creates an endpoint in a network namespace. Answers when packets pass. A failed request leaves nothing behind.
     postEndpoint: post "/v1/endpoints" => endpoints::create {
         200: "The endpoint.",
         400: "The request is invalid. The message names the field, the address or the namespace.",

@@ -35,7 +35,7 @@ use super::serve::{Client, Limits, Server, has_body};
 use super::source::Source;
 use super::{endpoints, policies, routes, streamed};
 
-/// The API's OpenAPI document. Tests compare it with the handlers, their types and real answers.
+/// The API's OpenAPI document. Tests compare it with the handlers, their types and real responses.
 pub(super) const OPENAPI: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));
 
 const LIMITS: Limits = Limits {
@@ -43,15 +43,15 @@ const LIMITS: Limits = Limits {
     head: Duration::from_secs(5),
     patience: Duration::from_secs(10),
 };
-/// Maximum number of concurrent requests to probe all nodes; each takes as long as the probes.
+/// Maximum number of concurrent requests to probe nodes; each lasts as long as the probes.
 const PROBE_REQUESTS: usize = 16;
-/// Maximum number of clients that watch endpoints at a time, and likewise container probes.
+/// Maximum number of concurrent clients that watch endpoints, and of those that watch container probes.
 const WATCHES: usize = 16;
 /// Maximum number of events written at once.
 const EVENT_BATCH: usize = 256;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
-/// Serves the API until `shutdown` completes. Then answers requests in flight for up to 2 s and removes the socket's
+/// Serves the API until `shutdown` completes, then finishes requests in flight for up to 2 s and removes the socket
 /// file.
 pub async fn serve<S: Source>(
     listener: UnixListener,
@@ -69,16 +69,16 @@ pub async fn serve<S: Source>(
     }
 }
 
-/// The source of answers.
+/// The state of the API's handlers.
 pub(super) struct Api<S> {
     pub(super) source: S,
     started: Instant,
     feed: Mutex<NodeFeed>,
-    /// For requests that take as long as probes do.
+    /// Limits requests that last as long as probes.
     probes: Places,
-    /// For requests that last until the client disconnects.
+    /// Limits watches of endpoints, which last until the client disconnects.
     pub(super) watches: Places,
-    /// Likewise for container probes.
+    /// Limits watches of container probes.
     pub(super) container_watches: Places,
 }
 
@@ -108,8 +108,8 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         .with_state(api)
 }
 
-/// Paths that are answered from the first moment: the state of the agent itself and of the mesh, and what is known
-/// without them. Other paths would report that something does not exist when it is merely unknown so far.
+/// Paths that are served from the start: the state of the agent and of the mesh, and whatever does not depend on them.
+/// Other paths would report that something does not exist when it is merely not known yet.
 pub(super) const ANSWERED_WHILE_STARTING: [&str; 6] = [
     "/v1beta/healthz",
     "/v1beta/status",
@@ -204,7 +204,7 @@ pub(super) async fn probe<S: Source>(
     })
 }
 
-/// One line of JSON per event, as they arrive. Holds `place` until the last one.
+/// Streams one line of JSON per event. Holds `place` until the last one.
 fn event_lines(
     events: mpsc::Receiver<ProbeEvent>,
     place: OwnedSemaphorePermit,
@@ -228,10 +228,10 @@ pub(super) async fn hello() {}
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct FeedQuery {
-    /// The client id of the last answer; 0 in the first request. Without it, all nodes are returned each time.
+    /// The client id in the last response; 0 in the first request. Without it, all nodes are returned each time.
     client_id: Option<i64>,
-    /// The generation of the last answer that arrived, so that the client misses nothing when an answer is lost. Without
-    /// it, every answer is assumed to have arrived.
+    /// The generation in the last response that arrived, so that the client misses nothing if a response is lost.
+    /// Without it, every response is assumed to have arrived.
     generation: Option<u64>,
 }
 
@@ -245,7 +245,7 @@ pub(super) async fn cluster_nodes<S: Source>(
     }) = query?;
     answer(move || {
         let mut feed = api.feed.lock().unwrap_or_else(PoisonError::into_inner);
-        // Read under the lock, so that the feed never goes back to an older set.
+        // Read under the lock, so that the feed never returns to an older set.
         feed.update(&api.source.nodes());
         let now = api.started.elapsed();
         let diff = feed.read(client_id, generation, now, node_feed::random_client_id);
@@ -340,7 +340,7 @@ pub(super) async fn monitor<S: Source>(
     )))
 }
 
-/// `reported` for a known node or for all nodes; a refusal if the node does not exist.
+/// Returns `reported` for a known node or for all nodes; refuses if the node does not exist.
 fn of_known_node<T>(
     source: &impl Source,
     node: Option<String>,
@@ -410,7 +410,7 @@ async fn refuse_bodies(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Whether a request like this may have a body.
+/// Whether a request with this method and path may have a body.
 pub(super) fn takes_body(request: &Request) -> bool {
     endpoints::takes_body(request) || policies::takes_body(request)
 }
@@ -448,8 +448,8 @@ mod tests {
     use crate::socket::bind;
     use crate::source::testing::Unasked;
 
-    /// Covers each operation of the document except those that report the agent's own state: reading anything else from
-    /// the source would panic.
+    /// Covers every operation in the document, except those on the agent's own state: reading anything else from the
+    /// source would panic.
     #[tokio::test]
     async fn no_path_says_that_there_is_nothing_while_the_agent_starts() {
         let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();

@@ -24,8 +24,9 @@ use tracing::info;
 
 use super::containers::{self, ContainerProbes, Sources};
 use super::deletions;
-use super::endpoints::{self, WorkloadEndpoints};
+use super::endpoints::{self, LabelSources, WorkloadEndpoints};
 use super::event_relay::EventRelay;
+use super::kubernetes_pods::KubernetesPods;
 use super::node::NodeDatapath;
 use super::own_addresses;
 use super::own_node;
@@ -105,6 +106,7 @@ pub(super) async fn start(
         tasks,
         _collector: core.collector,
         _identities: core.identities,
+        _kubernetes_pods: core.kubernetes_pods,
         _own_addresses: core.own_addresses,
     })
 }
@@ -144,6 +146,7 @@ struct Core {
     probing: Probing,
     events: EventRelay,
     identities: Arc<IdentityAllocator>,
+    kubernetes_pods: Option<KubernetesPods>,
     endpoints: WorkloadEndpoints,
 }
 
@@ -164,10 +167,13 @@ impl Assembly<'_> {
         let OpenedResources {
             listeners,
             exporter,
+            kubernetes_pods,
             pods,
             services,
         } = opened;
-        let core = self.start_core(&exporter, listeners, survey).await?;
+        let core = self
+            .start_core(&exporter, listeners, survey, kubernetes_pods)
+            .await?;
         self.node.remove_former_endpoint().await;
         // Before any client can request endpoints.
         deletions::carry_out(&self.context.config.location, &core.endpoints.manager).await;
@@ -180,6 +186,7 @@ impl Assembly<'_> {
         exporter: &Exporter<AgentSource, Location>,
         listeners: Vec<TcpListener>,
         survey: Survey,
+        kubernetes_pods: Option<KubernetesPods>,
     ) -> anyhow::Result<Core> {
         let Self { context, node, .. } = *self;
         let StartContext {
@@ -201,13 +208,18 @@ impl Assembly<'_> {
         registration::remember(config)?;
         let events = EventRelay::start(node)?;
         let identities = Arc::new(open_identities(config)?);
+        let sources = LabelSources {
+            identities: identities.clone(),
+            pods: kubernetes_pods.as_ref().map(KubernetesPods::labels),
+        };
         Ok(Core {
-            endpoints: endpoints::start(context, node, survey, identities.clone(), lag)?,
+            endpoints: endpoints::start(context, node, survey, sources, lag)?,
             own_addresses,
             collector,
             probing,
             events,
             identities,
+            kubernetes_pods,
         })
     }
 

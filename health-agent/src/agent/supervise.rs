@@ -23,6 +23,7 @@ use tracing::{info, warn};
 use super::check_schedule::{Backoff, ChangeTrigger, PERIOD};
 use super::containers::ContainerProbes;
 use super::event_relay::EventRelay;
+use super::kubernetes_pods::KubernetesPods;
 use super::node::NodeDatapath;
 use super::own_node::{self, OwnChange};
 use super::probing::tuning;
@@ -68,6 +69,8 @@ pub(super) struct Agent {
     pub(super) _collector: Collector,
     /// Likewise.
     pub(super) _identities: Arc<IdentityAllocator>,
+    /// Likewise.
+    pub(super) _kubernetes_pods: Option<KubernetesPods>,
     /// Likewise.
     pub(super) _own_addresses: AbortOnDrop,
 }

@@ -28,6 +28,7 @@ mod hostile_frames;
 mod hosts_only;
 mod identities;
 mod kubernetes;
+mod kubernetes_labels;
 mod listings;
 mod masquerade;
 mod mesh;

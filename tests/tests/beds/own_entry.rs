@@ -1,5 +1,4 @@
-//! This node's own entry: an agent takes it from the registry, not from the state saved by an earlier agent, and
-//! follows its changes.
+//! This node's own entry: an agent prefers the registry to what an earlier agent saved, and follows changes.
 
 use std::path::Path;
 
@@ -22,7 +21,7 @@ struct Stand {
 }
 
 impl Stand {
-    /// One node, not running an agent yet, to which the cluster assigns these addresses and pod CIDRs.
+    /// Starts a bed with one node without an agent. The cluster assigns these addresses and pod CIDRs to the node.
     fn start(addresses: &[&str], pod_cidrs: &[&str]) -> anyhow::Result<Self> {
         let bed = Bed::builder()
             .nodes(1)
@@ -53,9 +52,9 @@ impl Stand {
         self.node().kill_agent(Signal::SIGKILL)
     }
 
-    /// Moves the host to another IPv4 address.
+    /// Gives the host another IPv4 address.
     fn move_host(&self) -> anyhow::Result<()> {
-        // The order matters: when the first address of a network is removed, the kernel removes the others too.
+        // The order matters: when the first address of a network is deleted, the kernel also deletes the others.
         self.node().exec(&format!("ip addr del {V4}/24 dev eth0"))?;
         self.node()
             .exec(&format!("ip addr add {OTHER_V4}/24 dev eth0"))
@@ -92,7 +91,7 @@ fn a_node_that_gained_ipv6_and_pod_cidrs_has_both_at_its_next_start() -> anyhow:
     let stand = Stand::start(&[V4], &[])?;
     stand.keep()?;
     stand.say(&[V4, V6], &[PODS4, PODS6]);
-    // Without the new address, the agent would reject the flags; without the pod CIDR, there would be no endpoint.
+    // Without the new address, the agent rejects the flags; without the pod CIDR, there is no endpoint.
     let flags = "--native-routing-cidr 10.0.0.0/8 --native-routing-cidr fd00::/8";
     stand.node().take_over_with(flags)?;
     assert!(stand.answers(V6)?);
@@ -122,7 +121,7 @@ fn without_its_cluster_an_agent_starts_by_what_was_kept_if_that_fits_the_host() 
     stand.wait_logged(&["waiting for node", &misfit])?;
     stand.node().check_agent()?;
     stand.server.resume()?;
-    // The cluster may also be slow to learn the node's address.
+    // The cluster only learns the node's new address later.
     stand.wait_logged(&["; the entry does not match this host"])?;
     stand.say(&[OTHER_V4], &[PODS4]);
     wait_for("the agent to be up", PATIENCE, || {
@@ -158,7 +157,7 @@ fn an_agent_that_waits_for_its_registry_has_its_sockets_spared_from_services() -
     let node = stand.bed.node(1);
     node.take_over_with(&flags)?;
     node.wait_kept(stand.bed.nodes())?;
-    // The PID in the initial PID namespace, which may differ from the PID here.
+    // The PID in the initial PID namespace, which may differ from the PID in this one.
     let spared = || -> anyhow::Result<u64> {
         let listed = node.listing("bpf map dump HEALTH_CONFIG")?;
         let number = listed[0]["value"]["agent-tgid"].as_u64();
@@ -190,7 +189,7 @@ fn a_running_agent_listens_on_a_new_own_address_and_ends_once_when_it_moves() ->
     wait_for("an answer on the new address", PATIENCE, || {
         Ok(stand.answers(V6)?.then_some(()))
     })?;
-    // An address that the host does not have causes no failure.
+    // An address that the host lacks does not stop the agent.
     stand.say(&[OTHER_V4, V6], &[PODS4]);
     stand.say(&[OTHER_V4], &[PODS4]);
     let seen = stand.node();

@@ -1,4 +1,4 @@
-//! Probes of targets that misbehave: servers of all protocols, and commands.
+//! Probes of misbehaving targets: servers for all protocols, and commands.
 
 mod cases;
 mod commands;
@@ -13,7 +13,7 @@ use tests::hostile::Hostile;
 
 use self::cases::{CASES, Case, Way, is_timeout};
 
-/// Timeout for a response that never comes.
+/// Timeout where no answer is expected.
 const SHORT: Duration = Duration::from_millis(300);
 /// Number of times that each server is probed.
 const ROUNDS: usize = 3;
@@ -29,7 +29,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .build()?)
 }
 
-/// Probes all servers in these ways, one after another.
+/// Probes all servers of these types, one after another.
 fn each_comes_to_what_is_expected(ways: &[Way]) -> anyhow::Result<()> {
     let hostile = hostile()?;
     let runtime = runtime()?;
@@ -43,7 +43,7 @@ fn each_comes_to_what_is_expected(ways: &[Way]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On a busy machine, a probe may time out before the stage at which it should. It is then repeated with more time.
+/// On a busy machine, a probe may time out before the expected stage, and is then repeated with a longer timeout.
 async fn comes_to_what_is_expected(case: &Case, hostile: &Hostile) {
     let mut timeout = if case.times_out() { SHORT } else { PATIENCE };
     loop {

@@ -1,4 +1,4 @@
-//! Settings that change while the agent is running.
+//! Settings that change while an agent runs.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// A setting in force, and its source.
+/// The value and the origin of a setting in force.
 fn setting(node: &Node, name: &str) -> anyhow::Result<(Value, Value)> {
     let list = node.listing("config")?;
     let mut settings = list["settings"].as_array().context("no settings")?.iter();
@@ -107,7 +107,7 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
     node.check_agent()
 }
 
-/// When the result of each probe last changed between success and failure.
+/// Times at which probe results last changed between success and failure.
 fn last_changes(node: &Node) -> anyhow::Result<Vec<String>> {
     let status = node.cli("status -o json")?.success()?;
     let mut found = Vec::new();
@@ -132,7 +132,7 @@ fn collect_changes(value: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Whether policy allows a packet that no rule mentions.
+/// Whether policy allows a packet to which no rule applies.
 fn passes_without_rules(node: &Node) -> anyhow::Result<bool> {
     let trace = node.cli("policy trace --src app=a --dst app=b --dport 80/TCP")?;
     Ok(!trace.stdout.contains("Final verdict: dropped"))
@@ -169,13 +169,13 @@ fn a_changed_file_is_read_without_a_signal_and_no_probe_or_connection_is_lost() 
     fs::write(&file, "policy: {policy-mode: always}\n")?;
     takes("policy-mode", &json!("always"))?;
     assert!(!passes_without_rules(node)?);
-    // A file in the folder takes precedence. Once it is removed, the first file applies again.
+    // A file in the folder takes precedence over the main file, which applies again once that file is removed.
     let drop_in = drop_ins.join("10-policy.yaml");
     fs::write(&drop_in, "policy: {policy-mode: never}\n")?;
     takes("policy-mode", &json!("never"))?;
     fs::remove_file(&drop_in)?;
     takes("policy-mode", &json!("always"))?;
-    // The file is replaced by a rename, as editors and configuration management do.
+    // The file is replaced with a rename, as editors and configuration management do.
     let next = folder.path().join("next");
     fs::write(
         &next,
@@ -196,14 +196,14 @@ fn a_changed_file_is_read_without_a_signal_and_no_probe_or_connection_is_lost() 
     };
     status("settings: cannot reload: ")?;
     assert_eq!(setting(node, "probe-rate")?.0, json!(500));
-    // A full disk can leave such a file.
+    // A full disk can leave an empty file behind.
     fs::write(&file, "")?;
     status("config.yaml is empty")?;
     assert_eq!(setting(node, "probe-rate")?.0, json!(500));
     fs::write(&file, "mesh: {one-way: true, probe-rate: 400}\n")?;
     takes("probe-rate", &json!(400))?;
     status("restart the agent to apply one-way")?;
-    // A file that never settles is read anyway.
+    // The agent reads even a file that keeps changing.
     let mut rate = 400;
     wait_for("a file that keeps changing to be read", PATIENCE, || {
         rate += 1;

@@ -91,7 +91,7 @@ fn cleanup_leaves_a_node_as_it_was() -> anyhow::Result<()> {
         for node in bed.nodes() {
             node.kill_agent(signal)?;
         }
-        // The log belongs to the bed rather than the agent.
+        // The bed owns the log, so `cleanup` keeps it.
         std::fs::remove_file(node.runtime_dir().join("agent.log"))?;
         node.cli("cleanup")?.success()?;
         let again = node.cli("cleanup")?.success()?;
@@ -127,7 +127,7 @@ fn an_agent_cannot_start_before_a_cleanup_has_ended() -> anyhow::Result<()> {
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     node.kill_agent(Signal::SIGTERM)?;
-    // `cleanup` blocks on reading this file, as it would on an etcd that does not respond.
+    // The cleanup blocks on reading this file, as it would on an etcd that does not answer.
     let note = node.runtime_dir().join("state/registered.json");
     run(Command::new("mkfifo").arg(&note))?.success()?;
     let mut cleanup = node.cli_command().arg("cleanup").spawn()?;
@@ -154,13 +154,13 @@ fn an_agent_cannot_start_before_a_cleanup_has_ended() -> anyhow::Result<()> {
     bed.wait_all_reachable(PATIENCE)
 }
 
-/// A snapshot of the machine while no bed runs. Like all other snapshots, it includes the lock file.
+/// A snapshot of the machine while no bed runs. It includes the lock file, like all other snapshots.
 fn machine_alone() -> anyhow::Result<Snapshot> {
     let _lock = BedLock::acquire()?;
     Snapshot::machine()
 }
 
-/// Starts the program `bed` with two nodes, and waits until it reports that all are reachable.
+/// A running `bed` with two nodes, after it has reported that both are reachable.
 fn bed_program() -> anyhow::Result<Child> {
     let mut bed = Command::new(env!("CARGO_BIN_EXE_bed"))
         .args(["--nodes", "2"])

@@ -1,5 +1,5 @@
-//! Services with IPVS on a real kernel: the output of `ipvsadm` and `ipset`, the services that clients reach, and
-//! graceful draining.
+//! Services through IPVS on a real kernel: `ipvsadm` and `ipset` listings, reachability for clients, and graceful
+//! draining.
 
 mod agents;
 mod modes;
@@ -37,7 +37,7 @@ use place::{
     pod, refusal, udp,
 };
 
-/// Address of the service with this number, in either IP version.
+/// The service address with this index, in either family.
 fn vip(service: u8, is_ipv6: bool) -> IpAddr {
     match is_ipv6 {
         false => [10, 96, 0, service].into(),
@@ -49,13 +49,13 @@ const WEB: u8 = 10;
 const HAIRPIN: u8 = 11;
 const EMPTY: u8 = 12;
 const BALANCED: u8 = 13;
-/// Preserves the source address, and has an endpoint on this node.
+/// Preserves the source, and has an endpoint on this node.
 const LOCAL: u8 = 14;
-/// Preserves the source address, and has endpoints only on other nodes.
+/// Preserves the source, and only has endpoints on other nodes.
 const DISTANT: u8 = 15;
-/// Each client stays with its endpoint.
+/// Has session affinity.
 const STICKY: u8 = 16;
-/// Another process has a virtual server at this service's IPv4 address.
+/// Another program already has a virtual server at its IPv4 address.
 const TAKEN: u8 = 17;
 /// Has an external address that belongs to the node, with the same port as the next service's NodePort.
 const EXTERNAL: u8 = 18;
@@ -63,10 +63,10 @@ const EXTERNAL: u8 = 18;
 const VACANT: u8 = 19;
 /// Clients send packets to it before it exists.
 const EARLY: u8 = 20;
-/// Address of the load balancer. A source range limits who may use it.
+/// Address of the load balancer, which source ranges restrict.
 const BALANCER: u8 = 200;
 
-/// Manifests of the service with this number and of its endpoints: the pods with these numbers, on this node.
+/// Manifests of a service and its endpoints, which are the pods with these indices on this node.
 fn manifest(service: u8, name: &str, more: &str, pods: &[u8]) -> String {
     manifest_on("here", service, name, more, pods)
 }
@@ -105,9 +105,9 @@ const DISTANT_PORTS: &str = "type: NodePort, externalTrafficPolicy: Local, \
 const STICKY_PORT: &str = "sessionAffinity: ClientIP, ports: [{name: web, port: 80}]";
 const PORT: &str = "ports: [{name: web, port: 80}]";
 
-/// Services from a folder of manifests, served with IPVS.
+/// IPVS services from a folder of manifests.
 struct Bed {
-    // Dropped before the runtime on which they run.
+    // Must be dropped before the runtime on which they run.
     services: Option<Services>,
     folder: Option<Folder>,
     runtime: Runtime,
@@ -173,7 +173,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Stops as after a crash, without removing anything.
+    /// Stops the services as in a crash: nothing is removed.
     fn stop(&mut self) {
         if let Some(services) = self.services.take() {
             self.runtime.block_on(services.stop());
@@ -182,7 +182,7 @@ impl Bed {
     }
 
     fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
-        // Written atomically.
+        // Writes the file atomically.
         let part = self.manifests.path().join(format!(".{name}"));
         fs::write(&part, text)?;
         fs::rename(part, self.manifests.path().join(format!("{name}.yaml")))?;
@@ -196,7 +196,7 @@ impl Bed {
         failure.map(|failure| failure.error.clone())
     }
 
-    /// Waits until the output of `ipvsadm` meets a condition.
+    /// Waits until the output of `ipvsadm` meets a condition. Returns the output.
     fn until(&self, what: &str, mut is_so: impl FnMut(&str) -> bool) -> anyhow::Result<String> {
         wait_for(what, PATIENCE, || {
             let listed = command("ipvsadm -Ln")?;
@@ -208,7 +208,7 @@ impl Bed {
     }
 }
 
-/// The weight and the active connections of a real server under a virtual one, if present.
+/// Weight and active connections of a real server under a virtual server, if the real server is listed.
 fn real(listed: &str, server: SocketAddr, address: SocketAddr) -> Option<(u32, u32)> {
     let head = format!("TCP  {server} ");
     let below = listed.lines().skip_while(|line| !line.starts_with(&head));
@@ -331,7 +331,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The client of the netlink family returns the same as the tool.
+/// The netlink client and `ipvsadm` must agree.
 fn kernel_answers() -> anyhow::Result<()> {
     let mut client = Client::open()?;
     let info = client.info()?;
@@ -374,7 +374,7 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     for pod in PODS {
         ensure!(servers.iter().any(|server| server == pod), "{servers:?}");
     }
-    // From the node itself, and from a pod, whose traffic is masqueraded only when it reaches itself.
+    // Connects from the node itself, and from a pod, which is masqueraded only when it reaches itself.
     ask(None, web)?;
     let own: IpAddr = pod(2, is_ipv6).parse()?;
     for _ in 0..4 {
@@ -408,10 +408,10 @@ fn refused(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     for from in [Some(&place.client), Some(&place.pods[0]), None] {
         assert_eq!(refusal(from, empty)?, ErrorKind::ConnectionRefused);
     }
-    // This service has endpoints only on other nodes, and load balancers must choose one of those nodes.
+    // All endpoints are on other nodes, and load balancers are expected to find those nodes.
     let distant = at(NODE[usize::from(is_ipv6)], 30082)?;
     assert_eq!(refusal(Some(&place.client), distant)?, ErrorKind::TimedOut);
-    // Other listeners on the node are not reachable at service addresses.
+    // Other sockets that listen on the node are not reachable at service addresses.
     let any: IpAddr = if is_ipv6 { "::" } else { "0.0.0.0" }.parse()?;
     let listener = TcpListener::bind(SocketAddr::new(any, 9999))?;
     let unused = SocketAddr::new(vip(WEB, is_ipv6), 9999);
@@ -421,14 +421,14 @@ fn refused(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     );
     Connection::open(Some(&place.client), at(NODE[usize::from(is_ipv6)], 9999)?)?;
     drop(listener);
-    // Neither the client nor any address of the node is in the load balancer's source ranges.
+    // The source ranges contain neither the client nor an address of the node.
     let balancer = SocketAddr::new(vip(BALANCER, is_ipv6), 80);
     assert_eq!(refusal(Some(&place.client), balancer)?, ErrorKind::TimedOut);
     assert_eq!(refusal(None, balancer)?, ErrorKind::TimedOut);
     Ok(())
 }
 
-/// The contents of the sets, as the tool lists them.
+/// Checks the contents of the sets against `ipset`.
 fn sets() -> anyhow::Result<()> {
     for (set, entries) in [
         (
@@ -473,7 +473,7 @@ fn sets() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing leaves the node with a service address as its source.
+/// A service address is never the source of packets from the node.
 fn sources() -> anyhow::Result<()> {
     let listed = command(&format!("ip -j address show dev {}", ipvs::DEVICE))?;
     let listed: serde_json::Value = serde_json::from_str(&listed)?;
@@ -489,7 +489,7 @@ fn sources() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The next sync restores whatever others removed, and does not mistake it for theirs.
+/// The next sync restores what other programs have removed, without mistaking it for theirs.
 fn put_back(bed: &Bed) -> anyhow::Result<()> {
     command("ipset flush")?;
     command(&format!("ip link delete {}", ipvs::DEVICE))?;
@@ -502,7 +502,7 @@ fn put_back(bed: &Bed) -> anyhow::Result<()> {
     wait_for("the sets to be as they were", PATIENCE, || sets().map(Some))
 }
 
-/// If the device is gone, the rest is still found and removed.
+/// Without the device, everything else is still found and removed.
 fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
     ensure!(!bed.runtime.block_on(ipvs::is_present(handle))?);
     bed.start()?;
@@ -517,7 +517,7 @@ fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A NodePort without endpoints rejects nothing at an address and port that belong to another service.
+/// A NodePort without endpoints does not reject packets to an address and port that belong to another service.
 fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     let external = format!(
         "externalIPs: ['{}', '{}'], ports: [{{name: web, port: 30083}}]",
@@ -550,15 +550,15 @@ fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A UDP client that keeps sending from one port, and starts before the service exists, gets replies once the service
-/// exists.
+/// A UDP client that keeps sending from one port, starting before the service exists, gets answers as soon as the
+/// service exists.
 fn early_client(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     let ports = "type: NodePort, ports: [{name: dns, port: 53, nodePort: 30084, protocol: UDP}]";
     let mut clients = Vec::new();
     for node in NODE {
         let socket = udp(&place.client, at(node, 30084)?)?;
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
-        // The request is rejected, and conntrack remembers it as a flow.
+        // The datagram is rejected, but conntrack keeps its flow.
         ensure!(exchange(&socket).is_err());
         clients.push(socket);
     }
@@ -585,7 +585,7 @@ fn other_address(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Existing servers accept each scheduler that the kernel has, and the scheduler distributes connections.
+/// Existing servers accept every scheduler that the kernel has, and it distributes connections.
 fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     let mut missing = Vec::new();
     for (scheduler, name) in Scheduler::KNOWN {
@@ -628,7 +628,7 @@ fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     bed.start()
 }
 
-/// A pod is removed while clients use it. Meanwhile, the provider stops and starts again.
+/// A pod goes away while clients use it, and the provider restarts in the meantime.
 fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     let mut staying = Vec::new();
     for is_ipv6 in families() {
@@ -641,7 +641,7 @@ fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
         staying.push((is_ipv6, web, used));
     }
     bed.write("web", &manifest(WEB, "web", PORTS, &[1]))?;
-    // The whole service is removed too, with its address; its connection stays.
+    // The whole service and its address go too, but its connection stays.
     let hairpin = SocketAddr::new(vip(HAIRPIN, false), 80);
     let mut left = Connection::open(Some(&place.client), hairpin)?;
     left.ask()?;
@@ -667,7 +667,7 @@ fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     );
 
     bed.stop();
-    // As after a crash: a real server that is still wanted has weight 0.
+    // A leftover of a crash: a wanted real server with weight 0.
     let web = SocketAddr::new(vip(WEB, false), 80);
     let leftover = pod_at(1, false)?;
     command(&format!("ipvsadm -e -t {web} -r {leftover} -m -w 0"))?;

@@ -1,5 +1,5 @@
-//! Round trips that take longer than they used to. They are reported with the paths, the start time, and whether the
-//! network or the peer's host causes the delay, for no other node and for as long as the delay lasts.
+//! Round trips that take longer than before are reported with the paths, the start time, and whether the network or the
+//! peer's host is slow. The report is about no other node, and stays as long as the fault does.
 
 use std::time::Duration;
 
@@ -11,21 +11,22 @@ use nix::sys::signal::Signal;
 use tests::relay::{Handling, Relay};
 use tests::{Bed, Node, PATIENCE, slowness, wait_for};
 
-/// How long packets are held, multiplied by the machine's slowness: far more than a busy machine adds to a round trip.
+/// How long the relay holds packets, times the slowness of the machine: far longer than a busy machine delays a round
+/// trip.
 const HOLD: Duration = Duration::from_millis(30);
-/// Time between two probes of a target, and maximum time for a reply, in milliseconds. On slow machines,
-/// [`Builder::probing`](tests::bed::Builder::probing) makes both longer, and this test does so again: if four agents
-/// are more than a CPU can handle, all of them are slow.
+/// Time between two probes of a target, and the probe timeout, in milliseconds. On slow machines,
+/// [`Builder::probing`](tests::bed::Builder::probing) extends both, and so does this test: where four agents overload a
+/// CPU, all of them are slow.
 const INTERVAL_MS: u32 = 300;
-/// Number of replies per target that establish its usual round-trip time.
+/// Answers per target that establish the usual round trip.
 const USUAL: u64 = 30;
-/// Number of replies before a shift that may be mistaken for its start, because one in ten is slower than usual.
+/// Answers before a shift that may count as its start: one in ten exceeds the usual round trip.
 const DOUBTFUL: u64 = 10;
 /// Number of replies per target during which a diagnosis must stay in place.
 const LASTING: u64 = 30;
 
-/// Four nodes that probe each other often, with all addresses reachable. The nodes whose reports are checked have not
-/// measured anything while the others were starting.
+/// Four nodes that probe each other often, with all addresses answering. The nodes whose reports are checked took no
+/// measurements while the others started.
 fn bed() -> anyhow::Result<Bed> {
     let bed = Bed::builder()
         .nodes(4)
@@ -50,7 +51,7 @@ fn diagnosis(by: &Node, of: &Node) -> anyhow::Result<Option<Diagnosis>> {
     Ok(peer.context("the node is not in the report")?.diagnosis)
 }
 
-/// Waits until each target of `of` has sent this many more replies.
+/// Waits until each target on `of` has answered this many more probes.
 fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
     let samples = || -> anyhow::Result<Vec<u64>> {
         let rows = by.listing(&format!("bpf rtt list --peer {}", of.name()))?;
@@ -71,7 +72,7 @@ fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
     waited.with_context(|| seen(by, of, diagnosis(by, of).ok().flatten().as_ref()))
 }
 
-/// Waits until few of the earlier echo replies took as long as the held ones will: times within the usual range are no
+/// Waits until few echoes take as long as the held ones will. A round trip within the usual range does not count as a
 /// shift.
 fn wait_steady(by: &Node, of: &Node) -> anyhow::Result<()> {
     let most = HOLD * slowness() / 2;
@@ -89,8 +90,8 @@ fn wait_steady(by: &Node, of: &Node) -> anyhow::Result<()> {
     waited.with_context(|| seen(by, of, None))
 }
 
-/// Makes a relay hold the packets that a node's stack receives at its own addresses, behind the programs on the uplink.
-/// Packets to the node's endpoints are not held.
+/// Makes a relay hold packets to a node's own addresses between the programs on its uplink and its stack. Packets to
+/// its endpoints are not affected.
 fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     let uplink: serde_json::Value = serde_json::from_str(&node.exec("ip -json link show eth0")?)?;
     let mac = uplink[0]["address"].as_str().context("no MAC address")?;
@@ -100,7 +101,7 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     ] {
         node.exec(command)?;
     }
-    // The stack accepts only packets addressed to the device on which they arrive.
+    // The stack only accepts packets sent to the MAC address of the receiving device.
     node.exec(&format!("ip link set late3 address {}", mac))?;
     for device in ["late0", "late1", "late2", "late3"] {
         node.exec(&format!("ip link set {device} addrgenmode none"))?;
@@ -119,7 +120,7 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     }
     let ipv6 = node.ipv6().context("the bed has IPv6")?;
     let ipv4 = node.ipv4();
-    // Neighbour discovery stays on the device whose neighbours are resolved.
+    // Neighbour discovery must stay on the device whose neighbours are resolved.
     for matches in [
         format!("ip u32 match ip dst {ipv4}"),
         format!("ipv6 u32 match ip6 dst {ipv6} match ip6 protocol 6 0xff"),
@@ -132,14 +133,14 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     Ok(relay)
 }
 
-/// The time since which round trips are slow, according to a diagnosis.
+/// The time since which round trips are slow, from a diagnosis.
 fn since(reported: &str) -> anyhow::Result<Timestamp> {
     let (_, rest) = reported.split_once(", since ").context("since when?")?;
     let time = rest.split([';', ',']).next().unwrap_or(rest);
     Ok(time.parse()?)
 }
 
-/// Waits until `by` reports a latency shift of `of` with these words.
+/// Waits until `by` reports a latency shift of `of` that contains these words.
 fn wait_reported(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis> {
     let mut last = None;
     let reported = wait_for(words, PATIENCE, || {
@@ -152,14 +153,14 @@ fn wait_reported(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis>
     reported.with_context(|| seen(by, of, last.as_ref()))
 }
 
-/// A node's reports about another, for the error message of a test.
+/// What a node reports about another node, for error messages.
 fn seen(by: &Node, of: &Node, reported: Option<&Diagnosis>) -> String {
     let shown = by.cli(&format!("status --verbose --node {}", of.name()));
     let shown = shown.map(|ran| ran.stdout).unwrap_or_default();
     format!("{} of {}: {reported:#?}\n{shown}", by.name(), of.name())
 }
 
-/// Waits until `by` reports nothing about `of`, or only this diagnosis, which is then returned.
+/// Waits until `by` reports nothing about `of`, or only a report with the words in `but`, which is returned.
 fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<Diagnosis>> {
     let mut last = None;
     let quiet = wait_for("no diagnosis", PATIENCE, || {
@@ -175,16 +176,16 @@ fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<
 
 /// The report that other nodes must make about a node whose packets are held.
 struct ExpectedReport {
-    /// Where the time is spent, in the words of the report.
+    /// Where the delay occurs.
     place: &'static str,
-    /// Number of addresses whose echo replies are slow. HTTP reports depend on the machine: agents themselves answer
-    /// HTTP, and a busy agent delays its responses at every address.
+    /// Number of addresses whose echoes are slow. HTTP is not counted: agents answer it, and on a busy machine they may
+    /// be slow at any address.
     slow_addresses: usize,
-    /// The node's own report about the others, if any.
+    /// What the node itself reports about the other nodes, if anything.
     by_itself: &'static str,
 }
 
-/// Slows the second node down and then releases it.
+/// Slows the second node down, checks the reports, and releases the node.
 fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Result<()> {
     let [near, slow, far, other] = [1, 2, 3, 4].map(|index| bed.node(index));
     for by in [near, far] {
@@ -193,14 +194,14 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         wait_quiet(by, slow, None)?;
     }
 
-    // Times are reported in whole seconds.
+    // The report has whole seconds.
     let earliest = Timestamp::now() - Duration::from_secs(1);
     wait_answers(near, slow, DOUBTFUL)?;
     relay.set_hold(HOLD * slowness());
     for by in [near, far] {
         wait_reported(by, slow, expected.place)?;
     }
-    // The diagnosis stays for as long as the fault lasts.
+    // The report stays as long as the fault.
     wait_answers(near, slow, LASTING)?;
     let reported = wait_reported(near, slow, expected.place)?;
     println!(
@@ -215,7 +216,7 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         let since = since(reported)?;
         ensure!((earliest..Timestamp::now()).contains(&since), "{reported}");
     }
-    // On a busy machine, one HTTP response may be too late.
+    // On a busy machine, an HTTP answer may miss its timeout.
     let waited = wait_for("the node to be degraded", PATIENCE, || {
         let status = near.status()?;
         let node = status.nodes.iter().find(|n| n.name == slow.full_name());
@@ -223,7 +224,7 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         Ok((node.reachability() == Reachability::Degraded).then_some(()))
     });
     waited.with_context(|| seen(near, slow, Some(&reported)))?;
-    // The times in the diagnosis change with each reply.
+    // The times in the diagnosis change with each answer.
     wait_for("the diagnosis in the table", PATIENCE, || {
         let reported = wait_reported(near, slow, expected.place)?;
         let shown = near.cli("status --verbose --node hnode2")?.success()?;

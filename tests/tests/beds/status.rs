@@ -1,4 +1,4 @@
-//! `status` in all its forms: output and exit code, for healthy and unhealthy clusters.
+//! Output and exit code of `status` in all output formats, for healthy and unhealthy clusters.
 
 use health_model::api::{PathStatus, Reachability};
 use nix::sys::signal::Signal;

@@ -1,4 +1,4 @@
-//! Tests of the datapath's programs on crafted packets with `BPF_PROG_TEST_RUN`, without a bed or traffic. All tests
+//! Tests of the datapath's programs on crafted packets, with `BPF_PROG_TEST_RUN`: no test bed, no traffic. All tests
 //! run in one process, which loads the programs once.
 
 mod conntrack_gc;

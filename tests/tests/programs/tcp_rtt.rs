@@ -110,7 +110,7 @@ impl<'a> Talk<'a> {
         self.comes(&segment.frame(self.peer, self.local));
     }
 
-    /// The three segments that open a connection from this side.
+    /// Exchanges the three segments that open a connection from this side.
     fn open(&mut self) {
         self.leaves(&self.outgoing(SYN, self.next, 0));
         self.next = self.next.wrapping_add(1);
@@ -134,7 +134,7 @@ impl<'a> Talk<'a> {
         self.row().map_or(0, |row| row.samples)
     }
 
-    /// Exchanges data until a round trip is counted: the pause between two counted ones must be over first.
+    /// Exchanges data until a round trip is counted, which takes as long as the minimum interval between samples.
     fn send_until_counted(&mut self) {
         let before = self.samples();
         let deadline = Instant::now() + PATIENCE;
@@ -145,7 +145,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Sends data until one of its segments is timed, and leaves that segment unacknowledged.
+    /// Sends data until a segment is timed, and leaves that segment unacknowledged.
     fn send_until_timed(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while !self.is_timed() {
@@ -156,7 +156,7 @@ impl<'a> Talk<'a> {
 
     fn is_timed(&self) -> bool {
         let flows = self.bed.maps().raw("HEALTH_TCP").expect("the flows");
-        // The first field of the value is the time.
+        // The value starts with the time.
         flows.iter().any(|(_, flow)| flow[..8] != [0; 8])
     }
 }
@@ -197,7 +197,7 @@ fn a_handshake_makes_one_round_trip_whoever_opens() {
                 .expect("the first round trip makes the row");
             assert_eq!((row.samples, row.source), (before + 1, SOURCE_KERNEL));
             assert!(row.min_ns > 0 && row.last_ns < 1_000_000_000, "{row:?}");
-            // A repeated segment does not count.
+            // A repeated answer does not count.
             opened_here.comes_segment(&opened_here.answer(SYN | ACK, opened_here.next));
             opened_here.comes_segment(&opened_here.answer(ACK, opened_here.next));
             assert_eq!(opened_here.samples(), before + 1);
@@ -311,7 +311,7 @@ fn answers_that_may_have_waited_make_no_round_trip() {
             talk.comes_segment(&talk.answer(ACK, talk.next));
             assert_eq!(talk.samples(), before);
         }
-        // A single small segment, which the peer may delay acknowledging.
+        // A single small segment, which the peer may acknowledge late.
         for _ in 0..3 {
             talk.leaves(&talk.outgoing(ACK, talk.next, 10));
             talk.next += 10;
@@ -399,7 +399,7 @@ fn segments_that_lie_pass_and_make_no_round_trip() {
         }
         let before = talk.samples();
         for lie in &lies {
-            // Some of the frames are too short for the kernel to accept.
+            // The kernel refuses test runs with the shortest of these.
             if let Some(outcome) = bed.try_run("from_netdev", lie) {
                 assert_eq!(outcome, untouched(lie));
             }
@@ -420,7 +420,7 @@ fn an_answer_of_this_machine_counts_before_its_checksum_is_complete() {
     let mut talk = Talk::new(&bed, (local, peer), 100);
     talk.leaves(&talk.outgoing(SYN, 100, 0));
     let mut packet = talk.answer(SYN | ACK, 101).frame(peer, local);
-    // The sum of the pseudo header only: 172.30.0.2, 172.30.0.1, protocol 6, 20 bytes.
+    // The checksum of the pseudo-header alone: 172.30.0.2, 172.30.0.1, protocol 6, 20 bytes.
     let sum = 0xac1e_u32 + 2 + 0xac1e + 1 + 6 + 20;
     let sum = (sum & 0xffff) + (sum >> 16);
     packet[50..52].copy_from_slice(&(sum as u16).to_be_bytes());
@@ -496,7 +496,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Whether the kernel's round trip counts; it is shorter than the one that the agent claims here.
+    /// Whether the kernel's round trip counts. It is shorter than the one that the agent reports here.
     fn is_timed_by_kernel(&self) -> bool {
         const MEASURED_NS: u64 = 60_000_000_000;
         let rtt = self.talk.bed.datapath.rtt().expect("the rows");

@@ -104,7 +104,7 @@ fn a_datagram_without_a_checksum_gets_none() -> anyhow::Result<()> {
             has_checksum: false,
             ..packet
         };
-        // The first packet is looked up.
+        // The first packet goes through a full lookup.
         for _ in 0..2 {
             goes_on(
                 stand,
@@ -130,7 +130,7 @@ where
     Ok(())
 }
 
-/// A name, and a change that makes XDP pass a packet of a known flow unchanged.
+/// A case's name, and a change that makes XDP pass a known flow's packet to the stack.
 type Left<T> = (
     &'static str,
     fn(&Known<'_, T>, &mut Packet) -> anyhow::Result<()>,
@@ -185,8 +185,7 @@ where
     ]
 }
 
-/// Makes one side of a connection close it from conntrack's point of view, in a new entry in which nothing is counted
-/// yet.
+/// Half-closes the connection as conntrack sees it, in a new entry with zero counters.
 fn half_close<T: Version>(known: &Known<'_, T>) -> anyhow::Result<()>
 where
     T::Translation: Pod,
@@ -365,7 +364,7 @@ fn the_settings_of_host_and_agent_decide() -> anyhow::Result<()> {
     })
 }
 
-/// A packet whose source has become an address of this node is left to the tc programs, which drop it.
+/// The program leaves a packet whose source has become an address of this node to the tc programs, which drop it.
 #[test]
 #[ignore = "needs root"]
 fn packets_from_an_address_of_this_node_are_left() -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! Entries of the rings of table keys and of their hands, in readable form.
+//! Human-readable slots and hands of the rings of table keys.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::entry::Entry;
 use super::flow::FlowKey;
 
-/// A slot of a ring in displayed form; `None` if it has not been written yet.
+/// Converts a slot of a ring for display; `None` if it has not been written yet.
 pub(super) fn place((place, flow): (u32, Flow)) -> Option<Entry<u32, FlowKey>> {
     (flow.protocol != 0).then(|| Entry {
         key: place,
@@ -17,7 +17,7 @@ pub(super) fn place((place, flow): (u32, Flow)) -> Option<Entry<u32, FlowKey>> {
     })
 }
 
-/// An entry of `HEALTH_HANDS` in displayed form.
+/// Converts an entry of `HEALTH_HANDS` for display.
 pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
     Entry {
         key,
@@ -31,7 +31,7 @@ pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
     }
 }
 
-/// The next position to write in a ring.
+/// A ring's hand: the position to write next.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Passed {

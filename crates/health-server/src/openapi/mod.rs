@@ -1,5 +1,5 @@
-//! The OpenAPI document: made from the table of operations, and from the types of their handlers with their doc
-//! comments. Agents serve a copy of it, `openapi.json`; production code knows no schemas.
+//! The OpenAPI document, generated from the table of operations and from the handlers' types with their doc comments.
+//! Agents serve a copy, `openapi.json`, so that production code needs no schemas.
 
 mod layout;
 mod schemas;
@@ -23,7 +23,7 @@ pub(super) struct Operation {
     pub(super) method: &'static str,
     pub(super) path: &'static str,
     pub(super) summary: &'static str,
-    /// What status codes mean.
+    /// Meanings of status codes.
     pub(super) meanings: &'static [(u16, &'static str)],
     pub(super) handler: Handler,
 }

@@ -1,4 +1,4 @@
-//! The expected outcome of each probe of each hostile server.
+//! The expected outcome of every probe of every hostile server.
 
 use health_probe::mechanism::grpc::{self, GrpcProbe};
 use health_probe::mechanism::http::{self, HttpProbe, Scheme};
@@ -22,7 +22,7 @@ pub(super) enum Way {
     GrpcTls,
 }
 
-/// Expected outcome of a probe. Strings are a prefix of the message or, for errors, a part of it.
+/// Expected outcome of a probe. The strings are a prefix of the message or, for errors, a part of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expected {
     /// The target is healthy.
@@ -31,13 +31,13 @@ pub(super) enum Expected {
     Fails(&'static str),
     /// The probe times out at this stage.
     TimesOut(&'static str),
-    /// The probe ends with an error, so nothing is known about the target.
+    /// The probe ends with an error, which says nothing about the target.
     Errs(&'static str),
-    /// The probe may or may not see the connection before it closes.
+    /// The connection closes at once, and the probe may or may not see it open.
     SucceedsOrFails,
 }
 
-/// A probe of a hostile server, or of port 0 without one.
+/// A probe of a hostile server, or of port 0 without a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     pub(super) behaviour: Option<Behaviour>,
@@ -89,7 +89,7 @@ pub(super) const CASES: &[Case] = &[
     of(TlsReset, Https, Fails(NO_TLS)),
     of(TlsHugeHandshake, Https, Fails(NO_TLS)),
     of(TlsSlow, Https, TimesOut(LATE_TLS)),
-    // gRPC waits for a server until the timeout.
+    // gRPC keeps trying to connect until its timeout.
     at(None, Grpc, TimesOut(LATE_SERVICE)),
     of(Silence, Grpc, TimesOut(LATE_SERVICE)),
     of(HalfOpen, Grpc, TimesOut(LATE_SERVICE)),
@@ -136,7 +136,7 @@ impl Case {
         matches!(self.expected, TimesOut(_))
     }
 
-    /// Whether a container with this outcome counts as unhealthy; `None` if either is possible.
+    /// Whether a container with this outcome counts as unhealthy; `None` if that is uncertain.
     pub(super) fn is_ill(&self) -> Option<bool> {
         match self.expected {
             Fails(_) | TimesOut(_) => Some(true),
@@ -145,7 +145,7 @@ impl Case {
         }
     }
 
-    /// The server's port; 0 without a server.
+    /// The server's port, or 0.
     pub(super) fn port(&self, hostile: &Hostile) -> u16 {
         self.behaviour
             .map_or(0, |behaviour| hostile.port(behaviour))
@@ -186,7 +186,7 @@ impl Case {
         }
     }
 
-    /// Whether this is the expected outcome. With little time, the timeout may occur at any stage.
+    /// Whether this is the expected outcome. If time is short, the timeout may hit any stage.
     pub(super) fn expects(&self, outcome: &Outcome, has_time: bool) -> bool {
         let Outcome {
             result,

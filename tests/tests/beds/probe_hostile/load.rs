@@ -18,23 +18,23 @@ use super::{SHORT, hostile, runtime};
 
 /// Upper limit for the growth of the prober's memory, in KiB.
 const GROWTH_MAX: u64 = 32 * 1024;
-/// The lateness that at most one probe in a thousand may exceed.
+/// How long after its deadline all but one probe in a thousand must have ended.
 const LATENESS_MAX: Duration = Duration::from_millis(50);
 
-/// TCP socket state, from Linux's include/net/tcp_states.h.
+/// State of a TCP socket, from include/net/tcp_states.h in the kernel tree.
 const TIME_WAIT: u8 = 6;
 
-/// Number and pace of the probes.
+/// The amount of load.
 #[derive(Clone, Copy)]
 struct Amount {
     probes: usize,
     at_once: usize,
     timeout: Duration,
-    /// Interval between the probes of each concurrent task.
+    /// Time between two probes of the same task.
     period: Duration,
 }
 
-/// Probes before anything is measured, to set up threads, buffers and tables.
+/// A warm-up before all measurements, which sets up threads, buffers and tables.
 const WARM_UP: Amount = Amount {
     probes: 10 * CASES.len(),
     at_once: 50,
@@ -51,18 +51,18 @@ const LARGE: Amount = Amount {
     probes: 100_000,
     at_once: 200,
     timeout: Duration::from_millis(100),
-    // On a saturated machine, all probes are late, which says nothing about the prober.
+    // A saturated machine delays all probes, whatever the prober does.
     period: Duration::from_millis(300),
 };
 
 /// Outcome of a probe.
 struct Sample {
     case: usize,
-    /// How long after its deadline the probe ended, excluding the time that this thread waited for a CPU; `None` if it
-    /// ended before its deadline.
+    /// How long after its deadline the probe ended, minus the time for which this thread waited for a CPU; `None` if
+    /// the probe ended in time.
     late: Option<Duration>,
     is_timeout: bool,
-    /// The outcome, if it was unexpected.
+    /// The outcome if it was unexpected.
     odd: Option<Outcome>,
 }
 
@@ -70,7 +70,7 @@ async fn probe_all(hostile: &Arc<Hostile>, amount: Amount) -> anyhow::Result<Vec
     let next = Arc::new(AtomicUsize::new(0));
     let begin = |task: usize| {
         let (hostile, next) = (hostile.clone(), next.clone());
-        // Deadlines are spread over time, as in a real prober.
+        // Spreads the deadlines over time, as a prober does.
         let first = Instant::now() + amount.period * task as u32 / amount.at_once as u32;
         tokio::spawn(async move {
             let mut ticks = interval_at(first, amount.period);
@@ -103,7 +103,7 @@ async fn probe_all(hostile: &Arc<Hostile>, amount: Amount) -> anyhow::Result<Vec
     Ok(samples)
 }
 
-/// Prints how late the probes ended, and returns the lateness that at most one in a thousand exceeds.
+/// Prints how late probes ended. Returns the lateness that at most one probe in a thousand exceeds.
 fn report_lateness(samples: &[Sample]) -> Duration {
     let mut late: Vec<_> = samples.iter().filter_map(|sample| sample.late).collect();
     late.sort_unstable();
@@ -152,7 +152,7 @@ fn probes_of_hostile_servers_leave_nothing_behind() -> anyhow::Result<()> {
     let servers = hostile.ports();
     let runtime = runtime()?;
     let at_rest = Held::now(&servers)?;
-    // Servers take a moment to notice that a client has gone.
+    // Servers need a moment to notice that a client has disconnected.
     let rest = || {
         wait_for("nothing to be left of the probes", PATIENCE, || {
             let held = Held::now(&servers)?;
@@ -201,7 +201,7 @@ fn probes_of_hostile_servers_leave_nothing_behind() -> anyhow::Result<()> {
         );
     }
     assert!(peak - before < GROWTH_MAX, "{} KiB", peak - before);
-    // Other states are transient; this one would last a minute per probe.
+    // Sockets leave other states soon, but this one would last a minute per probe.
     assert_eq!(left.sockets.get(&(Side::Client, TIME_WAIT)), None);
     rest()?;
     assert!(!is_long() || lateness < LATENESS_MAX, "{lateness:?} late");

@@ -1,4 +1,4 @@
-//! Flows of an outside client through a NodePort to a backend on another node. XDP forwards them, with and without an
+//! An outside client with flows through a NodePort to a backend on another node, which XDP forwards with and without an
 //! agent.
 
 use std::net::SocketAddr;
@@ -18,10 +18,11 @@ use tests::{Bed, Node, PATIENCE, wait_for};
 use super::{UPLINK, flags, wait_program};
 
 const NODE_PORT: u16 = 30_080;
-/// How long to wait for the reply to a datagram before sending another one.
+/// How long to wait for an answer to a datagram before sending another.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Only newer kernels report driver capabilities. On older ones, a program on a veth device redirects nothing.
+/// Only newer kernels report XDP features of drivers. On older kernels, the XDP program of a veth cannot redirect
+/// packets.
 fn mode() -> anyhow::Result<(&'static str, Mode)> {
     Ok(match xdp::sends(if_nametoindex("lo")?)? {
         Some(_) => ("native", Mode::Native),
@@ -39,7 +40,7 @@ fn forwarded(node: &Node) -> anyhow::Result<u64> {
     Ok(rows.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
-/// A client's connection and datagram socket to one NodePort.
+/// A client's connection and UDP flow to one NodePort.
 struct Flows {
     connection: Connection,
     datagrams: Datagrams,
@@ -62,7 +63,7 @@ impl Flows {
         })
     }
 
-    /// Sends on both, until XDP has forwarded packets of each in both directions.
+    /// Continues both flows until XDP has forwarded packets of each in both directions.
     fn go_on(&mut self, node: &Node) -> anyhow::Result<()> {
         let expected = self.target.ip();
         let judge = |answer: &Answer| {
@@ -73,7 +74,7 @@ impl Flows {
         let (connection, datagrams) = (&mut self.connection, &mut self.datagrams);
         let segments = || judge(&connection.upload(100_000)?);
         wait_carried(node, segments).with_context(|| format!("segments to {}", self.target))?;
-        // Each request and its reply make two packets.
+        // A question and its answer are two packets.
         let datagrams = || {
             for _ in 0..2 {
                 let answer = wait_for("an answer", PATIENCE, || Ok(datagrams.ask(SOON)?));
@@ -85,7 +86,7 @@ impl Flows {
     }
 }
 
-/// Repeats `go_on` until XDP has forwarded four packets in one go.
+/// Repeats `go_on` until XDP forwards at least four packets during one call.
 fn wait_carried(node: &Node, mut go_on: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
     wait_for("XDP to carry packets", PATIENCE, || {
         let before = forwarded(node)?;
@@ -108,10 +109,10 @@ fn flows_to_another_node_go_on_by_xdp_with_an_agent_and_without() -> anyhow::Res
     let (node, other) = (bed.node(1), bed.node(2));
     outside::add(node)?;
     let backend = Backend::start(other, "web", "")?;
-    // Senders compute checksums in software, because XDP cannot know that a device was meant to do so.
+    // The senders compute checksums in software, because XDP cannot see that a checksum was left to the device.
     offload::set(FAR, "eth0", Offload::TxChecksums, false)?;
     offload::set(&backend.member.name, "eth0", Offload::TxChecksums, false)?;
-    // The other end of a veth pair accepts packets that XDP sends back only if that end merges segments.
+    // The peer of a veth accepts the packets that XDP sends back only if GRO is enabled on the peer.
     offload::set(FABRIC, node.name(), Offload::Gro, true)?;
     let mut service = ServiceManifest::new("web", 1).of([&backend]);
     for port in &mut service.ports {

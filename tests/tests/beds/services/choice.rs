@@ -33,8 +33,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
-/// With IPVS, a client stays with its backend while its connections are known, and ended connections are known for
-/// minutes.
+/// With IPVS, a client's affinity lasts as long as the kernel knows its connections, which is minutes after they end.
 pub(super) const EBPF_ROWS: &[Row] =
     &[("a_client_may_go_elsewhere_after_the_timeout", affinity_ends)];
 
@@ -94,7 +93,7 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
 }
 
 fn affinity_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    // Ages are measured in whole seconds.
+    // The programs count ages in whole seconds.
     const PAUSE: Duration = Duration::from_millis(2100);
     let service = with_affinity(stand, "forgets", number, 1);
     stand.write(&service)?;
@@ -125,7 +124,7 @@ fn internal_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Hints apply if all ready endpoints have one; a single endpoint without a hint disables them.
+/// Hints apply only if all ready endpoints have one; a single endpoint without a hint disables them.
 fn zone_hints(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("zones", number);
     for (endpoint, zone) in service
@@ -159,7 +158,7 @@ fn node_hints(stand: &Stand, number: u8) -> anyhow::Result<()> {
         .zip(["hnode1", "hnode2", "hnode2"])
     {
         endpoint.nodes = vec![node];
-        // Hints for nodes take precedence.
+        // Node hints take precedence over zones.
         endpoint.zones = vec!["zone-1", "zone-2"];
     }
     stand.write(&service)?;
@@ -183,7 +182,7 @@ fn serving_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_answered_by(&client.name, target, &ALL[1..])?;
     }
-    // A ready endpoint gets all the traffic.
+    // Once there is a ready endpoint, it gets all traffic.
     service.endpoints[0].set_ready(true);
     service.endpoints[0].terminating = false;
     stand.write(&service)?;
@@ -193,8 +192,7 @@ fn serving_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each list falls back independently: ready endpoints on other nodes do not matter for traffic that must stay on the
-/// node.
+/// Each list falls back by itself: ready endpoints on other nodes do not matter for traffic that must stay on the node.
 fn local_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("ends-here", number)
@@ -210,7 +208,7 @@ fn local_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A new pod gets an address while the old pod's entry still exists, in both orders, in one slice and in two.
+/// A new pod has an address whose old entry still exists: in both orders, in one slice and in two.
 fn reused_address(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let service = stand.service("reused", number);
@@ -249,7 +247,7 @@ fn reused_address(stand: &Stand, number: u8) -> anyhow::Result<()> {
                 wait_answered_by(&client.name, target, &ALL)
                     .with_context(|| format!("old first: {is_old_first}, slices: {slices}"))?;
             }
-            // Start the next order from scratch.
+            // The service is removed so that the next order starts from scratch.
             stand.manifests.remove(&service.name)?;
             for target in targets(&service) {
                 wait_for("the service to be gone", PATIENCE, || {
@@ -282,14 +280,14 @@ fn round_robin(stand: &Stand, number: u8) -> anyhow::Result<()> {
             repeats += usize::from(last == backend);
             last = backend;
         }
-        // A reused source port belongs to a known flow, which keeps its backend. With random selection, a third of the
-        // requests would repeat.
+        // A reused source port belongs to a known flow, which keeps its backend. Random choice would repeat the last
+        // backend for a third of the requests.
         ensure!(repeats <= EACH / 3, "{repeats} went where the last one did");
     }
     Ok(())
 }
 
-/// Weights are set per slice, so the heavy endpoints have a slice of their own.
+/// Weights apply to slices, so the heavy endpoints have their own slice.
 fn weights(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const WEIGHT: usize = 9;
     const REQUESTS: usize = 200;
@@ -313,7 +311,7 @@ fn weights(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_answered_by(&client.name, target, &ALL[..2])?;
         let answers = curl(&client.name, target, REQUESTS)?;
-        // A tenth of the requests is 20; random selection stays within these bounds.
+        // A tenth of the requests is 20, and random choice stays within these bounds.
         let light = answers.of("web-1");
         ensure!((2..=50).contains(&light), "{target}: {answers}");
         ensure!(answers.of("web-2") == REQUESTS - light, "{answers}");

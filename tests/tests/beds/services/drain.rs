@@ -1,4 +1,4 @@
-//! Draining and replacing backends under load.
+//! Backends are drained and replaced under load.
 
 use anyhow::ensure;
 use tests::bed::command_in;
@@ -9,7 +9,7 @@ use tests::{PATIENCE, wait_for};
 use super::load::{Load, users};
 use super::{Stand, targets, wait_answered_by};
 
-/// Number of open connections on the backend's side.
+/// Number of connections that are open at the backend.
 fn connections(backend: &Backend) -> anyhow::Result<usize> {
     let mut ss = command_in(&backend.member.name, "ss");
     ss.args([
@@ -70,7 +70,7 @@ fn no_request_fails_while_each_backend_is_drained_and_replaced() -> anyhow::Resu
                 .iter()
                 .find(|node| node.name() == backends[index].node);
             let node = node.expect("it was started there");
-            // The replacement needs a new name, which is also the name of its network namespace.
+            // The new backend needs a new name, which is also the name of its network namespace.
             let new = Backend::start(node, &format!("{}-new", names[index]), "")?;
             service.endpoints.insert(index, new.slice_endpoint());
             drop(std::mem::replace(&mut backends[index], new));

@@ -1,5 +1,4 @@
-//! Host routing: packets to endpoints of a node bypass its stack, and everything else works as it does without host
-//! routing.
+//! Host routing: packets between endpoints of one node bypass its stack, and everything else works as without it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -35,8 +34,8 @@ fn through_the_hosts_stack_nothing_is_reached_that_policy_refuses() -> anyhow::R
     policy::refused(FLAGS)
 }
 
-/// TCP traffic between a client and a backend on its own node passes no forward chain in either direction; traffic to a
-/// backend on another node does.
+/// TCP traffic between a client and a backend on its own node bypasses the forward chain in both directions; traffic to
+/// a backend on another node does not.
 fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let node = stand.node_of(client);
@@ -80,7 +79,7 @@ fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
 /// same node.
 fn translated(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     const PORT: u16 = 18_080;
-    // The other row counts the packets of the other client.
+    // The other row counts the packets of the first client.
     let [_, client] = &stand.clients;
     let node = stand.node_of(client);
     let backend = stand.backend("web-2")?;
@@ -102,8 +101,7 @@ fn translated(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As a router does, the node decrements the time to live, and reports a packet whose time to live has run out to its
-/// sender.
+/// A router decrements the TTL, and reports an expired packet to its sender.
 fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let backend = &stand.backend("web-1")?.member;
@@ -113,8 +111,7 @@ fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
                 .contains("1 received")
                 .then_some(()))
         })?;
-        // The kernel limits how many such errors it sends (`net.ipv4.icmp_ratelimit`), and other rows also trigger
-        // some.
+        // The kernel limits the rate of such errors (`net.ipv4.icmp_ratelimit`), and other rows cause some too.
         wait_for("an error to be reported", PATIENCE, || {
             let answer = ping(client, address, 1)?;
             assert!(answer.contains("0 received"), "{answer}");

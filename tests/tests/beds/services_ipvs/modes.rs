@@ -1,5 +1,5 @@
-//! Switching from one mode to the other and back: existing connections stay, new clients are served, and nothing is
-//! left over.
+//! Switching modes back and forth: existing connections stay, new clients are served, and nothing remains of the old
+//! mode.
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
@@ -11,7 +11,7 @@ use crate::services::{Mode, Stand, targets, wait_answered_by};
 
 const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
-/// Settings and objects that belong to others, each with the command that shows it and the expected output.
+/// Settings and objects of other programs, each with the command that shows it and the expected output.
 const FOREIGN: [(&str, &str, &str); 4] = [
     (
         "ipvsadm --set 0 100 0",
@@ -31,7 +31,7 @@ const FOREIGN: [(&str, &str, &str); 4] = [
     ),
 ];
 
-/// Connections to all addresses of a service that are used now and then, each with the backend that answers.
+/// Connections to all addresses of a service that are used from time to time, each with the name of its backend.
 struct Established(Vec<(Connection, String)>);
 
 impl Established {
@@ -57,7 +57,7 @@ impl Established {
         Ok(())
     }
 
-    /// Closes the connections immediately on both sides.
+    /// Closes the connections at once on both sides.
     fn reset(self) -> anyhow::Result<()> {
         for (connection, _) in self.0 {
             let socket = socket2::SockRef::from(connection.stream());
@@ -78,7 +78,7 @@ fn has_ipvs(node: &Node) -> anyhow::Result<bool> {
     Ok(devices.contains("health-ipvs0"))
 }
 
-/// Waits until this mode serves and, for IPVS, until the maps have no frontend left.
+/// Waits until this mode serves. For IPVS, the maps must also be empty.
 fn wait_served_by(node: &Node, mode: Mode) -> anyhow::Result<()> {
     wait_for("the other mode to take over", PATIENCE, || {
         let (frontends, has_ipvs) = (frontends(node)?, has_ipvs(node)?);
@@ -128,7 +128,7 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         change(node, Mode::Ebpf, Signal::SIGKILL)?;
         by_ipvs.go_on("from ipvs to ebpf")?;
         load.goes_on("from ipvs to ebpf".to_owned())?;
-        // The next agent also finds any remains of IPVS.
+        // The next agent also finds the leftovers of IPVS.
         node.kill_agent(Signal::SIGKILL)?;
         node.take_over_with(Mode::Ebpf.flags())?;
         load.goes_on("killed and back".to_owned())?;
@@ -157,7 +157,7 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         ensure!(listed.contains(made), "{made}: {listed}");
     }
 
-    // Remains of one mode are removed separately, and only without an agent.
+    // Leftovers of one mode can be removed separately, but only while no agent runs.
     change(node, Mode::Ipvs, Signal::SIGTERM)?;
     let refused = node.cli("cleanup --services all")?;
     assert_eq!(refused.code, Some(1));
@@ -179,7 +179,7 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         let listed = node.exec(list)?;
         ensure!(listed.contains(made), "{made}: {listed}");
     }
-    // The other node's services were not affected.
+    // The other node's services must not be affected.
     wait_answered_by(&other.name, targets(&service)[0], &ALL)?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! This machine as a node, a client behind it, and two pods with servers that report their own name and the address of
-//! each client.
+//! This machine as a node, a client behind it, and two pods whose servers report their own name and the client's
+//! address.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -17,7 +17,7 @@ pub(super) const POD_PORT: u16 = 8080;
 pub(super) const POD_NETWORKS: [&str; 2] = ["10.1.0.0/16", "fd01::/16"];
 /// Addresses of the client.
 pub(super) const CLIENT: [&str; 2] = ["192.168.77.5", "fd77::5"];
-/// Addresses of the node at which the client reaches it.
+/// Addresses of the node on the link to the client.
 pub(super) const NODE: [&str; 2] = ["192.168.77.1", "fd77::1"];
 /// Names of the pods.
 pub(super) const PODS: [&str; 2] = ["pod1", "pod2"];
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long to wait for a reply before packets count as dropped.
 const SILENCE: Duration = Duration::from_millis(1500);
 
-/// The address of the pod with this number, starting at 1.
+/// Address of the pod with this index, starting at 1.
 pub(super) fn pod(number: u8, is_ipv6: bool) -> String {
     match is_ipv6 {
         false => format!("10.1.{number}.2"),
@@ -35,7 +35,7 @@ pub(super) fn pod(number: u8, is_ipv6: bool) -> String {
     }
 }
 
-/// The namespaces other than the node's own.
+/// All namespaces except the node's own.
 pub(super) struct Place {
     pub(super) client: NetNs,
     pub(super) pods: Vec<NetNs>,
@@ -65,8 +65,8 @@ impl Place {
     }
 }
 
-/// Creates a namespace with a device to the node and a default route through it. `ends` has the addresses of the node's
-/// end and of its own.
+/// A namespace with a veth device to the node and a default route through it. `ends` are the addresses of the node's
+/// end and of the namespace's end.
 fn join(name: &str, ends: [(&str, &str, u8); 2]) -> anyhow::Result<NetNs> {
     let netns = NetNs::create(name)?;
     command(&format!(
@@ -86,7 +86,7 @@ fn join(name: &str, ends: [(&str, &str, u8); 2]) -> anyhow::Result<NetNs> {
     Ok(netns)
 }
 
-/// Starts TCP and UDP servers, which reply to each line or datagram with their name and the address that it came from.
+/// Starts TCP and UDP servers that answer each line or datagram with their name and the client's address.
 fn serve(name: &'static str, netns: &NetNs) -> anyhow::Result<()> {
     let any = SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), POD_PORT);
     let (listener, socket) = netns.run_in(|| (TcpListener::bind(any), UdpSocket::bind(any)))?;
@@ -119,7 +119,7 @@ fn reported(name: &str, from: SocketAddr) -> String {
     format!("{name} {}\n", from.ip().to_canonical())
 }
 
-/// A server's answer.
+/// The parsed answer of a server.
 #[derive(Debug, PartialEq)]
 pub(super) struct Reported {
     pub(super) server: String,
@@ -130,7 +130,7 @@ pub(super) struct Reported {
 pub(super) struct Connection(BufReader<TcpStream>);
 
 impl Connection {
-    /// Connects from a namespace; `None` for the node.
+    /// Connects from a namespace, or from the node if `from` is `None`.
     pub(super) fn open(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<Self> {
         let open = || TcpStream::connect_timeout(&to, PATIENCE);
         let stream = match from {
@@ -149,7 +149,7 @@ impl Connection {
         parse(&line)
     }
 
-    /// Closes the connection immediately on both sides.
+    /// Closes the connection at once on both sides.
     pub(super) fn reset(self) -> anyhow::Result<()> {
         let socket = socket2::Socket::from(self.0.into_inner());
         Ok(socket.set_linger(Some(Duration::ZERO))?)
@@ -179,7 +179,7 @@ pub(super) fn ask_udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<Reported> 
     exchange(&socket)
 }
 
-/// A connected UDP socket, which receives packets only from `to`.
+/// A connected UDP socket, which receives only packets from `to`.
 pub(super) fn udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<UdpSocket> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
@@ -190,7 +190,7 @@ pub(super) fn udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends a request through a connected socket.
+/// Sends one request through a connected socket.
 pub(super) fn exchange(socket: &UdpSocket) -> anyhow::Result<Reported> {
     socket.send(b"who")?;
     let mut buffer = [0; 64];
@@ -198,7 +198,7 @@ pub(super) fn exchange(socket: &UdpSocket) -> anyhow::Result<Reported> {
     parse(str::from_utf8(&buffer[..len])?)
 }
 
-/// Why a connection fails: `TimedOut` if there is no response.
+/// The error with which a connection fails: `TimedOut` if there is no answer.
 pub(super) fn refusal(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<io::ErrorKind> {
     let open = || TcpStream::connect_timeout(&to, SILENCE);
     let result = match from {
@@ -209,7 +209,7 @@ pub(super) fn refusal(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<io
     Ok(error.kind())
 }
 
-/// Runs a command, given as words separated by blanks. Returns its output.
+/// Runs a command whose words are separated by spaces. Returns its output.
 pub(super) fn command(words: &str) -> anyhow::Result<String> {
     let mut words = words.split(' ');
     let program = words.next().unwrap_or_default();
