@@ -69,7 +69,7 @@ fn the_verifier_looks_at_no_more_than_is_written_down() -> anyhow::Result<()> {
             "{name}: the verifier looks at {processed} instructions; it may at {limit}, and no more than 1/{BUDGET} \
              of that is left to a program"
         );
-        // For kernels that are not in the table, only the overall limit applies.
+        // For kernels that are not in the table, only the budget applies.
         if is_listed {
             let reported = documented_instructions(&kernel, name)?.with_context(|| {
                 format!("docs/verifier.md does not have {name}; the table would be:\n{table}")

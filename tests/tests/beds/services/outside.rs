@@ -551,7 +551,7 @@ fn udp_moves(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A backend that gets no new flows keeps its existing ones, even while agents come and go.
+/// A backend that gets no new flows keeps its existing ones, whatever happens to the agent.
 fn connections(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("lasting", number)
