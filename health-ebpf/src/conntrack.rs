@@ -45,7 +45,7 @@ pub enum Tracked {
     Known,
     /// The entry was created.
     New,
-    /// There is no entry, and the packet does not create one.
+    /// The packet fits no entry, and does not create one.
     Invalid,
     /// The entry could not be created.
     Full,
