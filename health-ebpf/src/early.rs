@@ -215,7 +215,7 @@ fn first(
     };
     let count = known.held;
     known.expires = expires;
-    // The kernel's queue may be full: the next fragment that arrives tries again.
+    // Nothing waits for this fragment, or the kernel's queue is full: it passes at once.
     if count == 0 || !send(frame, frame.ifindex()) {
         known.state = PASSED;
         return FORWARD;
