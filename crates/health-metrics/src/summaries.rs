@@ -74,7 +74,7 @@ impl SummaryFamily<'_> {
     }
 }
 
-/// A label value, escaped as in both text formats.
+/// A label value, escaped for the text formats: the classic one and OpenMetrics escape alike.
 fn escaped(value: &str) -> String {
     value
         .replace('\\', r"\\")

@@ -26,8 +26,8 @@ const RAW: i32 = 255;
 /// How long to check that a packet that was counted as dropped does not arrive.
 const SILENCE: Duration = Duration::from_millis(20);
 
-/// A bed with the table's endpoints on its first node. The second node is another host of the cluster, and also has the
-/// addresses outside it.
+/// A bed with the table's endpoints on its first node. The second node acts as another host of the cluster,
+/// and also has the addresses that stand for the world outside the cluster.
 struct Stand {
     endpoints: BTreeMap<&'static str, (NetNs, Endpoint)>,
     bed: Bed,

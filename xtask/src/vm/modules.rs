@@ -25,7 +25,7 @@ const FOLDERS: &[&str] = &[
     "net/unix",
 ];
 
-/// Single modules.
+/// Modules outside these folders.
 const MODULES: &[&str] = &[
     "bonding",
     "dummy",

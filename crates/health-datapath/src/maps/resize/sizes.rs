@@ -98,7 +98,7 @@ pub(super) struct SizedMap {
 pub(super) enum Contents {
     /// Conntrack flows: unexpired ones are copied, as many as fit.
     Conntrack,
-    /// Other entries of programs: all are copied, as far as they fit.
+    /// Other entries that programs write: copied, expired or not, as many as fit.
     Programs,
     /// Entries of the agent, by key: all are copied. A map keeps its size if they would not fit.
     Agent,
