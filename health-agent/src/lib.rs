@@ -1,8 +1,8 @@
-//! The daemon of health-agent. Its API, metrics, command line and CNI plugin are crates of their own, which the program
+//! The daemon of health-agent. Its API, metrics, command line and CNI plugin are separate crates, which the program
 //! ties together.
 //!
-//! Data flows one way. Sources (flags, the node registry, the kernel) become state, and state goes to the datapath;
-//! maps become results, and results go to the API and the command line.
+//! Data flows one way: sources (flags, the node registry, the kernel) determine the state, which goes to the datapath;
+//! the maps yield results, which go to the API and the command line.
 
 #![forbid(unsafe_code)]
 

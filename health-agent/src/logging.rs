@@ -10,8 +10,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer as _, Registry, fmt, reload};
 
-/// Sends this process's events to stderr, including those of the eBPF programs (through `log`). Does nothing on later
-/// calls.
+/// Sends this process's events to stderr, including those of the eBPF programs (through `log`). Later calls have no
+/// effect.
 pub fn init(settings: &LogSettings) {
     let lines = fmt::layer().with_writer(|| OneLine(io::stderr()));
     let lines = match settings.log_format {
@@ -29,12 +29,12 @@ pub fn init(settings: &LogSettings) {
 /// Changes the least severe level that is logged.
 pub fn set_level(level: LogLevel) {
     if let Some(handle) = LEVEL.get() {
-        // It fails only without a subscriber.
+        // This fails only without a subscriber.
         let _ = handle.reload(targets(level));
     }
 }
 
-/// Changes the filter of this process's subscriber.
+/// Handle for changing the filter of this process's subscriber.
 static LEVEL: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 
 /// Our own events at the chosen level; only warnings and errors from libraries.

@@ -17,8 +17,8 @@ use tokio::runtime::{Builder, Runtime};
 /// Threads of the daemon. With one, a slow request would delay probes; more than two only cost memory.
 const DAEMON_THREADS: usize = 2;
 
-/// Probing ten thousand peers allocates and frees small objects all the time, which leaves the C library's allocator
-/// with twice the memory that they need. `.cargo/config.toml` configures this one.
+/// Probing ten thousand peers constantly allocates and frees small objects, for which the C library's allocator holds
+/// twice the memory they need. `.cargo/config.toml` configures this allocator.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command line. Container runtimes call the CNI plugin by its link and without arguments.
+/// The command-line arguments. Container runtimes call the CNI plugin through its link, without arguments.
 fn words() -> Vec<OsString> {
     let mut words: Vec<OsString> = env::args_os().collect();
     let called = words.first().map(Path::new).and_then(Path::file_name);

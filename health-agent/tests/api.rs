@@ -32,7 +32,7 @@ fn send(agent: &Agent, head: &str, body: &str) -> Answer {
     // The agent may answer before it has received everything.
     let _ = write!(stream, "{head}\r\nhost: localhost\r\n\r\n{body}");
     let mut answer = Vec::new();
-    // If the agent closes without reading everything, an error follows the answer.
+    // If the agent closes the connection without reading everything, an error follows the answer.
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();

@@ -1,4 +1,4 @@
-//! Validation of the settings beyond their ranges: forms, and what settings demand of each other.
+//! Validates settings beyond their ranges: their form, and dependencies between settings.
 
 use health_model::duration::duration_text;
 use health_model::settings::InvalidSetting;
@@ -18,7 +18,7 @@ const MAX_INTERFACE_LEN: usize = 15;
 #[derive(Debug)]
 pub(super) struct Invalid {
     pub(super) setting: InvalidSetting,
-    /// The flags of the other settings.
+    /// The flags of the other settings involved.
     pub(super) others: Vec<&'static str>,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Invalid> {
 }
 
 impl NodeSettings {
-    /// Checks the node, its cluster and the remote clusters, and the sources of these.
+    /// Checks the node, its cluster, the remote clusters and their sources.
     fn check(&self, settings: &Settings) -> Result<(), Invalid> {
         name("--node-name", &self.node_name)?;
         name("--cluster-name", &self.cluster_name)?;
@@ -103,7 +103,7 @@ impl EndpointSettings {
 }
 
 impl MeshSettings {
-    /// Checks what the settings of probes demand of each other.
+    /// Checks the dependencies between the probe settings.
     fn check(&self) -> Result<(), Invalid> {
         if self.passive_relief > 1 && !self.passive_rtt {
             let why = "needs --passive-rtt on, which detects traffic";

@@ -1,4 +1,4 @@
-//! Lifetimes and limits of conntrack entries, and how often they are collected.
+//! Lifetimes and limits of conntrack entries, and how often expired entries are collected.
 
 use std::fmt;
 use std::str::FromStr;
@@ -64,12 +64,12 @@ impl Ranged for GcInterval {
 
 const LONGEST_GC_INTERVAL: Duration = Duration::from_hours(12);
 
-/// How many flows a map holds: the same bounds as Cilium's.
+/// Range of a map's capacity for flows; the bounds are the same as Cilium's.
 fn flows() -> Range {
     within::<u32>(1 << 10, 1 << 24).of("entries")
 }
 
-/// How long an entry is kept after its last packet.
+/// Range of the time for which an entry is kept after its last packet.
 fn lifetime() -> Range {
     within::<Seconds>(Duration::from_secs(1), Duration::from_hours(240))
 }

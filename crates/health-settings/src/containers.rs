@@ -1,4 +1,4 @@
-//! Container probes: which, and how much.
+//! Settings of container probes: which containers to probe, and the limits on probes.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -13,7 +13,7 @@ use super::check::Invalid;
 use super::form::Common;
 use super::range::{Range, within};
 
-/// How many probes to make in a second.
+/// Range of a probe rate.
 fn rate() -> Range {
     within::<u32>(1, 1_000_000).of("probes per second")
 }

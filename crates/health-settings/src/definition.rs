@@ -1,4 +1,4 @@
-//! The definitions of settings as documents show them.
+//! The definitions of settings, for the generated documents.
 
 use clap::{Arg, Command};
 use serde_json::Value;
@@ -32,17 +32,17 @@ pub struct Definition<'a> {
     pub name: &'a str,
     /// Its environment variable.
     pub variable: String,
-    /// What it is for.
+    /// Its description in the help.
     pub help: String,
-    /// Null if there is none, or if it depends on the machine.
+    /// Null if the setting has no default, or if the default depends on the machine.
     pub default: Value,
-    /// The values that it may have, if it is a number or a duration.
+    /// The range of valid values, if the setting is a number or a duration.
     pub range: Option<&'a Range>,
-    /// The words that it may have, if only certain ones.
+    /// The valid words, if only certain words are valid.
     pub choices: Vec<String>,
     /// Whether a running agent applies a new value.
     pub is_live: bool,
-    /// Whether it has several values.
+    /// Whether it can have several values.
     pub is_list: bool,
     pub(super) kind: Kind,
 }
@@ -74,7 +74,7 @@ impl<'a> Definition<'a> {
         }
     }
 
-    /// What it is for, and which values it may have.
+    /// The help text with the valid values.
     pub fn description(&self) -> String {
         let mut text = self.help.clone();
         if !self.choices.is_empty() {

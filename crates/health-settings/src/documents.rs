@@ -1,4 +1,4 @@
-//! Documents made from the definitions: the JSON Schema, the example file and the reference.
+//! Documents generated from the definitions: the JSON Schema, the example file and the reference.
 
 use std::fmt::Write as _;
 
@@ -9,8 +9,8 @@ use super::definition::{Definition, groups};
 use super::form::Kind;
 use super::range::Amount;
 
-/// The JSON Schema of settings files (draft 2020-12). Its keywords `minimum` and `maximum` are for numbers alone: durations have
-/// `x-minimum` and `x-maximum`.
+/// The JSON Schema of settings files (draft 2020-12). Its keywords `minimum` and `maximum` apply only to numbers;
+/// durations have `x-minimum` and `x-maximum`.
 pub fn schema(run: &Command) -> Value {
     let groups = groups(run).map(|group| {
         let settings = group.settings.iter();
@@ -94,7 +94,7 @@ pub fn example(run: &Command) -> String {
     text
 }
 
-/// A text in lines of at most this many bytes, broken at spaces.
+/// Wraps a text at spaces into lines of at most `width` bytes.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -114,7 +114,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// The start of the reference: how settings are written, read and changed. In Markdown, without links.
+/// The introduction to the reference: how settings are written, read and changed. In Markdown, without links.
 pub const INTRODUCTION: &str = "\
 # Settings
 

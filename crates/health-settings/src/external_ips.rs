@@ -1,4 +1,4 @@
-//! The setting of which external addresses services may have.
+//! The setting for the external addresses that services may have.
 
 use std::fmt;
 use std::str::FromStr;

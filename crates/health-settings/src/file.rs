@@ -15,9 +15,10 @@ use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatte
 use super::form::{GROUPS, Kind, group, is_list, kind, name, split};
 use super::invalid::{MAX_SHOWN, check_value, shown};
 
-/// The file that is read if it exists and no other is named.
+/// The file that is read if it exists and no other file is named.
 pub const DEFAULT_FILE: &str = "/etc/health-agent/config.yaml";
-/// The folder beside a file, whose files take precedence over it, and later ones over earlier ones by name.
+/// The drop-in folder beside a settings file. Its files take precedence over that file, and files later in name order
+/// over earlier ones.
 const FOLDER: &str = "config.d";
 /// Minimum similarity of a suggested key; 1 means equal.
 const MIN_SIMILARITY: f64 = 0.7;
@@ -36,14 +37,14 @@ pub enum FileError {
         /// Why.
         reason: io::Error,
     },
-    /// It is not valid YAML, or not of the form of settings.
+    /// It is not valid YAML, or does not have the form of a settings file.
     #[error("{}:{line}:{column}: {problem}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// From 1; 0 if unknown.
+        /// Counted from 1; 0 if unknown.
         line: u64,
-        /// From 1; 0 if unknown.
+        /// Counted from 1; 0 if unknown.
         column: u64,
         /// What is wrong there, and what is valid.
         problem: String,
@@ -53,14 +54,14 @@ pub enum FileError {
 /// A setting in a file.
 pub(super) struct FileSetting {
     pub(super) name: String,
-    /// Valid values of the setting; none resets it to its default.
+    /// Valid values of the setting; an empty list resets the setting to its default.
     pub(super) values: Vec<String>,
     pub(super) path: PathBuf,
     pub(super) line: u64,
 }
 
-/// Reads the settings of `run` from this file and its folder, in order of precedence. Without a path, those at the default
-/// place, if there are any.
+/// Reads the settings of `run` from this file and its drop-in folder, in increasing order of precedence. Without a
+/// path, reads the files at the default location, if any.
 pub(super) fn read(run: &Command, path: Option<&Path>) -> Result<Vec<FileSetting>, FileError> {
     let file = path.unwrap_or(Path::new(DEFAULT_FILE));
     let mut all = Vec::new();
@@ -82,7 +83,7 @@ pub(super) fn read(run: &Command, path: Option<&Path>) -> Result<Vec<FileSetting
     Ok(all)
 }
 
-/// The settings files at one time: which there were, and what distinguishes their contents from later ones.
+/// A snapshot of the settings files: which files existed, and an identity that tells their contents from later ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SettingsFiles {
     path: Option<PathBuf>,
@@ -90,14 +91,14 @@ pub struct SettingsFiles {
 }
 
 impl SettingsFiles {
-    /// The files that [`Layers::read`](super::Layers::read) reads now, given the same path.
+    /// Finds the files that [`Layers::read`](super::Layers::read) would read now, given the same path.
     pub(super) fn find(path: Option<&Path>) -> Self {
         let file = path.unwrap_or(Path::new(DEFAULT_FILE));
         let folder = file.with_file_name(FOLDER);
         let mut files = vec![file.to_owned()];
         match drop_ins(&folder) {
             Ok(drop_ins) => files.extend(drop_ins),
-            // Differs from a folder that does not exist.
+            // Distinguishes an unreadable folder from one that does not exist.
             Err(_) => files.push(folder),
         }
         let identified = files.into_iter().map(|path| {
@@ -110,7 +111,8 @@ impl SettingsFiles {
         }
     }
 
-    /// A file that has nothing in it now and had before: a full disk or a copy under way, rather than a wish for defaults.
+    /// A file that is empty now but was not before. This suggests a full disk or a copy in progress, rather than a wish
+    /// for defaults.
     pub fn emptied_since(&self, former: &Self) -> Option<&Path> {
         let is_empty = |identity: &Option<FileIdentity>| {
             let identity = identity.as_ref();
@@ -124,16 +126,16 @@ impl SettingsFiles {
         emptied.map(|(path, _)| path.as_path())
     }
 
-    /// The files at the same place now. Blocks.
+    /// Finds the files at the same path again. Blocks.
     pub fn find_again(&self) -> Self {
         Self::find(self.path.as_deref())
     }
 }
 
-/// The files of a folder, by name; none if it does not exist.
+/// The files of a folder in name order; none if the folder does not exist.
 fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     let files = match manifests(folder) {
-        // A link to nothing is a mistake.
+        // A dangling symlink is a mistake.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.is_symlink() => {
             return Ok(Vec::new());
         }
@@ -248,7 +250,7 @@ fn unknown<'a>(kind: &str, wanted: &str, known: impl Iterator<Item = &'a str>) -
     }
 }
 
-/// The entries of a map, in order and with their places.
+/// The entries of a map, in order and with their locations.
 struct Pairs<T>(Vec<(Spanned<String>, T)>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
@@ -275,7 +277,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
     }
 }
 
-/// The text at a place of the source, such as that of a number.
+/// The source text at a location, for example that of a number.
 fn source(text: &str, place: Location) -> &str {
     let span = place.span();
     let range = span.byte_offset().zip(span.byte_len()).map(|(start, len)| {
@@ -291,7 +293,7 @@ enum Written {
     Nothing,
     Text(String),
     Boolean(bool),
-    /// Only the source says how it is written: `1.10` may be a name.
+    /// Only the source text shows how the number was written: `1.10` may be a name.
     Number,
     Many(Vec<Spanned<String>>),
 }

@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, Args as _, Command};
 use super::Settings;
 use super::range::range;
 
-/// The groups, by their heading in the help, with their page in `docs/`. Settings files have them in lower case.
+/// The groups, each with its heading in the help and its page in `docs/`. Settings files use the heading in lower case.
 pub(super) const GROUPS: [(&str, Option<&str>); 11] = [
     ("Node", Some("registries.md")),
     ("Mesh", Some("diagnoses.md")),
@@ -26,13 +26,13 @@ pub(super) const GROUPS: [(&str, Option<&str>); 11] = [
     ("Log", None),
 ];
 
-/// Marks the definition of a setting that most users need: `-h` shows these, `--help` shows all.
+/// Marks the definition of a setting that most users need. `-h` shows only these settings; `--help` shows all.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Common;
 
 impl ArgExt for Common {}
 
-/// Marks the definition of a setting that a running agent applies as soon as it changes. The others need a restart.
+/// Marks the definition of a setting whose changes a running agent applies at once. Other settings need a restart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Live;
 
@@ -51,11 +51,11 @@ pub fn is_live(name: &str) -> bool {
     live.contains(name)
 }
 
-/// Start of the names of environment variables.
+/// Prefix of the names of environment variables.
 const VARIABLE: &str = "HEALTH_AGENT_";
 
-/// Gives the settings of a command one form: each boolean is `--x`, `--x=true` or `--x=false`, and `-h` shows only the common
-/// ones.
+/// Gives the settings of a command a uniform form: each boolean is `--x`, `--x=true` or `--x=false`, and `-h` shows
+/// only common settings.
 pub fn with_one_form(command: Command) -> Command {
     command.mut_args(|arg| {
         if group(&arg).is_none() {
@@ -79,7 +79,7 @@ pub fn with_one_form(command: Command) -> Command {
     })
 }
 
-/// Adds its range to the help of each setting of a command.
+/// Adds the range to the help of each setting of a command.
 pub fn with_ranges_in_help(command: Command) -> Command {
     command.mut_args(|arg| match (range(&arg), arg.get_help()) {
         (Some(range), Some(help)) => {
@@ -90,7 +90,7 @@ pub fn with_ranges_in_help(command: Command) -> Command {
     })
 }
 
-/// Parses a boolean. Besides `true` and `false`, other common words are understood.
+/// Parses a boolean. Besides `true` and `false`, accepts other common words.
 pub(super) fn boolean(text: &str) -> Result<bool, &'static str> {
     match text {
         "true" | "on" | "yes" => Ok(true),
@@ -99,7 +99,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// The group of a setting in files; `None` for arguments that are no settings.
+/// The group of a setting in files; `None` for arguments that are not settings.
 pub(super) fn group(arg: &Arg) -> Option<String> {
     let heading = arg.get_help_heading()?;
     let is_group = GROUPS.iter().any(|(group, _)| *group == heading);
@@ -121,7 +121,7 @@ pub(super) fn variable_of(name: &str) -> String {
     VARIABLE.to_owned() + &name.replace('-', "_").to_uppercase()
 }
 
-/// The values in a text, which may be a list with commas.
+/// Splits a text into values if the setting takes a list.
 pub(super) fn split(arg: &Arg, text: &str) -> Vec<String> {
     match arg.get_value_delimiter().filter(|_| is_list(arg)) {
         Some(between) => text
@@ -132,7 +132,7 @@ pub(super) fn split(arg: &Arg, text: &str) -> Vec<String> {
     }
 }
 
-/// Whether a setting has several values.
+/// Whether a setting can have several values.
 pub(super) fn is_list(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append)
 }

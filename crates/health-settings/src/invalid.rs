@@ -1,4 +1,5 @@
-//! The error for a setting that cannot be used: which, and where its value and those that it contradicts come from.
+//! The error for an invalid setting. It names the setting, and the origins of its value and of the values that it
+//! contradicts.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -12,7 +13,7 @@ use super::form::{Kind, group, kind, name};
 use super::range::{outside, range};
 use super::value::{Origin, SettingValue};
 
-/// A value that cannot be used, by itself or with those of other settings.
+/// A value that is invalid by itself or together with those of other settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidValue {
     /// The setting's name.
@@ -21,7 +22,7 @@ pub struct InvalidValue {
     pub value: Box<str>,
     /// Why it is invalid, and what is valid.
     pub reason: Box<str>,
-    /// Where it comes from; `None` if that is unknown.
+    /// Where the value comes from; `None` if unknown.
     pub origin: Option<Origin>,
     /// The values that it contradicts.
     pub others: Vec<SettingValue>,
@@ -39,7 +40,7 @@ impl InvalidValue {
         }
     }
 
-    /// Adds to what is invalid where it comes from, given all settings.
+    /// Adds the origins of an invalid setting and of the settings involved, given all settings.
     pub(super) fn among(invalid: Invalid, values: &[SettingValue]) -> Self {
         let find = |flag: &str| {
             let name = flag.trim_start_matches('-');
@@ -87,7 +88,7 @@ impl fmt::Display for InvalidValue {
 
 impl Error for InvalidValue {}
 
-/// Checks a value as if it stood on the command line. The error says what is wrong with it.
+/// Checks a value as if it were given on the command line. The error says what is wrong.
 pub(super) fn check_value(arg: &Arg, text: &str) -> Result<(), String> {
     let word = OsString::from(format!("--{}={text}", name(arg)));
     let command = Command::new("setting")
@@ -100,7 +101,7 @@ pub(super) fn check_value(arg: &Arg, text: &str) -> Result<(), String> {
     }
 }
 
-/// Why clap refuses a value, in one line.
+/// Why clap rejects a value, in one line.
 fn reason(arg: &Arg, text: &str, error: &clap::Error) -> String {
     match (Error::source(error), range(arg)) {
         // A number that its type cannot hold is outside its range, too.
@@ -124,7 +125,7 @@ fn reason(arg: &Arg, text: &str, error: &clap::Error) -> String {
     }
 }
 
-/// The flag of a setting whose value clap refuses; `None` for other errors.
+/// Converts clap's error about the value of a setting; returns `None` for other errors.
 pub fn invalid_flag(run: &Command, error: &clap::Error) -> Option<InvalidValue> {
     let word = |kind| match error.get(kind) {
         Some(ContextValue::String(word)) => Some(word),
@@ -145,10 +146,10 @@ pub fn invalid_flag(run: &Command, error: &clap::Error) -> Option<InvalidValue> 
     ))
 }
 
-/// How much of a key or value an error shows, characters.
+/// Maximum number of characters of a key or value that an error shows.
 pub(super) const MAX_SHOWN: usize = 80;
 
-/// A key or value for an error: its start, in one line.
+/// Shortens a key or value for an error message, and escapes it to fit in one line.
 pub(super) fn shown(text: &str) -> String {
     let start: String = text.chars().take(MAX_SHOWN).collect();
     let rest = if start.len() < text.len() { "..." } else { "" };

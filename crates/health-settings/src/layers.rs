@@ -1,4 +1,4 @@
-//! The values of settings from files and from the environment, below those of the command line.
+//! The values of settings from files and the environment. Values on the command line take precedence over them.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -21,10 +21,10 @@ use super::{RegistrySpec, Settings};
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// In a file.
+    /// An error in a file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A value, by itself or with those of other settings.
+    /// A value that is invalid by itself or together with those of other settings.
     #[error(transparent)]
     Value(#[from] InvalidValue),
 }
@@ -36,12 +36,12 @@ pub struct Layers {
     files: SettingsFiles,
 }
 
-/// The values of a setting above its default.
+/// The values of a setting that override its default.
 #[derive(Clone, Debug)]
 struct LayerValue {
     values: Vec<String>,
     origin: Origin,
-    /// Higher ones take precedence: the files in order, then the environment.
+    /// Higher layers take precedence: the files in order, then the environment.
     layer: usize,
 }
 
@@ -50,15 +50,15 @@ const ENVIRONMENT: usize = usize::MAX - 1;
 const COMMAND_LINE: usize = usize::MAX;
 
 impl Layers {
-    /// Reads the values for a command with the arguments of [`Settings`]: from `path`, or the default file if it exists, and
-    /// from the environment.
+    /// Reads the values for a command with the arguments of [`Settings`]: from `path`, or the default file if it
+    /// exists, and from the environment.
     pub fn read(run: &Command, path: Option<&Path>) -> Result<Self, SettingsError> {
         Self::read_files(run, path)?.with_environment(run, |name| env::var_os(name))
     }
 
     /// Like [`read`](Self::read), without the environment.
     pub fn read_files(run: &Command, path: Option<&Path>) -> Result<Self, SettingsError> {
-        // Before they are read: a change in between is noticed later.
+        // Before the files are read, so that a change in between is noticed later.
         let files = SettingsFiles::find(path);
         let mut values = BTreeMap::new();
         let mut layer = 0;
@@ -86,7 +86,7 @@ impl Layers {
         Ok(Self { values, files })
     }
 
-    /// Adds the values of environment variables. Empty ones do not count.
+    /// Adds the values of environment variables. Ignores empty variables.
     pub(super) fn with_environment(
         self,
         run: &Command,
@@ -127,7 +127,7 @@ impl Layers {
         })
     }
 
-    /// The layer of a setting's value, 0 for a default, and where it comes from, given the command's matches.
+    /// The layer of a setting's value (0 for a default) and its origin, given the command's matches.
     pub(super) fn source(&self, matches: &ArgMatches, arg: &Arg) -> (usize, Origin) {
         let given = matches.value_source(arg.get_id().as_str());
         match (given, self.values.get(name(arg))) {
@@ -137,8 +137,8 @@ impl Layers {
         }
     }
 
-    /// Completes parsed settings: the agent's location, and `--nodes-file`, which is another form of `--registry`. Checks
-    /// all settings together.
+    /// Completes parsed settings: sets the agent's location, and resolves `--nodes-file`, which is a short form of
+    /// `--registry`. Checks all settings together.
     pub fn finish(
         &self,
         run: &Command,

@@ -1,9 +1,8 @@
-//! The settings of `health-agent run`. Each is one field of its group's struct, which defines its name, type, default, range and
-//! help. The flag, the environment variable, the key in settings files, `health-agent config`, the JSON Schema, the example
-//! file and the reference in `docs/settings.md` are made from it.
+//! The settings of `health-agent run`. Each setting is a field of its group's struct, which defines its name, type,
+//! default, range and help. The flag, the environment variable, the key in settings files, `health-agent config`, the
+//! JSON Schema, the example file and the reference in `docs/settings.md` are derived from the field.
 //!
-//! A value on the command line takes precedence over one of the environment, that over one of a file, and that over the
-//! default.
+//! The command line takes precedence over the environment, the environment over files, and files over defaults.
 
 #![forbid(unsafe_code)]
 
@@ -106,7 +105,7 @@ pub struct Settings {
     /// The log.
     #[command(flatten)]
     pub log: LogSettings,
-    /// The files that they were read from.
+    /// The files from which the settings were read.
     #[arg(skip)]
     pub files: SettingsFiles,
     /// Each setting's value in force and its origin.
@@ -130,8 +129,8 @@ impl Settings {
         }
     }
 
-    /// Maximum TCP conntrack entries per IP version: a flow through a service has entries in both the service maps and the
-    /// conntrack maps.
+    /// Maximum number of TCP conntrack entries per IP version. With services, the default is the size of the service
+    /// flow maps, because a flow through a service has entries in both.
     pub fn conntrack_max_entries(&self) -> u32 {
         let default = match self.services.has_services() {
             true => self.services.maps.service_flow_max_entries,
@@ -140,8 +139,8 @@ impl Settings {
         self.conntrack.conntrack_max_entries.unwrap_or(default)
     }
 
-    /// Checks the forms of settings, and all of them together; ranges are checked as values are read. What depends on
-    /// the machine (does this interface exist?) is checked when the agent starts.
+    /// Checks the form of each setting, and all settings together. Ranges are checked when values are read, and
+    /// conditions that depend on the machine (does this interface exist?) when the agent starts.
     pub fn validated(self) -> Result<Self, InvalidValue> {
         match check::check(&self) {
             Ok(()) => Ok(self),
@@ -150,10 +149,10 @@ impl Settings {
     }
 }
 
-/// The file of identities in the agent's state folder.
+/// Name of the identities file in the agent's state folder.
 pub const IDENTITIES_FILE: &str = "identities.json";
 
-/// A group of settings with its defaults.
+/// Creates a group of settings with its defaults.
 fn defaults<T: Args + FromArgMatches>() -> T {
     let command = T::augment_args(Command::new("defaults").no_binary_name(true));
     let parsed = command.try_get_matches_from([""; 0]);

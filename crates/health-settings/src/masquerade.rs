@@ -180,9 +180,9 @@ impl MasqueradeSettings {
         })
     }
 
-    /// Like [`of_node`](Self::of_node), for a node that serves outside clients. Where masquerading is off, no
-    /// destination is reached with translation, but packets to backends on other nodes must leave with the node's
-    /// address.
+    /// Like [`of_node`](Self::of_node), for a node that serves outside clients. If masquerading is off for an IP
+    /// version, all destinations are still reached without translation, but packets to backends on other nodes must
+    /// leave with the node's address.
     pub fn of_serving_node(
         &self,
         addresses: &[IpAddr],
@@ -231,7 +231,7 @@ impl MasqueradeSettings {
     }
 }
 
-/// The first address of each IP version, network byte order.
+/// The first address of each IP version, in network byte order.
 fn first_addresses(addresses: &[IpAddr]) -> (Option<u32>, Option<[u32; 4]>) {
     let v4 = addresses.iter().find_map(|address| match address {
         IpAddr::V4(v4) => Some(word(v4.octets())),
@@ -244,7 +244,7 @@ fn first_addresses(addresses: &[IpAddr]) -> (Option<u32>, Option<[u32; 4]>) {
     (v4, v6)
 }
 
-/// Writes values to the first slots. Returns how many.
+/// Writes values to the first slots. Returns the number of values written.
 fn fill<T>(places: &mut [T], values: impl Iterator<Item = T>) -> u32 {
     let mut count = 0;
     for (place, value) in places.iter_mut().zip(values) {

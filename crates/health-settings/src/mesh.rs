@@ -9,7 +9,7 @@ use super::form::{Common, Live};
 use super::probing::{Interval, ProbeChoice, ProbeIntervals};
 use super::range::within;
 
-/// Time between two probes of a target.
+/// Bounds of the time between two probes of a target.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 const LONGEST_INTERVAL: Duration = Duration::from_hours(1);
 
@@ -40,7 +40,7 @@ pub struct MeshSettings {
     )]
     pub probe_rate: u32,
     /// How long a probe waits for its answer; at most the shortest interval of --probe-interval and --probe
-    // The longest is well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
+    // The maximum is well below the time for which a client waits for the response to `PUT /v1beta/status/probe`.
     #[arg(
         long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration,
         add = within::<Duration>(Duration::from_millis(1), Duration::from_secs(20)), add = Live

@@ -59,19 +59,20 @@ pub struct NodeSettings {
 }
 
 impl NodeSettings {
-    /// This node's name with that of its cluster: `CLUSTER/NODE`.
+    /// This node's name prefixed with its cluster's: `CLUSTER/NODE`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.cluster_name, self.node_name)
     }
 }
 
-/// The host name; empty if it is unreadable, and then `--node-name` is required.
+/// The host name; empty if unreadable, in which case `--node-name` is required.
 fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim_end().to_owned()
 }
 
-/// Resolves a path in the working folder of the first call: entering the host's mounts changes the working folder.
+/// Resolves a path relative to the working folder at the first call, because entering the host's mount namespace
+/// changes the working folder.
 pub fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
     static START: OnceLock<Option<PathBuf>> = OnceLock::new();
     let start = START.get_or_init(|| env::current_dir().ok());

@@ -84,7 +84,7 @@ const CLASSES: [(Path, Protocol); 4] = [
 pub struct ProbeChoice {
     /// What the addresses belong to; `None` means any.
     pub path: Option<Path>,
-    /// How the targets are probed; `None` means either way.
+    /// How the targets are probed; `None` means by any protocol.
     pub protocol: Option<Protocol>,
     /// Their interval; `None` means that they are not probed.
     pub interval: Option<Duration>,

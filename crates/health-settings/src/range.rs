@@ -1,5 +1,5 @@
-//! Ranges of settings. A definition states its range with `add = within(...)`; the check of values, the help, the JSON
-//! Schema and the reference are made from it.
+//! Ranges of settings. A definition states its range with `add = within(...)`; value checks, the help, the JSON Schema
+//! and the reference are derived from it.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use super::form::name;
 /// The values that a setting may have, both ends inclusive.
 #[derive(Clone, Debug)]
 pub struct Range {
-    /// The least.
+    /// The smallest valid value.
     pub min: Amount,
-    /// The greatest.
+    /// The largest valid value.
     pub max: Amount,
-    /// What a number counts; empty for durations, and for numbers that count nothing.
+    /// The unit of a number; empty for durations and for numbers without a unit.
     unit: &'static str,
-    /// A word that is valid besides.
+    /// A word that is also valid.
     or: Option<&'static str>,
-    /// The index of a parsed value outside the range.
+    /// Finds the index of a parsed value outside the range.
     outside: fn(&Self, &ArgMatches, &str) -> Option<usize>,
 }
 
@@ -36,14 +36,14 @@ pub enum Amount {
     Time(Duration),
 }
 
-/// A type of settings that have a range.
+/// The type of a setting that can have a range.
 pub(super) trait Ranged: Clone + Send + Sync + 'static {
-    /// The type of the least and the greatest value.
+    /// The type of the smallest and the largest value.
     type Bound: Into<Amount>;
-    /// A word that stands for no amount.
+    /// A word that is valid instead of an amount.
     const OR: Option<&'static str> = None;
 
-    /// What must be within the range.
+    /// The amounts that must be within the range.
     fn amounts(&self) -> impl Iterator<Item = Self::Bound>;
 }
 
@@ -66,12 +66,12 @@ pub(super) fn within<T: Ranged>(min: T::Bound, max: T::Bound) -> Range {
 }
 
 impl Range {
-    /// The same, with what the number counts.
+    /// Sets the unit.
     pub(super) fn of(self, unit: &'static str) -> Self {
         Self { unit, ..self }
     }
 
-    /// Why a value outside is invalid.
+    /// Why a value outside the range is invalid.
     pub(super) fn reason(&self) -> String {
         format!("must be {self}")
     }
@@ -110,7 +110,7 @@ impl fmt::Display for Amount {
     }
 }
 
-/// The range that a setting's definition states.
+/// The range stated in a setting's definition.
 pub(super) fn range(arg: &Arg) -> Option<&Range> {
     arg.get::<Range>()
 }

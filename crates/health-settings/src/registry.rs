@@ -77,7 +77,7 @@ fn urls(list: &str) -> Option<Vec<String>> {
         let host = url
             .strip_prefix("http://")
             .or_else(|| url.strip_prefix("https://"))?;
-        // Credentials belong into a configuration file: these URLs are logged and shown.
+        // Credentials belong in a configuration file, because these URLs are logged and shown.
         let is_host =
             !host.is_empty() && !host.contains('@') && !host.contains(char::is_whitespace);
         is_host.then(|| url.to_owned())

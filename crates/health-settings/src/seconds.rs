@@ -41,7 +41,7 @@ impl FromStr for Seconds {
         if duration.subsec_nanos() != 0 {
             return Err(SecondsError);
         }
-        // The longest one is outside every range.
+        // The maximum is outside every range.
         Ok(Self(duration.as_secs().try_into().unwrap_or(u32::MAX)))
     }
 }

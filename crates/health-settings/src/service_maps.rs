@@ -49,7 +49,7 @@ pub struct ServiceMapSettings {
     pub service_socket_max_entries: u32,
 }
 
-/// Default capacity for TCP by this host's memory, with the thresholds of Linux' own conntrack
+/// Default capacity for TCP according to this host's memory, with the thresholds of Linux's own conntrack
 /// (`nf_conntrack_init_start`, net/netfilter/nf_conntrack_core.c).
 fn default_flow_entries() -> u32 {
     let memory = sysinfo().map_or(0, |host| host.ram_total());

@@ -1,4 +1,4 @@
-//! Settings of the proxy mode, which decides what in the kernel serves services.
+//! Settings of the proxy mode, which decides which part of the kernel serves services.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use super::seconds::Seconds;
 /// Longest scheduler name in bytes (`IP_VS_SCHEDNAME_MAXLEN` less the final zero).
 const MAX_SCHEDULER_LEN: usize = 15;
 
-/// How long IPVS keeps idle entries. The kernel accepts up to `INT_MAX / HZ` seconds
+/// Range of the time for which IPVS keeps idle entries. The kernel accepts up to `INT_MAX / HZ` seconds
 /// (net/netfilter/ipvs/ip_vs_ctl.c), which is 596 hours at 1000 Hz.
 fn idle_timeout() -> Range {
     within::<Seconds>(Duration::ZERO, Duration::from_hours(480))
 }
 
-/// What in the kernel serves services.
+/// The part of the kernel that serves services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ServiceProxyMode {
     /// The agent's eBPF programs

@@ -102,7 +102,7 @@ impl ServiceSettings {
         self.service_manifests.is_some() || self.sources.has_any()
     }
 
-    /// Whether XDP forwards packets of services; it does not unless the agent's programs serve them.
+    /// How XDP forwards packets of services; off unless the agent's programs serve them.
     pub const fn xdp(&self) -> ServiceXdp {
         match self.service_proxy_mode {
             ServiceProxyMode::Ebpf if self.has_services() => self.service_xdp,
@@ -110,7 +110,7 @@ impl ServiceSettings {
         }
     }
 
-    /// Whether the agent's programs deliver packets to endpoints of this node. They do so only if they also serve
+    /// Whether the agent's programs deliver packets to endpoints of this node. This requires that they also serve
     /// services, because nothing else may translate addresses on the way.
     pub const fn has_host_routing(&self) -> bool {
         matches!(
@@ -119,7 +119,7 @@ impl ServiceSettings {
         ) && self.has_services()
     }
 
-    /// Where pages are served, by flag; nowhere if no services are configured.
+    /// The addresses at which pages are served, by flag; none if no services are configured.
     pub(super) fn listens(&self) -> impl Iterator<Item = (&'static str, ListenAddress)> {
         let all = [
             ("--service-healthz-address", self.service_healthz_address),

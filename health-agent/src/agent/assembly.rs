@@ -1,5 +1,5 @@
-//! Builds an agent in stages: inputs, preflight, datapath, parts, and the tasks that follow changes. The API and the
-//! metrics see a starting agent until all parts have started, and then all of them at once.
+//! Builds an agent in stages: inputs, preflight, datapath, parts, and the tasks that follow changes. Until all parts
+//! have started, the API and the metrics report a starting agent; then all parts appear at once.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, TcpListener};
@@ -41,7 +41,7 @@ use super::start_context::StartContext;
 use super::started_parts::{ReportingPart, Responders, StartedParts};
 use super::supervise::Agent;
 
-/// Inputs that are known before the start.
+/// Inputs known before the start.
 pub(super) struct StartInputs {
     /// How programs are attached.
     pub(super) attachments: Attachments,
@@ -51,7 +51,7 @@ pub(super) struct StartInputs {
     pub(super) own: Option<Node>,
 }
 
-/// Starts an agent. After a failure, nothing exists that did not exist before.
+/// Starts an agent. A failed start leaves nothing new behind.
 pub(super) async fn start(
     config: &Settings,
     inputs: StartInputs,
@@ -111,7 +111,7 @@ pub(super) async fn start(
     })
 }
 
-/// Waits for this node's entry, unless it is known already.
+/// Waits for this node's entry unless it is already known.
 async fn start_context<'a>(
     config: &'a Settings,
     own: Option<Node>,
@@ -130,7 +130,7 @@ async fn start_context<'a>(
     })
 }
 
-/// Starts parts on this node's datapath.
+/// Starts the agent's parts on this node's datapath.
 struct Assembly<'a> {
     context: &'a StartContext<'a>,
     node: &'a NodeDatapath,
@@ -154,7 +154,7 @@ struct Core {
 struct Extras {
     containers: Option<ContainerProbes>,
     services: Option<ServedServices>,
-    /// Addresses of services for policy, if it does not see their backends.
+    /// Service addresses for policy, which in mode `ipvs` sees these instead of the backends.
     service_addresses: Receiver<Arc<BTreeSet<IpAddr>>>,
 }
 
@@ -276,7 +276,7 @@ impl Assembly<'_> {
         })
     }
 
-    /// Shows a started agent, registers this node, and starts the tasks that follow changes.
+    /// Publishes the started agent, registers this node, and starts the tasks that follow changes.
     fn complete(&self, core: &Core, extras: &Extras) -> [AbortOnDrop; 4] {
         let StartContext {
             config,
@@ -320,7 +320,7 @@ impl Assembly<'_> {
     }
 }
 
-/// What the API and the metrics read.
+/// The parts that the API and the metrics read.
 fn started_parts(
     node: &NodeDatapath,
     core: &Core,
@@ -358,7 +358,7 @@ fn started_parts(
     }
 }
 
-/// Starts to follow the cluster's identities.
+/// Starts following the cluster's identities.
 fn open_identities(config: &Settings) -> Result<IdentityAllocator, identity::OpenError> {
     IdentityAllocator::open(
         &config.identity_store(),

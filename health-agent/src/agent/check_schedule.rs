@@ -1,5 +1,5 @@
-//! When the agent checks what other processes can break: regularly, soon after changes, and with growing pauses while a
-//! repair fails.
+//! Schedules checks of everything that other processes can break: periodically, soon after changes, and with growing
+//! pauses while repairs fail.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::outcome::Outcome;
 
 /// Time between two checks.
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
-/// Minimum time between two checks caused by changes: some hosts' routes change all the time.
+/// Minimum time between two checks triggered by changes, because routes on some hosts change all the time.
 pub(super) const CHANGES_PERIOD: Duration = Duration::from_millis(100);
 /// After this time without a repair, assume that no other process undoes repairs.
 const CALM: Duration = Duration::from_secs(2);
@@ -57,9 +57,9 @@ impl ChangeTrigger {
         self.not_before = tokio::time::Instant::now() + self.pause;
     }
 
-    /// Records the outcome of a check, whatever triggered it. If another process keeps breaking what was repaired, the
-    /// pauses grow to the usual [`PERIOD`]. A repair is itself a change that triggers a check, so one check without a
-    /// repair does not reset the pause.
+    /// Records the outcome of a check, whatever triggered it. If another process keeps undoing repairs, the pauses grow
+    /// to the usual [`PERIOD`]. A repair is itself a change that triggers a check, so one check without a repair does
+    /// not reset the pause.
     pub(super) fn note_outcome(&mut self, has_repaired: bool) {
         let now = tokio::time::Instant::now();
         if has_repaired {
@@ -72,7 +72,7 @@ impl ChangeTrigger {
     }
 }
 
-/// Doubling pauses between failing attempts.
+/// Pauses between failing attempts, each twice as long as the one before.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     pause: Option<Duration>,
@@ -87,7 +87,7 @@ impl Backoff {
         self.next.is_none_or(|next| Instant::now() >= next)
     }
 
-    /// Records the outcome of a check, and logs problems that are new. Checks for missing things are not paused.
+    /// Records the outcome of a check and logs new problems. Missing objects alone do not delay the next check.
     pub(super) fn note(&mut self, outcome: &Outcome) {
         let problem = outcome.problem();
         self.pause = outcome.failure.as_ref().map(|_| {

@@ -20,20 +20,20 @@ use super::registration;
 use super::services::kept_checks;
 use crate::pidfile::PidFile;
 
-/// Removes an instance's pins, programs, endpoint devices, routes, settings and files, and its node's record in etcd;
-/// returns what it removed. Missing things are not a failure; a running agent is.
+/// Removes an instance's pins, programs, endpoint devices, routes, settings and files, and its node's record in etcd.
+/// Returns a list of everything removed. Missing objects are not an error; a running agent is.
 pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     let runtime_dir = &location.runtime_dir;
     let was_there = runtime_dir.exists();
     let mut removed = without_agent(location, remove_all).await?;
-    // Others may keep files there.
+    // Other programs may keep files there.
     if was_there && fs::remove_dir(runtime_dir).is_ok() {
         removed.push(folder(runtime_dir));
     }
     Ok(removed)
 }
 
-/// Like [`cleanup`], but only for what serves services in these modes.
+/// Like [`cleanup`], but removes only the service state of these proxy modes.
 pub async fn cleanup_services(
     location: &Location,
     modes: &[ServiceProxyMode],
@@ -55,7 +55,7 @@ pub async fn cleanup_services(
     .await
 }
 
-/// Runs a removal. No agent can start from the first step to the last, since it would lose what it has just created.
+/// Runs a removal. Keeps agents from starting until all steps are done: they would lose whatever they had just created.
 async fn without_agent(
     location: &Location,
     remove: impl AsyncFnOnce(&Location) -> anyhow::Result<Vec<String>>,
@@ -95,7 +95,7 @@ fn remove_frontends(location: &Location) -> anyhow::Result<Vec<String>> {
         .collect())
 }
 
-/// Removes what IPVS serves in the calling thread's namespace.
+/// Removes the services that IPVS serves in the calling thread's network namespace.
 async fn remove_ipvs() -> Result<Vec<String>, IpvsError> {
     let handle = netlink::open()?;
     ipvs::cleanup(&handle).await
@@ -112,7 +112,7 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
     }
     match remove_ipvs().await {
         Ok(parts) => removed.extend(parts),
-        // They belong to another instance.
+        // The IPVS services belong to another instance.
         Err(IpvsError::InUse) => {}
         Err(error) => failed.push(error.to_string()),
     }
@@ -151,7 +151,7 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
     if remove(fs::remove_dir_all(&deletions), &deletions)? {
         removed.push(folder(&deletions));
     }
-    // Others may keep files there.
+    // Other programs may keep files there.
     if fs::remove_dir(&location.state_dir).is_ok() {
         removed.push(folder(&location.state_dir));
     }

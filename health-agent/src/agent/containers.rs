@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::start_context::StartContext;
 
-/// File in the state folder with the known state of probes.
+/// Name of the file in the state folder that stores the state of probes.
 pub(super) const STATE_FILE: &str = "probes.json";
 
 /// Probes this node's containers.
@@ -27,7 +27,7 @@ pub(super) struct ContainerProbes {
     _sources: Sources,
 }
 
-/// The sources of pods.
+/// Pod sources.
 pub(super) struct Sources {
     merged: Merged,
     _folder: Option<Folder>,
@@ -53,7 +53,7 @@ impl Sources {
     }
 }
 
-/// Starts to probe containers.
+/// Starts probing containers.
 pub(super) fn start(
     StartContext { config, own, .. }: &StartContext<'_>,
     manager: Manager,
@@ -86,7 +86,7 @@ pub(super) fn start(
     })
 }
 
-/// The endpoints of the manager.
+/// Looks up endpoints in the manager.
 struct LocalEndpoints(Manager);
 
 impl Endpoints for LocalEndpoints {

@@ -9,17 +9,18 @@ use health_model::settings::Location;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-/// How soon the agent finds a deletion that was queued while it did not answer.
+/// How often the agent looks for deletions that were queued because it did not respond.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Time between two attempts at a failing deletion.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// After the folder has been locked for this long, leave it unlocked for a moment. Other processes poll for the lock
-/// every 5 ms, so they would never find it free between two deletions.
+/// After locking the folder for this long, leave it unlocked for a moment. Other processes poll for the lock every 5 ms
+/// and would otherwise never find it free between two deletions.
 const LOCKED: Duration = Duration::from_millis(100);
 const UNLOCKED: Duration = Duration::from_millis(20);
 
-/// Marks endpoints with a queued deletion in their state files, so that their missing devices raise no questions.
+/// Marks endpoints with a queued deletion in their state files, so that their missing devices are not reported as
+/// unexpected.
 pub(super) fn announce(location: &Location, states: &StateDir) -> Result<(), AnnounceError> {
     if !Deletions::is_anything_waiting(location) {
         return Ok(());
@@ -45,7 +46,7 @@ pub(super) enum AnnounceError {
     States(#[from] WorkloadError),
 }
 
-/// Carries out the deletions that are queued now. Returns whether all of them are done.
+/// Carries out the currently queued deletions. Returns whether all of them succeeded.
 pub(super) async fn carry_out(location: &Location, manager: &Manager) -> bool {
     if !Deletions::is_anything_waiting(location) {
         return true;
@@ -74,8 +75,8 @@ pub(super) async fn carry_out(location: &Location, manager: &Manager) -> bool {
     carry_out_by(location, delete).await
 }
 
-/// Calls `delete` for each deletion that is queued now. Locks the folder for one deletion at a time, so that the
-/// plugin, which waits only a few seconds, can queue others in between. Returns whether all of them are done.
+/// Calls `delete` for each currently queued deletion. Locks the folder for one deletion at a time, so that the plugin,
+/// which waits only a few seconds for the lock, can queue more in between. Returns whether all deletions succeeded.
 async fn carry_out_by<F: Future<Output = Result<(), String>>>(
     location: &Location,
     delete: impl Fn(Deletion) -> F,
@@ -119,7 +120,7 @@ async fn carry_out_one<F: Future<Output = Result<(), String>>>(
     delete: &impl Fn(Deletion) -> F,
 ) -> Result<(), String> {
     let meant = deletion.clone();
-    // Until the deletion is removed, no endpoint is created for this container and interface.
+    // As long as the deletion is queued, no endpoint is created for this container and interface.
     let (deletions, waits) = locked(location, move |deletions| Ok(deletions.waits(&meant))).await?;
     if !waits {
         return Ok(());
@@ -203,7 +204,7 @@ mod tests {
                 writer.is_finished()
             };
             async move {
-                // Together, they take longer than the plugin waits.
+                // Together, the deletions take longer than the plugin waits.
                 if !is_written {
                     tokio::time::sleep(LOCKED).await;
                 }

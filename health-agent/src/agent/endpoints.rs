@@ -57,7 +57,7 @@ pub(super) async fn survey(context: &StartContext<'_>) -> anyhow::Result<Survey>
         .context("cannot take over the endpoints of the previous agent")
 }
 
-/// Starts to manage endpoints, beginning with those of the survey.
+/// Starts managing endpoints, beginning with those found by the survey.
 pub(super) fn start(
     context: &StartContext<'_>,
     node: &NodeDatapath,

@@ -17,7 +17,7 @@ pub(super) struct EventRelay {
 }
 
 impl EventRelay {
-    /// Must be called in a tokio runtime.
+    /// Starts the relay. Must be called in a tokio runtime.
     pub(super) fn start(node: &NodeDatapath) -> anyhow::Result<Self> {
         let hub = Hub::new(node.datapath().event_switch()?)
             .context("cannot turn off the programs' events")?;

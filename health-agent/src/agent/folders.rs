@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 /// Mode of the runtime folder if a group may reach the socket in it.
 const GROUP_FOLDER_MODE: u32 = 0o750;
-/// Mode of parent folders created along with it: others may traverse them.
+/// Mode of parent folders created along with the runtime folder: others may traverse them.
 const PASSABLE_MODE: u32 = 0o711;
 /// Bits that let group and others traverse a folder.
 const PASS: u32 = 0o011;
@@ -21,11 +21,11 @@ const PASS: u32 = 0o011;
 const OTHERS: u32 = 0o077;
 /// Bits that let users other than owner and group list or change a folder.
 const OTHERS_USE: u32 = 0o006;
-/// Others may write; the sticky bit decides whether they may remove other users' files (inode(7)).
+/// Lets others write; the sticky bit decides whether they may also remove other users' files (inode(7)).
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// The folders that did not exist before, outermost first.
+/// The folders that this agent created, outermost first.
 #[derive(Debug, Default)]
 pub(super) struct NewFolders(Vec<PathBuf>);
 
@@ -35,12 +35,12 @@ impl NewFolders {
         self.make_below(folder, FOLDER_MODE)
     }
 
-    /// Does the same for a folder in which a group must reach something.
+    /// Like [`make`](Self::make), but others may traverse the new parents, so that a group can reach the folder.
     pub(super) fn make_reachable(&mut self, folder: &Path) -> anyhow::Result<()> {
         self.make_below(folder, PASSABLE_MODE)
     }
 
-    /// `above` is the mode of the parent folders.
+    /// `above` is the mode of newly created parents.
     fn make_below(&mut self, folder: &Path, above: u32) -> anyhow::Result<()> {
         let mut missing: Vec<_> = folder
             .ancestors()
@@ -51,7 +51,7 @@ impl NewFolders {
             let mode = if path == folder { FOLDER_MODE } else { above };
             match DirBuilder::new().mode(mode).create(path) {
                 Ok(()) => self.0.push(path.to_owned()),
-                // An agent of another instance that is starting at the same time was faster.
+                // Another instance's agent, starting at the same time, created the folder first.
                 Err(_) if path.is_dir() => {}
                 Err(error) => {
                     return Err(error)
@@ -62,18 +62,18 @@ impl NewFolders {
         Ok(())
     }
 
-    /// Removes the folders that are empty.
+    /// Removes the folders that are still empty.
     pub(super) fn remove(self) {
         for folder in self.0.iter().rev() {
-            // A folder that others use by now stays.
+            // A folder that others have started to use stays.
             let _ = fs::remove_dir(folder);
         }
     }
 
     /// Closes the runtime folder, the state folder and everything in them to other users, except that members of
-    /// `group` may use the runtime folder. Earlier versions left them open. A folder in which others keep something
-    /// stays unchanged. If one instance's runtime folder is inside another's, others can traverse the outer one while a
-    /// group may use the inner one.
+    /// `group` may use the runtime folder. Earlier versions left them open. A folder that contains other programs'
+    /// files stays unchanged. If one instance's runtime folder is inside another's, others may traverse the outer one
+    /// while a group has access to the inner one.
     pub(super) fn close(&self, location: &Location, group: Option<Gid>) -> anyhow::Result<()> {
         let (runtime_dir, state_dir) = (&location.runtime_dir, &location.state_dir);
         if self.is_own(runtime_dir, |path| is_of_runtime(path, location))? {
@@ -82,7 +82,7 @@ impl NewFolders {
                 .with_context(|| format!("cannot set the mode of {}", runtime_dir.display()))?;
         }
         let mut folders = vec![state_dir.join("endpoints"), location.deletions()];
-        // Other users' files there may have the same names.
+        // In a shared folder, other users' files may have the same names.
         if self.is_own(state_dir, is_of_state)? {
             folders.push(state_dir.clone());
         }
@@ -131,7 +131,7 @@ fn is_of_runtime(path: &Path, location: &Location) -> bool {
         || is_runtime_folder(path, location)
 }
 
-/// Whether this is an agent's runtime folder, of any instance: the files in it have the same names.
+/// Whether this is the runtime folder of any instance's agent: all instances use the same file names.
 fn is_runtime_folder(path: &Path, location: &Location) -> bool {
     let is_in_it = |file: PathBuf| {
         file.file_name()
@@ -180,11 +180,11 @@ fn tighten(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives only the owner and the group's members access to a folder; others may traverse it if `is_passed`.
+/// Restricts access to a folder to its owner and the group's members; others may traverse it if `is_passed`.
 fn admit(folder: &Path, group: Option<Gid>, is_passed: bool) -> io::Result<()> {
     let of_group = group.map_or(FOLDER_MODE, |_| GROUP_FOLDER_MODE);
     let wanted = of_group | if is_passed { PASS } else { 0 };
-    // Access that stays allowed is not interrupted.
+    // Do not interrupt access that stays allowed.
     if fs::symlink_metadata(folder)?.mode() & OTHERS & !wanted != 0 {
         private::tighten(folder)?;
     }
@@ -317,11 +317,11 @@ mod tests {
         let group = Some(nix::unistd::getgid());
         assert_eq!(start(&outer, None), [0o700, 0]);
         assert_eq!(start(&inner, group), [0o711, 0o750]);
-        // Regardless of which one restarts.
+        // It does not matter which agent restarts.
         assert_eq!(start(&outer, None), [0o711, 0o750]);
         assert_eq!(start(&outer, group), [0o751, 0o750]);
         assert_eq!(start(&inner, group), [0o751, 0o750]);
-        // Others no longer need to traverse it.
+        // Others no longer need to traverse the outer folder.
         assert_eq!(start(&inner, None), [0o751, 0o700]);
         assert_eq!(start(&outer, None), [0o700, 0o700]);
     }

@@ -15,7 +15,7 @@ use health_registry::kubernetes::{
 use health_settings::{ApiAccess, RegistrySpec, Settings};
 use tokio::sync::watch;
 
-/// Follows this node's pods until it is dropped.
+/// Follows this node's pods until dropped.
 pub(super) struct KubernetesPods {
     labels: watch::Receiver<Arc<PodLabels>>,
     probed: Option<watch::Receiver<Arc<PodSet>>>,

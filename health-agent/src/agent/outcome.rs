@@ -1,4 +1,4 @@
-//! What one check of the endpoint and the datapath has found, and what it has repaired.
+//! Findings and repairs of one check of the endpoint and the datapath.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use health_model::causes::with_causes;
 /// A completed repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CompletedRepair {
-    /// A short fixed word to count by.
+    /// A short fixed keyword under which repairs are counted.
     pub(super) cause: &'static str,
     /// What was wrong, in words.
     pub(super) what: String,
@@ -18,7 +18,7 @@ pub(super) struct CompletedRepair {
 pub(super) struct EndpointOutcome {
     /// What was repaired, in words.
     pub(super) repaired: Vec<String>,
-    /// Why its devices or their configuration are not in order.
+    /// What is wrong with its devices or their configuration.
     pub(super) connection_problem: Option<String>,
     /// What is wrong with its programs.
     pub(super) program_problem: Option<String>,
@@ -31,13 +31,13 @@ pub(super) struct Outcome {
     pub(super) endpoint: EndpointOutcome,
     /// What was repaired.
     pub(super) repaired: Vec<CompletedRepair>,
-    /// Workload endpoints with programs that are not attached and could not be.
+    /// Workload endpoints with programs that could not be attached.
     pub(super) without_programs: BTreeSet<u16>,
     /// Why something could not be repaired.
     pub(super) failure: Option<String>,
-    /// Things that others removed and have to restore.
+    /// Missing objects that this agent does not own, so that others must restore them.
     pub(super) missing: Vec<String>,
-    /// What is served without programs that would make it faster, in words.
+    /// Why an optional program that would make serving faster is not attached, in words.
     pub(super) slower: Option<String>,
 }
 
@@ -46,7 +46,7 @@ impl Outcome {
     pub(super) fn fail(&mut self, error: anyhow::Error) {
         let failure = self.failure.get_or_insert_default();
         let text = with_causes(error.as_ref());
-        // If the same attempt is made in two places, it fails in both.
+        // An attempt made in two places fails in both; record it only once.
         if failure.contains(&text) {
             return;
         }
@@ -56,7 +56,7 @@ impl Outcome {
         failure.push_str(&text);
     }
 
-    /// Everything that is not in order, in words.
+    /// Everything that is missing or failed, in words.
     pub(super) fn problem(&self) -> Option<String> {
         let problems: Vec<&str> = self
             .missing

@@ -1,4 +1,4 @@
-//! Passes the host's own addresses to the programs: outside packets with such a source address are dropped.
+//! Passes the host's own addresses to the programs, which drop packets from outside with such a source address.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(super) async fn note(netlink: &Handle, map: &mut OwnAddresses) -> anyhow::Re
     Ok(map.set_all(own)?)
 }
 
-/// Follows the host's addresses until the result is dropped. Must be called in a tokio runtime, by a thread in the
+/// Follows the host's addresses until the result is dropped. Must be called in a tokio runtime, from a thread in the
 /// host's namespace.
 pub(super) async fn follow(netlink: Handle, mut map: OwnAddresses) -> anyhow::Result<AbortOnDrop> {
     let mut changes = Changes::listen()?;

@@ -16,18 +16,18 @@ use tracing::warn;
 
 use super::source::AgentSource;
 
-/// How long a registry may take to answer before the entry that an earlier agent saved counts.
+/// How long to wait for the registry before using the entry that an earlier agent saved.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a registry's entry may contradict this host. A node that comes up with new addresses soon reports them to
-/// its cluster.
+/// How long to wait for a correction if the registry's entry contradicts this host. A node that comes up with new
+/// addresses soon reports them to its cluster.
 const CORRECTION_PATIENCE: Duration = Duration::from_secs(30);
-/// Time between two checks of this host's addresses while an entry does not fit them.
+/// Time between two checks of this host's addresses while an entry does not match them.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
-/// Documentation addresses (RFC 5737, RFC 3849), which belong to no host: the route to them is the way out of this
-/// host.
+/// Documentation addresses (RFC 5737, RFC 3849), which belong to no host: the routes to them lead out of this host.
 const ELSEWHERE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 
-/// This node as the flags describe it, for registries in which nodes register themselves; `None` for other registries.
+/// This node as described by the settings, for registries in which nodes register themselves; `None` for other
+/// registries.
 pub(super) async fn from_settings(config: &Settings) -> anyhow::Result<Option<Node>> {
     if !config.node.registry.is_written_by_nodes() {
         return Ok(None);
@@ -51,7 +51,7 @@ pub(super) async fn from_settings(config: &Settings) -> anyhow::Result<Option<No
     Ok(Some(node))
 }
 
-/// The first address of each family on the uplinks: the named devices, or those that lead out.
+/// The first address of each family on the uplinks: the configured devices, or those with a route out of this host.
 async fn uplink_addresses(config: &Settings) -> anyhow::Result<Vec<IpAddr>> {
     let netlink = netlink::open()?;
     let exits = match config.node.devices.as_slice() {
@@ -80,7 +80,7 @@ async fn uplink_addresses(config: &Settings) -> anyhow::Result<Vec<IpAddr>> {
     Ok(addresses)
 }
 
-/// Interface indices of the devices that lead out.
+/// Interface indices of the devices with a route out of this host.
 async fn exits(netlink: &Handle) -> anyhow::Result<Vec<u32>> {
     let mut devices = Vec::new();
     for address in ELSEWHERE.iter().filter_map(|text| text.parse().ok()) {
@@ -90,7 +90,7 @@ async fn exits(netlink: &Handle) -> anyhow::Result<Vec<u32>> {
     Ok(devices)
 }
 
-/// This node's entry. Returns `None` if it may still arrive; fails if it will not arrive without intervention.
+/// Returns this node's entry, or `None` if it may still arrive. Fails if it will not arrive without intervention.
 pub(super) fn known(registry: &dyn Registry, config: &Settings) -> anyhow::Result<Option<Node>> {
     let is_reported = !matches!(config.node.registry, RegistrySpec::Kubernetes(_));
     let own = find(&registry.watch().borrow(), config).filter(|_| is_reported);
@@ -105,9 +105,9 @@ pub(super) fn known(registry: &dyn Registry, config: &Settings) -> anyhow::Resul
     Ok(own)
 }
 
-/// Waits for this node's entry, and reports why it has to wait. An entry saved by an earlier agent counts only if it
-/// fits this host and the registry has not answered for a while. If the registry's own entry does not fit, waits a
-/// while for a correction; after that, whatever is built on the entry reports the error.
+/// Waits for this node's entry and reports the reason for the wait. Uses an entry saved by an earlier agent only if it
+/// matches this host and the registry has not answered for a while. If the registry's own entry does not match, waits a
+/// while for a correction; after that, accepts the entry and leaves it to its users to report the error.
 pub(super) async fn wait(
     registry: &dyn Registry,
     config: &Settings,
@@ -163,13 +163,13 @@ pub(super) async fn wait(
     }
 }
 
-/// When the own cluster's registry was last up to date, if it is unreachable now.
+/// When the entries from this cluster's registry were last up to date, if the registry is unreachable now.
 pub(super) fn kept_as_of(set: &NodeSet) -> Option<jiff::Timestamp> {
     let state = set.sources.first()?;
     state.stale.as_ref().map(|stale| stale.since)
 }
 
-/// Why no agent can be built on this entry here, if so.
+/// Why an agent on this host cannot use this entry; `None` if it can.
 async fn misfit(own: &Node, config: &Settings, netlink: &Handle) -> anyhow::Result<Option<String>> {
     if let Some(address) = uncarried(&own.addresses, netlink).await? {
         return Ok(Some(format!(
@@ -225,7 +225,7 @@ fn find(set: &NodeSet, config: &Settings) -> Option<Node> {
     };
     let mut own = set.nodes.iter().find(is_own)?.clone();
     if !matches!(config.node.registry, RegistrySpec::File(_)) {
-        // Addresses that we published there ourselves must not bind us.
+        // Addresses that this agent published there itself must not bind it.
         own.health_addresses.clear();
     }
     Some(own)
@@ -247,7 +247,7 @@ pub(super) fn hosts_only(config: &Settings, own: &Node) -> Option<HostsOnly> {
 pub(super) enum HostsOnly {
     /// The settings say so.
     Setting,
-    /// It has no pod CIDR to take an endpoint's address from.
+    /// The node has no pod CIDR from which to take an endpoint address.
     NoPodCidr,
 }
 
@@ -269,12 +269,12 @@ pub(super) enum OwnChange {
     MoreAddresses(Vec<IpAddr>),
     /// Its addresses are now exactly these, and the agent cannot switch to them.
     OtherAddresses(Vec<IpAddr>),
-    /// It has a pod CIDR for endpoints now, and had none before.
+    /// It now has a pod CIDR for endpoints, but had none before.
     PodCidr,
 }
 
-/// Compares this node's entry with the one that the agent was built on. Entries that nodes register themselves come
-/// from the agent, and an entry from before the registry went away is old: neither counts as a change.
+/// Compares this node's entry with the one that the agent started with. Ignores entries that nodes register themselves,
+/// because they come from the agent, and outdated entries from before the registry became unreachable.
 pub(super) fn change(
     set: &NodeSet,
     registry: &RegistrySpec,
@@ -291,8 +291,8 @@ pub(super) fn change(
     if own.pod_cidrs.is_empty() && !now.pod_cidrs.is_empty() {
         return OwnChange::PodCidr;
     }
-    // Flows are masqueraded as the first address of their family; flows of services even if no flag enables
-    // masquerading.
+    // Flows are masqueraded as the first address of their family; service flows are masqueraded even if no setting
+    // enables masquerading.
     let is_as_masqueraded = [IpAddr::is_ipv4 as fn(&IpAddr) -> bool, IpAddr::is_ipv6]
         .into_iter()
         .all(|is_of_family| {
@@ -392,7 +392,7 @@ mod tests {
                 assert_eq!(found(&set(vec![now.clone()], true)), OwnChange::None);
                 assert_eq!(found(&set(Vec::new(), false)), OwnChange::None);
             }
-            // Either the agent wrote this itself, or another process did in its name.
+            // Either the agent wrote this entry itself, or another process did so in its name.
             let etcd = "etcd:http://192.0.2.1:2379".parse().unwrap();
             assert_eq!(change(&fresh, &etcd, &own, false), OwnChange::None);
         }

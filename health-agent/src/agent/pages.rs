@@ -9,7 +9,7 @@ use hyper::{HeaderMap, StatusCode};
 
 use super::source::AgentSource;
 
-/// Whether this agent is healthy.
+/// `GET /healthz`: whether this agent is healthy.
 pub(super) fn healthz(source: Arc<AgentSource>) -> Page {
     Page {
         path: "/healthz",
@@ -17,7 +17,7 @@ pub(super) fn healthz(source: Arc<AgentSource>) -> Page {
     }
 }
 
-/// The agent's counters and measurements.
+/// `GET /metrics`: the agent's counters and measurements.
 pub(super) fn metrics(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
     let answer = move |headers: &HeaderMap| {
         let format = Format::accepted(headers);

@@ -1,4 +1,5 @@
-//! Checks and opens what an agent needs before it creates anything: a missing or busy resource ends the start here.
+//! Checks and opens the resources that an agent needs before it creates anything. A missing or busy resource fails the
+//! start here.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -19,12 +20,12 @@ use super::source::AgentSource;
 use super::start_context::StartContext;
 use super::uplinks::{UplinkSurvey, Uplinks};
 
-/// Resources that are open before the agent creates anything.
+/// Resources opened before the agent creates anything.
 pub(super) struct Preflight {
     pub(super) uplinks: (Uplinks, UplinkSurvey),
     /// The endpoints of former agents.
     pub(super) survey: Survey,
-    /// The pages for monitoring. They already answer.
+    /// The monitoring pages, which are already being served.
     pub(super) page_servers: [PageServer; 2],
     pub(super) opened: OpenedResources,
 }
@@ -43,7 +44,7 @@ pub(super) struct OpenedResources {
 }
 
 impl Preflight {
-    /// Must be called in a tokio runtime.
+    /// Opens all resources. Must be called in a tokio runtime.
     pub(super) async fn run(
         context: &StartContext<'_>,
         source: &Arc<AgentSource>,
@@ -54,7 +55,7 @@ impl Preflight {
             netlink,
         } = context;
         let uplinks = Uplinks::find(netlink, config, own).await?;
-        // A port in use is the most likely conflict.
+        // Comes first, because a port in use is the most likely conflict.
         let listeners = hello::bind(&own.addresses, config.mesh.health_port)?;
         let healthz = page_server::bind("--healthz-address", &config.api.healthz_address)?;
         let scrapes = page_server::bind("--metrics-address", &config.api.metrics_address)?;

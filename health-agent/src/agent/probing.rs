@@ -22,16 +22,16 @@ pub(super) struct Probing {
     pub(super) host_responder: Responder,
 }
 
-/// What probing takes from other parts.
+/// Inputs that probing takes from other parts.
 pub(super) struct ProbingInputs {
     pub(super) nodes: Receiver<Arc<NodeSet>>,
     /// Listeners at this node's addresses.
     pub(super) listeners: Vec<TcpListener>,
     /// This node's nearly full maps, for reports.
     pub(super) full_maps: Receiver<Vec<FullMap>>,
-    /// Likewise, the endpoints that do not enforce its current policy.
+    /// This node's endpoints that do not enforce its current policy, for reports.
     pub(super) policy_lag: Receiver<Option<PolicyLag>>,
-    /// Likewise, the problems of this agent.
+    /// This agent's problems, for reports.
     pub(super) problems: Receiver<Vec<AgentProblem>>,
 }
 
@@ -82,7 +82,7 @@ impl Probing {
     }
 }
 
-/// What can change of the mesh while it runs.
+/// The mesh parameters that can change while the mesh runs.
 pub(super) fn tuning(settings: &MeshSettings) -> Tuning {
     Tuning {
         intervals: settings.probe_intervals(),

@@ -21,7 +21,8 @@ struct RegistrationNote {
     registry: RegistrySpec,
     cluster: String,
     node: String,
-    /// Whether the registry has answered an agent, so that it may contain the node. Earlier versions do not say.
+    /// Whether the registry has ever answered an agent and may therefore contain the node. Missing from notes of
+    /// earlier versions.
     #[serde(default = "yes")]
     is_reached: bool,
 }
@@ -69,7 +70,7 @@ pub(super) fn remember(config: &Settings) -> anyhow::Result<()> {
     }
     let state_dir = &config.location.state_dir;
     let reached = RegistrationNote::of(config, true);
-    // A damaged note does not name another registry.
+    // A damaged note counts as missing.
     let known = RegistrationNote::read(state_dir).unwrap_or_default();
     let is_reached = known.is_some_and(|known| known == reached);
     RegistrationNote::of(config, is_reached).write(state_dir)
@@ -87,8 +88,8 @@ pub(super) fn note_reached(config: &Settings, set: &NodeSet) -> anyhow::Result<b
     Ok(true)
 }
 
-/// Deletes this node's record if an earlier agent registered it, and returns what was removed. A failure keeps the note
-/// for the next attempt.
+/// Deletes this node's record if an earlier agent registered it, and returns a list of what was removed. On failure,
+/// keeps the note for the next attempt.
 pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
     let path = RegistrationNote::path(state_dir);
     let Some(registered) = RegistrationNote::read(state_dir)? else {

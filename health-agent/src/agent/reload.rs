@@ -1,5 +1,5 @@
-//! Reads the settings again when a settings file changes, and at SIGHUP. Some take effect at once; the others are named
-//! as due for a restart.
+//! Rereads the settings when a settings file changes and on SIGHUP. Some settings take effect at once; the others are
+//! reported as requiring a restart.
 
 use std::future::pending;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 /// How often the files are polled. They are read once two polls in a row agree, so that a half-written file is not
 /// read.
 const POLL_PERIOD: Duration = Duration::from_secs(1);
-/// Number of polls in a row that must disagree for the files to be read although they keep changing.
+/// After this many consecutive polls that found changes, the files are read although they keep changing.
 const MAX_UNSETTLED: u32 = 5;
 
-/// Reads all settings again, as at the start. An error says what is wrong, and where.
+/// Rereads all settings, as at startup. An error says what is wrong and where.
 pub type Reread = fn() -> Result<Settings, String>;
 
-/// The settings of an agent, and what it needs to read them again.
+/// An agent's settings, and everything needed to reread them.
 pub(super) struct Reloadable {
     pub(super) settings: Settings,
     pub(super) reread: Reread,
@@ -45,25 +45,25 @@ impl Reloadable {
     }
 }
 
-/// Requests to read the settings again.
+/// Requests to reread the settings.
 pub(super) struct ReloadRequests {
-    /// Taken over before the start, since SIGHUP ends a process that does not wait for it.
+    /// Installed before the start, because SIGHUP terminates a process that does not handle it.
     hangups: Signal,
     polls: Interval,
-    /// A look at the files that is under way. It may hang, so there is only one.
+    /// The poll of the files in progress. It may hang, so at most one runs at a time.
     look: Option<JoinHandle<SettingsFiles>>,
-    /// Whether a SIGHUP waits to be served.
+    /// Whether a SIGHUP is pending.
     is_due: bool,
     /// The files as they were last read.
     read: SettingsFiles,
     /// The files at the last poll.
     last: SettingsFiles,
-    /// Number of polls in a row that found other files than the poll before.
+    /// Number of consecutive polls that found changes since the poll before.
     unsettled: u32,
 }
 
 impl ReloadRequests {
-    /// Waits for the next request. Cancellation loses none.
+    /// Waits for the next request. Cancelling the wait loses no request.
     pub(super) async fn next(&mut self) {
         loop {
             tokio::select! {
@@ -92,7 +92,7 @@ impl ReloadRequests {
         self.look = Some(spawn_blocking(move || before.find_again()));
     }
 
-    /// Whether what a look found is to be read.
+    /// Whether the settings must be reread after a poll with this result.
     fn is_request(&mut self, found: SettingsFiles) -> bool {
         self.unsettled = match found == self.last {
             true => 0,
@@ -109,7 +109,7 @@ impl ReloadRequests {
     }
 }
 
-/// What a look found, once it has ended; `None` if it failed. Never ends without a look.
+/// Waits for the poll in progress and returns its result; `None` if it failed. Waits forever if no poll is in progress.
 async fn looked(look: &mut Option<JoinHandle<SettingsFiles>>) -> Option<SettingsFiles> {
     match look {
         Some(look) => look.await.ok(),

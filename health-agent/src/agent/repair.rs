@@ -1,4 +1,4 @@
-//! Checks what other processes can break. Reports and repairs faults.
+//! Checks everything that other processes can break, and reports and repairs faults.
 
 use health_endpoint::manager::Manager;
 use health_model::causes::with_causes;
@@ -8,7 +8,8 @@ use super::node::NodeDatapath;
 use super::outcome::{CompletedRepair, EndpointOutcome, Outcome};
 use super::source::AgentSource;
 
-/// Checks and repairs everything. Reports new faults of the health endpoint first: repairing them may take seconds.
+/// Checks and repairs everything. Reports new faults of the health endpoint first, because repairing them may take
+/// seconds.
 pub(super) async fn repair(
     node: &mut NodeDatapath,
     source: &AgentSource,
@@ -59,7 +60,7 @@ fn note_faults(node: &NodeDatapath, source: &AgentSource, manager: &Manager, pro
     source.begin_look();
 }
 
-/// Passes what a check has found of the health endpoint to the manager, which shows it.
+/// Passes a check's findings about the health endpoint to the manager, which shows them.
 pub(super) fn note_health(node: &NodeDatapath, manager: &Manager, found: &EndpointOutcome) {
     if let Some(report) = node.health_report(found)
         && let Err(error) = manager.note_health(report)

@@ -15,16 +15,16 @@ use health_registry::nodes::{Node, NodeSet};
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
-/// Minimum time between two checks of the routes: the kernel drops routes when their device goes down, without a
-/// notification.
+/// Minimum time between two checks of the routes. The kernel drops routes without a notification when their device goes
+/// down, so they are polled.
 const PERIOD: Duration = Duration::from_secs(2);
 /// Checks take at most this fraction of the time (1/`SHARE`).
 const SHARE: u32 = 50;
-/// Maximum number of failures logged one by one; beyond that, only the number of the others is logged.
+/// Maximum number of failures logged one by one; only the number of further failures is logged.
 const LOGGED: usize = 8;
 
-/// Until the task is dropped, syncs the routes with each set from `nodes` and with the kernel's state, and reports each
-/// turn. `own` is this node.
+/// Syncs the routes with each set from `nodes` and with the kernel's state until the task is dropped. Reports each
+/// round. `own` is this node.
 pub(super) async fn keep(
     netlink: Handle,
     own: Node,
@@ -51,7 +51,7 @@ pub(super) async fn keep(
                 std::future::pending::<()>().await;
             }
         };
-        // Either way, the next check is due.
+        // The next check is due after a change as well as after a timeout.
         let _ = tokio::time::timeout(pause, changed).await;
     }
 }
@@ -60,13 +60,13 @@ struct Keeper {
     netlink: Handle,
     own: Node,
     routes: PeerRoutes,
-    /// Hashes of failures that were already logged: there may be very many.
+    /// Hashes of the failures that were already logged; the messages themselves could be too many to keep.
     failures: HashSet<u64>,
     hasher: RandomState,
 }
 
 impl Keeper {
-    /// Returns the remaining problem.
+    /// Syncs all routes. Returns the remaining problem.
     async fn sync(&mut self, set: &NodeSet) -> Option<Problem> {
         let own = self.own.full_name();
         let peers = set.nodes.iter().filter(|node| node.full_name() != own);
@@ -135,8 +135,9 @@ impl Keeper {
     }
 }
 
-/// What failed routes mean for this agent; refusals by the kernel come first. A single bad address in the registry can
-/// cause them, so they are not a failure. For a node behind a router, the routers have the routes.
+/// Summarizes failed routes as a problem of this agent, kernel errors first. A single bad address in the registry can
+/// cause such errors, so the problem is only a warning. Routes to nodes behind a router are not reported: the routers
+/// have these routes.
 fn problem_of(failed: &[PeerRouteError]) -> Option<Problem> {
     let is_refused = |error: &&PeerRouteError| matches!(error, PeerRouteError::Kernel(_));
     let reported = |error: &&PeerRouteError| !matches!(error, PeerRouteError::NotOnLink { .. });

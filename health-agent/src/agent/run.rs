@@ -1,4 +1,4 @@
-//! One run of an agent, from its settings to its end.
+//! One run of an agent, from its settings to its shutdown.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
     let stop = StopRequests::new().context("cannot wait for SIGTERM")?;
     let config = &reloadable.settings;
     let kernel = kernel::require(&config.location.bpf_root, config.endpoints.attach_mode)?;
-    // Before the first request to a registry: services that an earlier agent left must not answer it.
+    // Comes before the first request to a registry: services left by an earlier agent must not intercept that request.
     process::spare_own_sockets(&config.location)
         .context("cannot exempt this agent's sockets from services")?;
     let socket_group = config
@@ -81,7 +81,7 @@ async fn run_in_folders(
         None => new_folders.make(&config.location.runtime_dir)?,
     }
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
-    // A cleanup may have removed it in the meantime.
+    // A cleanup may have removed this folder in the meantime.
     new_folders.make(&config.location.state_dir)?;
     new_folders.close(&config.location, socket_group)?;
     let socket = socket::bind(&config.location.socket(), socket_group)?;
@@ -91,12 +91,12 @@ async fn run_in_folders(
 
     let started = tokio::select! {
         started = assembly::start(config, inputs, source.clone()) => Some(started),
-        // Nothing has been made yet.
+        // Nothing has been created yet.
         () = stopped_while_waiting(&mut stop, &source) => None,
     };
     let result = match started {
         Some(Ok(agent)) => {
-            // A failed start reports why it failed, and nothing else.
+            // Logged only now: a failed start reports only why it failed.
             kernel.log();
             log_mesh_keys(&agent.node.keys.hello);
             agent
@@ -118,7 +118,8 @@ async fn run_in_folders(
     result
 }
 
-/// Waits until someone has asked to stop, and the start waits for this node's entry. A later stage first ends.
+/// Waits until a stop is requested and the start is waiting for this node's entry. Later stages of the start are not
+/// interrupted.
 async fn stopped_while_waiting(stop: &mut StopRequests, source: &AgentSource) {
     stop.requested().await;
     source.until_waiting().await;
@@ -139,7 +140,7 @@ fn log_mesh_keys(keys: &HelloKeys) {
     }
 }
 
-/// Ends when the channel turns true or closes.
+/// Waits until the channel's value is true or the channel is closed.
 async fn until(mut stopped: Receiver<bool>) {
     // A closed channel means the same.
     let _ = stopped.wait_for(|stop| *stop).await;

@@ -1,18 +1,18 @@
-//! The settings in force: those of the start, with what reloads have changed.
+//! The settings in force: the initial settings with the changes made by reloads.
 
 use std::sync::{PoisonError, RwLock};
 
 use health_settings::{ApiSettings, MeshSettings, SettingValue, Settings, is_live};
 use tracing::{info, warn};
 
-/// How much of a value the log shows, characters.
+/// Maximum number of characters of a value that the log shows.
 const MAX_SHOWN: usize = 200;
 
-/// The settings of the start, and what reloads have made of them.
+/// The initial settings, and those in force after reloads.
 pub(super) struct SettingsInForce {
     at_start: Settings,
     in_force: RwLock<Settings>,
-    /// What the last reload left open, in words.
+    /// The problem that the last reload left, in words.
     problem: RwLock<Option<String>>,
 }
 
@@ -25,12 +25,12 @@ impl SettingsInForce {
         }
     }
 
-    /// The settings of the start.
+    /// The settings with which the agent started.
     pub(super) fn at_start(&self) -> &Settings {
         &self.at_start
     }
 
-    /// The settings in force: those of the start, and what a reload has changed.
+    /// The settings in force, including the changes made by reloads.
     pub(super) fn now(&self) -> Settings {
         let in_force = self.in_force.read();
         in_force.unwrap_or_else(PoisonError::into_inner).clone()
@@ -39,15 +39,15 @@ impl SettingsInForce {
     /// Notes that new settings are invalid.
     pub(super) fn refuse(&self, error: &str) {
         let problem = format!("cannot reload: {error}; the former settings stay in force");
-        // Otherwise whoever sends signals fills the log.
+        // Logged once: otherwise, repeated signals would fill the log.
         if self.problem().as_ref() != Some(&problem) {
             warn!(error, "cannot reload settings; keeping those in force");
         }
         self.set_problem(Some(problem));
     }
 
-    /// Checks that new settings can replace those in force: the live ones also together with others that stay as they
-    /// are until a restart.
+    /// Checks that new settings can replace those in force. The live settings must also be valid together with the
+    /// others, which keep their values until a restart.
     pub(super) fn check(&self, new: &Settings) -> Result<(), String> {
         let in_force = self.now();
         if let Some(path) = new.files.emptied_since(&in_force.files) {
@@ -59,7 +59,7 @@ impl SettingsInForce {
         }
     }
 
-    /// Notes which of these values are in force now, and which need a restart.
+    /// Puts the new values of live settings in force, and records which other changes need a restart.
     pub(super) fn take(&self, new: &Settings) {
         let mut in_force = self
             .in_force
@@ -90,7 +90,7 @@ impl SettingsInForce {
         info!("settings reloaded");
     }
 
-    /// What the last reload left open: an error, or changed settings that need a restart.
+    /// The problem that the last reload left: an error, or changed settings that need a restart.
     pub(super) fn problem(&self) -> Option<String> {
         let problem = self.problem.read();
         problem.unwrap_or_else(PoisonError::into_inner).clone()
@@ -101,7 +101,7 @@ impl SettingsInForce {
     }
 }
 
-/// The start of a value, for the log.
+/// The beginning of a value, for the log.
 fn shown(value: &SettingValue) -> String {
     let text = value.text();
     match text.char_indices().nth(MAX_SHOWN) {
@@ -110,7 +110,7 @@ fn shown(value: &SettingValue) -> String {
     }
 }
 
-/// Settings in force, with the new values of those that need no restart.
+/// The settings in force, with the new values of settings that need no restart.
 fn with_live(in_force: &Settings, new: &Settings) -> Settings {
     let mut settings = in_force.clone();
     settings.files = new.files.clone();

@@ -36,7 +36,7 @@ use super::outcome::Outcome;
 use super::settings_in_force::SettingsInForce;
 use super::started_parts::StartedParts;
 
-/// The agent as the API shows it: a starting agent, or from one moment on a started one.
+/// The agent as the API shows it: first a starting agent, then a started one.
 pub(super) struct AgentSource {
     pub(super) settings: SettingsInForce,
     /// Whether the mesh key in force is public.
@@ -50,7 +50,7 @@ pub(super) struct AgentSource {
     problems: watch::Sender<Vec<AgentProblem>>,
     /// Number of repairs since the start, by cause.
     repairs: RwLock<BTreeMap<String, u64>>,
-    /// What is served without programs that would make it faster.
+    /// Why an optional program that would make serving faster is not attached.
     slower: RwLock<Option<String>>,
     repair_reporter: Reporter,
     repair_activity: Activity,
@@ -80,13 +80,13 @@ impl AgentSource {
         self.waiting.send_replace(waiting);
     }
 
-    /// Returns when the start waits for something.
+    /// Waits until the start is waiting for something.
     pub(super) async fn until_waiting(&self) {
-        // The channel closes with this source only.
+        // The channel closes only with this source.
         let _ = self.waiting.subscribe().wait_for(Option::is_some).await;
     }
 
-    /// Shows a started agent from now on.
+    /// Publishes the parts of the started agent.
     pub(super) fn publish(&self, parts: StartedParts) {
         // An agent starts only once.
         let _ = self.started.set(parts);

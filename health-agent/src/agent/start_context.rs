@@ -9,6 +9,6 @@ pub(super) struct StartContext<'a> {
     pub(super) config: &'a Settings,
     /// This node's entry.
     pub(super) own: Node,
-    /// The kernel, in the host's network namespace.
+    /// Netlink handle in the host's network namespace.
     pub(super) netlink: Handle,
 }

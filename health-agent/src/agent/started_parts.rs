@@ -20,7 +20,7 @@ use health_server::services::ServiceCatalog;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-/// The started parts. Complete from the moment that they are published.
+/// The started parts. Published only once complete.
 pub(super) struct StartedParts {
     pub(super) mesh: MeshHandle,
     pub(super) responders: Responders,
@@ -39,10 +39,10 @@ pub(super) struct StartedParts {
 
 /// A part of the agent that reports its activity.
 pub(super) struct ReportingPart {
-    /// Name of its check.
+    /// Name of the check that covers this part.
     check: &'static str,
     activity: Activity,
-    /// Whether the agent works without it. If so, its problems are only warnings.
+    /// Whether the agent works without this part. If so, its problems are only warnings.
     is_optional: bool,
 }
 
@@ -71,7 +71,7 @@ impl ReportingPart {
     }
 }
 
-/// The reports of the responders of `GET /hello`.
+/// Request counts and states of the `GET /hello` responders.
 pub(super) struct Responders {
     requests: [Arc<HelloRequests>; 2],
     states: [ResponderState; 2],
@@ -85,7 +85,7 @@ impl Responders {
         }
     }
 
-    /// The counts of all responders together.
+    /// Request counts, summed over all responders.
     pub(super) fn requests(&self) -> HelloRequestCounts {
         let counts = self.requests.iter().map(|requests| requests.counts());
         counts.fold(HelloRequestCounts::default(), Add::add)
@@ -100,7 +100,7 @@ impl Responders {
 }
 
 impl StartedParts {
-    /// What the parts report of themselves, without the mesh and the responders.
+    /// The parts' own reports, except those of the mesh and the responders.
     pub(super) fn observations(&self) -> impl Iterator<Item = Observation> {
         let reporting = self.reporting.iter().map(ReportingPart::observation);
         let endpoints = Observation::now("endpoints", self.manager.problem()).warning();
@@ -108,7 +108,7 @@ impl StartedParts {
         reporting.chain([endpoints]).chain(services)
     }
 
-    /// How up to date the registries are, as of now.
+    /// How up to date the registries are at the time `now`.
     pub(super) fn observed_registries(&self, now: Timestamp) -> impl Iterator<Item = Observation> {
         let registries = self.mesh.registries().into_iter();
         registries.map(move |registry| {
@@ -125,7 +125,7 @@ impl StartedParts {
         })
     }
 
-    /// What metrics show of these parts; the rest has defaults.
+    /// The figures of these parts; all other figures have their defaults.
     pub(super) fn figures(&self) -> Figures {
         Figures {
             registries: self.mesh.registries(),
@@ -141,7 +141,7 @@ impl StartedParts {
         }
     }
 
-    /// All security identities, by number.
+    /// All security identities in numeric order.
     pub(super) fn identity_entries(&self) -> Vec<IdentityEntry> {
         let identities = self.identities.borrow();
         identities

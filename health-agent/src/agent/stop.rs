@@ -5,8 +5,8 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Requests to stop. Taken over before the start: the kernel drops a signal to the first process of a PID namespace
-/// that does not wait for it.
+/// Stop requests. Their handlers are installed before the start, because the kernel drops signals that the first
+/// process of a PID namespace does not handle.
 pub(super) struct StopRequests {
     terminate: Signal,
     interrupt: Signal,
@@ -22,7 +22,7 @@ impl StopRequests {
         })
     }
 
-    /// Waits until someone has asked to stop; from then on it returns at once. Cancellation loses no request.
+    /// Waits until a stop is requested; from then on, returns at once. Cancelling the wait loses no request.
     pub(super) async fn requested(&mut self) {
         if self.is_requested {
             return;

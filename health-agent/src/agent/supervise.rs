@@ -39,7 +39,8 @@ use crate::logging;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for the settings files: reading may hang, and nothing else is supervised meanwhile.
 const READ_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a registered address may be missing from the host before another one counts: leases get renewed.
+/// How long a registered address may be missing from the host before another one replaces it, because a lease may be
+/// being renewed.
 const MOVE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A started agent.
@@ -77,11 +78,11 @@ pub(super) struct Agent {
 
 /// Why an agent stops.
 enum End {
-    /// It was asked to.
+    /// A stop was requested.
     Signal,
-    /// A pod CIDR for a health endpoint is available now, and was not at the start.
+    /// A pod CIDR for a health endpoint is available now, but was not at the start.
     PodCidr,
-    /// The node has these addresses now, not those that the agent was built on.
+    /// The node now has these addresses instead of those with which the agent started.
     OtherAddresses(Vec<IpAddr>),
 }
 
@@ -102,7 +103,7 @@ impl From<IpAddr> for Unbound {
 }
 
 impl Agent {
-    /// Supervises everything until a signal arrives or this agent has become obsolete, then stops in order. Fails if
+    /// Supervises everything until a signal arrives or this agent becomes obsolete, then shuts down in order. Fails if
     /// the agent must be restarted.
     pub(super) async fn supervise(
         mut self,
@@ -229,7 +230,7 @@ impl Agent {
         self.listen_on_unbound();
     }
 
-    /// Returns whether nothing is left to record.
+    /// Records that the registry has answered. Returns whether nothing is left to record.
     fn note_reached(&self, set: &NodeSet) -> bool {
         let noted = registration::note_reached(self.source.settings.at_start(), set);
         noted.unwrap_or_else(|error| {
@@ -238,7 +239,8 @@ impl Agent {
         })
     }
 
-    /// The uplinks' addresses, if this node registered its uplinks' addresses and they have differed for a while.
+    /// Returns the uplinks' current addresses if this node registered its uplinks' addresses and the current ones have
+    /// differed from these for a while.
     async fn moved_uplinks(&self, gone_since: &mut Option<Instant>) -> Option<Vec<IpAddr>> {
         let config = self.source.settings.at_start();
         let registers_uplinks =
@@ -265,7 +267,7 @@ impl Agent {
         own_node::change(set, &config.node.registry, &self.own, has_services)
     }
 
-    /// Starts to answer on addresses that came after the start, as soon as this host has them.
+    /// Starts answering on addresses added after the start, as soon as this host has them.
     fn listen_on_unbound(&mut self) {
         let port = self.source.settings.at_start().mesh.health_port;
         let responder = &self.host_responder;
@@ -287,8 +289,8 @@ impl Agent {
         });
     }
 
-    /// Whether this host now has the registry's addresses instead of those that the agent was built on. Until then, the
-    /// agent keeps serving unchanged.
+    /// Whether this host has all of these addresses. Until it has new addresses from the registry, the agent keeps
+    /// serving unchanged.
     async fn is_at(&self, addresses: Option<&[IpAddr]>) -> bool {
         match addresses {
             Some(addresses) => own_node::is_here(addresses, &self.netlink)
@@ -298,8 +300,9 @@ impl Agent {
         }
     }
 
-    /// Checks everything if a check is due, otherwise only the health endpoint: damage to it is reported at once, even
-    /// if something else cannot be repaired. Returns whether something was repaired.
+    /// Checks everything if a check is due; otherwise, checks everything only if the health endpoint has changed, so
+    /// that damage to it is reported at once even if something else cannot be repaired. Returns whether something was
+    /// repaired.
     async fn look(&mut self, is_due: bool, backoff: &mut Backoff) -> bool {
         self.source.begin_look();
         if is_due || self.node.has_changed().await {
@@ -314,8 +317,8 @@ impl Agent {
         false
     }
 
-    /// Makes the manager retry endpoints whose programs could not be attached, and endpoints whose programs are
-    /// attached again. Their reported state is the result of that retry.
+    /// Makes the manager regenerate endpoints whose programs could not be attached or have been attached again. The
+    /// result of the regeneration becomes their reported state.
     fn note_missing_programs(&mut self, now: BTreeSet<u16>) {
         let before = std::mem::replace(&mut self.without_programs, now);
         let changed: BTreeSet<u16> = before
@@ -330,7 +333,7 @@ impl Agent {
         }
     }
 
-    /// Takes new settings: all that need no restart, or none if any setting is invalid.
+    /// Applies new settings: all that need no restart, or none if any setting is invalid.
     async fn reload(&mut self, reread: Reread) {
         let read = tokio::time::timeout(READ_PATIENCE, spawn_blocking(reread)).await;
         let read = match read {
@@ -370,7 +373,7 @@ fn list(addresses: &[IpAddr]) -> String {
     texts.join(", ")
 }
 
-/// Like [`ServedServices::flags`]; never changes without services.
+/// Like [`ServedServices::flags`]; never returns without services.
 async fn service_flags(services: Option<&mut ServedServices>) -> u16 {
     match services {
         Some(services) => services.flags().await,

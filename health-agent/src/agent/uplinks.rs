@@ -1,4 +1,4 @@
-//! The devices that lead to other nodes, as they come and go.
+//! Tracks the devices that lead to other nodes as they come and go.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use tracing::warn;
 #[derive(Debug)]
 pub(super) struct Uplinks {
     netlink: Handle,
-    /// Names of the configured ones.
+    /// Names of the configured devices.
     asked: Vec<String>,
     addresses: Vec<NodeAddress>,
     /// Link headers of the last known uplinks, by uplink name.
@@ -29,8 +29,8 @@ pub(super) struct Uplinks {
 #[derive(Debug)]
 struct NodeAddress {
     address: IpAddr,
-    /// Names of the devices that last carried it. They stay uplinks while no device carries it, for example during a
-    /// lease renewal.
+    /// Names of the devices that last carried the address. They stay uplinks while no device carries the address, for
+    /// example during a lease renewal.
     devices: Vec<String>,
 }
 
@@ -50,12 +50,13 @@ pub(super) struct UplinkSurvey {
     pub(super) devices: Vec<String>,
     /// Addresses of the node that no device carries, or that are not usable (yet).
     pub(super) unusable: Vec<IpAddr>,
-    /// What should exist and does not, in words.
+    /// Missing devices and addresses, in words.
     pub(super) missing: Vec<String>,
 }
 
 impl Uplinks {
-    /// At an agent's start, all configured devices and all of the node's addresses must be present.
+    /// Finds the uplinks at an agent's start, when all configured devices and all of the node's addresses must be
+    /// present.
     pub(super) async fn find(
         netlink: &Handle,
         config: &Settings,
@@ -91,7 +92,7 @@ impl Uplinks {
             has_xdp: config.services.xdp() != ServiceXdp::Off,
         };
         let found = UplinkSurvey {
-            // The endpoint waits until they are usable.
+            // The endpoint waits until the addresses are usable.
             unusable: Vec::new(),
             ..uplinks.look().await?
         };

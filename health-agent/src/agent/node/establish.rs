@@ -1,4 +1,4 @@
-//! Creates the health endpoint and its datapath at an agent's start, and undoes that on failure.
+//! Creates the health endpoint and its datapath when an agent starts, and rolls back on failure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -37,8 +37,7 @@ use crate::agent::uplinks::{UplinkSurvey, Uplinks};
 use crate::agent::{own_addresses, own_node};
 
 impl NodeDatapath {
-    /// Creates what is missing and takes over what a former agent left. After a failure, nothing exists that did not
-    /// exist before.
+    /// Takes over whatever a previous agent left and creates the rest. A failure leaves nothing new behind.
     pub(in crate::agent) async fn establish(
         context: &StartContext<'_>,
         attachments: Attachments,
@@ -78,7 +77,7 @@ impl NodeDatapath {
         let workloads = endpoints.iter().filter_map(workload).collect();
         let made = async {
             let datapath = Self::load(config, attachments, &spec, workloads)?;
-            // Before packets reach its programs.
+            // Before packets reach the programs.
             own_addresses::note(netlink, &mut datapath.own_addresses()?).await?;
             let parts = NodeParts {
                 name: own.full_name(),
@@ -104,8 +103,8 @@ impl NodeDatapath {
         }
     }
 
-    /// Removes a former agent's health endpoint on a node that should have none. Called late, since a start that fails
-    /// earlier leaves the endpoint in service.
+    /// Removes a previous agent's health endpoint from a node that should have none. Called late, so that a start that
+    /// fails earlier leaves the endpoint in service.
     pub(in crate::agent) async fn remove_former_endpoint(&self) {
         if self.endpoint.is_some() {
             return;
@@ -117,8 +116,8 @@ impl NodeDatapath {
         }
     }
 
-    /// Removes what this start created from scratch, for a start that fails later. What a former agent left stays in
-    /// service.
+    /// Rolls back after a later step of the start has failed: removes whatever this start created from scratch.
+    /// Anything taken over from a previous agent stays in service.
     pub(in crate::agent) async fn take_back(self) {
         let Self { before, spec, .. } = self;
         before.restore(&spec).await;
@@ -170,7 +169,7 @@ impl NodeDatapath {
         Ok(datapath)
     }
 
-    /// Creates everything that goes with the endpoint.
+    /// Starts the responder, then configures and attaches the programs.
     fn make(config: &Settings, parts: NodeParts) -> anyhow::Result<Self> {
         let NodeParts {
             name,
@@ -258,7 +257,7 @@ struct NodeParts {
     mtu: u32,
 }
 
-/// Creates or takes over the health endpoint. Without one, only makes the host forward.
+/// Creates or takes over the health endpoint. On a node without one, only enables forwarding on the host.
 async fn ensure_endpoint(
     StartContext { config, own, .. }: &StartContext<'_>,
     spec: &HealthEndpointSpec,
@@ -276,7 +275,7 @@ async fn ensure_endpoint(
     Ok(Some(endpoint))
 }
 
-/// A former agent's endpoint as the programs know it, unless the maps know better.
+/// Converts a previous agent's endpoint from its saved state. Existing map entries take precedence.
 fn workload(saved: &SavedEndpoint) -> Option<Workload> {
     Some(Workload {
         device: saved.device.clone(),
@@ -292,13 +291,13 @@ fn workload(saved: &SavedEndpoint) -> Option<Workload> {
     })
 }
 
-/// Whether programs serve services to the host's own sockets; IPVS does that by itself.
+/// Whether programs serve services to the host's own sockets. IPVS needs no programs for this.
 fn has_sockets(config: &Settings) -> bool {
     let services = &config.services;
     services.has_services() && services.service_proxy_mode == ServiceProxyMode::Ebpf
 }
 
-/// Where to attach the programs for the host's own sockets; `None` for nowhere.
+/// The cgroup to which the programs for the host's own sockets are attached, if any.
 fn socket_root(config: &Settings) -> Option<PathBuf> {
     if !has_sockets(config) {
         return None;
@@ -318,7 +317,7 @@ fn socket_root(config: &Settings) -> Option<PathBuf> {
 /// The programs' feature flags.
 fn flags(config: &Settings) -> u16 {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
-    // Whatever the mode is now, another one may have served until now.
+    // Regardless of the current mode, another mode may have been in use until now.
     let services = flag(config.services.has_services(), SERVICES | SERVICES_HANDOVER);
     EARLY_FRAGMENTS
         | flag(config.mesh.passive_rtt, PASSIVE_RTT)
@@ -329,11 +328,11 @@ fn flags(config: &Settings) -> u16 {
 /// Capacities of the service maps; `None` without services.
 fn service_map_sizes(settings: &ServiceSettings) -> Option<ServiceMapSizes> {
     let maps = settings.maps;
-    // One namespace may use as many entries as the flags say; the rest is for other namespaces.
+    // One namespace may use as many entries as the settings allow; the rest is for other namespaces.
     let shared = |room: u32| room + room.div_ceil(SHARE);
     settings.has_services().then_some(ServiceMapSizes {
         frontends: shared(maps.service_frontend_max_entries),
-        // Flow entries cannot name backends above this number.
+        // Flow entries cannot refer to backends above this number.
         backends: shared(maps.service_backend_max_entries).min(NUMBER_MASK),
         // An endpoint may be in two lists, each with weights; most are in one list without weights.
         slots: 4 * shared(maps.service_backend_max_entries),

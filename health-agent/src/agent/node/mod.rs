@@ -31,22 +31,23 @@ use self::previous::PreviousState;
 use super::outcome::{CompletedRepair, EndpointOutcome, Outcome};
 use super::uplinks::{UplinkSurvey, Uplinks};
 
-/// Number of endpoints whose programs are checked at a time: each check has a cost, and there may be very many.
+/// Number of endpoints whose programs are checked in one pass: each check has a cost, and there may be very many
+/// endpoints.
 const WORKLOADS_AT_ONCE: usize = 32;
 
-/// The health endpoint, the programs on its device and on the uplinks, and the responder inside.
+/// The health endpoint, the programs on its device and on the uplinks, and the responder in its namespace.
 pub(super) struct NodeDatapath {
     /// `None` on a node without a health endpoint.
     pub(super) endpoint: Option<HealthEndpoint>,
     /// Next hops of endpoints' packets, for IPv4 and IPv6.
     pub(super) gateways: [Option<IpAddr>; 2],
     netlink: Handle,
-    /// MTU of endpoints, bytes.
+    /// MTU of endpoints, in bytes.
     mtu: u32,
     datapath: Arc<Mutex<Datapath>>,
     pub(super) responder: Responder,
     pub(super) icmp_id: u16,
-    /// Session of the probes.
+    /// Session number of the probes.
     pub(super) session: u32,
     pub(super) keys: MeshKeys,
     /// Offset of `CLOCK_TAI` from UTC when the programs were last configured.
@@ -60,13 +61,13 @@ pub(super) struct NodeDatapath {
     is_planned: bool,
     before: PreviousState,
     port: u16,
-    /// Whether the endpoint's device exists. Another device with its name is not ours to touch.
+    /// Whether the endpoint's device exists. A foreign device with the same name must not be touched.
     has_device: bool,
     /// Flags of [`DatapathConfig`].
     flags: u16,
     /// Cookie of the host's network namespace if services are available to its sockets; otherwise 0.
     netns_cookie: u64,
-    /// This process as programs see it; 0 if no program handles sockets.
+    /// This process's thread group ID as the programs see it; 0 if no program handles sockets.
     agent_tgid: u32,
     timeouts: Timeouts,
     /// Whether settings, programs and responder match the current endpoint.
@@ -77,36 +78,36 @@ pub(super) struct NodeDatapath {
     left: LeftFaults,
 }
 
-/// Faults of the health endpoint that the last check left.
+/// Faults of the health endpoint that remained after the last check.
 #[derive(Debug, Default)]
 struct LeftFaults {
     faults: Vec<Fault>,
-    /// In words.
+    /// The problem with the programs, in words.
     programs: Option<String>,
 }
 
 impl NodeDatapath {
-    /// The programs and maps.
+    /// Locks the programs and maps.
     pub(super) fn datapath(&self) -> MutexGuard<'_, Datapath> {
         self.datapath.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Like [`datapath`](Self::datapath), but shared.
+    /// Like [`datapath`](Self::datapath), but returns the mutex itself.
     pub(super) fn shared_datapath(&self) -> Arc<Mutex<Datapath>> {
         self.datapath.clone()
     }
 
-    /// The health endpoint's addresses, now and whenever they change.
+    /// The health endpoint's current addresses, updated whenever they change.
     pub(super) fn health_addresses(&self) -> watch::Receiver<Vec<IpAddr>> {
         self.health_addresses.subscribe()
     }
 
-    /// The gateways of endpoints.
+    /// The endpoints' gateways.
     pub(super) fn gateways(&self) -> impl Iterator<Item = IpAddr> {
         self.gateways.into_iter().flatten()
     }
 
-    /// MTU of endpoints, bytes.
+    /// MTU of endpoints, in bytes.
     pub(super) fn mtu(&self) -> u32 {
         self.mtu
     }
@@ -121,7 +122,7 @@ impl NodeDatapath {
         self.uplinks.add_addresses(addresses);
     }
 
-    /// Checks which uplinks exist. The repairs then apply the consequences; they need no uplink that is missing.
+    /// Checks which uplinks exist. The repairs that follow apply the changes and do not depend on missing uplinks.
     pub(super) async fn look_at_uplinks(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         let UplinkSurvey {
             devices,
@@ -153,19 +154,19 @@ impl NodeDatapath {
         }
     }
 
-    /// The faults as text, if they differ from those that the last check left.
+    /// The faults as text, if they differ from those that remained after the last check.
     pub(super) fn news_of(&self, faults: &[Fault]) -> Option<String> {
         let texts: Vec<String> = faults.iter().map(ToString::to_string).collect();
         (!faults.is_empty() && *faults != *self.left.faults).then(|| texts.join("; "))
     }
 
-    /// The program problem that the last check left.
+    /// The problem with the programs that remained after the last check.
     pub(super) fn left_program_problem(&self) -> Option<String> {
         self.left.programs.clone()
     }
 
-    /// Repairs these faults of the health endpoint. If the device or the namespace was recreated, the programs and the
-    /// responder follow.
+    /// Repairs the given faults of the health endpoint. If the device or the namespace was recreated, moves the
+    /// programs and the responder there.
     pub(super) async fn repair_endpoint(
         &mut self,
         faults: Vec<Fault>,
@@ -185,7 +186,7 @@ impl NodeDatapath {
                 outcome.repaired.push(CompletedRepair { cause, what });
             }
             self.left.faults.clear();
-            // A number may be reused, a namespace is not.
+            // An ifindex may be reused; a namespace is not.
             let is_same = |former: &HealthEndpoint| endpoint.netns().is_same(former.netns());
             self.responder_is_elsewhere |= !self.endpoint.as_ref().is_some_and(is_same);
             self.mtu = endpoint.mtu();
@@ -201,7 +202,7 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// Does a health endpoint's job on a node without one: makes the host forward, and finds the MTU.
+    /// Replaces the health endpoint on a node without one: enables forwarding on the host and finds the MTU.
     async fn repair_forwarding(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         for setting in self.ensure_forwarding()? {
             outcome.repaired.push(CompletedRepair {
@@ -228,10 +229,10 @@ impl NodeDatapath {
         )?)
     }
 
-    /// Points settings, programs and responder to the current endpoint.
+    /// Points the settings, the programs and the responder at the current endpoint.
     fn follow_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         self.configure()?;
-        // A later check finds and retries a missing program; HTTP does not wait for it.
+        // A later check finds and reattaches missing programs; the HTTP responder does not wait for them.
         let attached = self.datapath().attach(&self.hooks());
         if let Err(error) = attached {
             outcome.fail(error.into());
@@ -280,7 +281,7 @@ impl NodeDatapath {
                     let cause = fault.cause();
                     outcome.repaired.push(CompletedRepair { cause, what });
                 }
-                // Everything is served without this program: the others are checked as often as before.
+                // Everything is served without this program, so its failure does not slow down the other checks.
                 Err(error) if fault.hook().is_optional() => {
                     outcome.slower = Some(with_causes(&error));
                 }
@@ -297,7 +298,7 @@ impl NodeDatapath {
                 Err(error) => outcome.fail(error.into()),
             }
         }
-        // Without XDP, the last attachment left no devices to keep up to date.
+        // Without XDP hooks, the last call of `attach` left no devices to keep up to date.
         if hooks.iter().any(Hook::is_optional) {
             datapath.note_xdp_devices()?;
         }
@@ -305,8 +306,9 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// Detaches the programs from a foreign device that replaced the health endpoint's during repairs. It may even have
-    /// the same number: the kernel reuses the number of a device that came from another namespace.
+    /// Detaches the programs from a foreign device that replaced the health endpoint's device during repairs. The
+    /// foreign device may even have the same ifindex: the kernel reuses the ifindex of a device that came from another
+    /// namespace.
     pub(super) async fn release_foreign_device(&mut self) -> anyhow::Result<()> {
         if self.has_device && self.endpoint_faults().await?.iter().any(is_lost) {
             self.has_device = false;
@@ -349,7 +351,7 @@ impl NodeDatapath {
         (!problems.is_empty()).then(|| problems.join("; "))
     }
 
-    /// Whether the health endpoint differs from the state that the last check left.
+    /// Whether the health endpoint's faults differ from those that remained after the last check.
     pub(super) async fn has_changed(&self) -> bool {
         let Some(endpoint) = &self.endpoint else {
             return false;
@@ -359,7 +361,7 @@ impl NodeDatapath {
             || self.program_problem() != self.left.programs
     }
 
-    /// The report on the health endpoint after a check, if it exists.
+    /// The report on the health endpoint after a check; `None` on a node without one.
     pub(super) fn health_report(&self, found: &EndpointOutcome) -> Option<HealthReport> {
         let endpoint = self.endpoint.as_ref()?;
         Some(HealthReport {
@@ -402,7 +404,7 @@ impl NodeDatapath {
         found.map(DatapathError::to_string)
     }
 
-    /// Changes how long conntrack entries live from their next packet on.
+    /// Sets the conntrack timeouts. They apply to an existing entry from its next packet on.
     pub(super) fn set_timeouts(&mut self, timeouts: Timeouts) -> anyhow::Result<()> {
         let former = std::mem::replace(&mut self.timeouts, timeouts);
         let set = self.configure().context("cannot change conntrack timeouts");
@@ -412,7 +414,7 @@ impl NodeDatapath {
         set
     }
 
-    /// Passes the endpoint and the agent's own probes to the programs.
+    /// Passes the endpoint and the parameters of the agent's own probes to the programs.
     fn configure(&mut self) -> anyhow::Result<()> {
         let endpoint = self.endpoint.as_ref();
         let endpoints: Vec<_> = endpoint
@@ -431,7 +433,7 @@ impl NodeDatapath {
             health_port_be: self.port.to_be(),
             probe_key: self.keys.probe,
             session: self.session,
-            // No device has number 0.
+            // No device has ifindex 0.
             health_ifindex: endpoint.map(HealthEndpoint::ifindex).unwrap_or_default(),
             timeouts: self.timeouts,
             tai_offset_ns: self.tai_offset_ns,
@@ -451,7 +453,7 @@ impl NodeDatapath {
             health_mac: endpoint
                 .map(|endpoint| endpoint.mac().0)
                 .unwrap_or_default(),
-            // Only while maps are replaced, which is done by now.
+            // Set only while maps are being replaced, which has finished by now.
             flows_held_until_ns: 0,
             flags: self.flags,
             agent_tgid: self.agent_tgid,
@@ -471,7 +473,7 @@ fn addresses(endpoint: &HealthEndpoint) -> Vec<IpAddr> {
     v4.into_iter().chain(v6).collect()
 }
 
-/// The keys by which nodes recognise what others forward to their backends.
+/// The keys by which a node recognises packets that other nodes forward to its backends.
 fn direct_config(keys: &[SipKey]) -> DirectConfig {
     let mut config = DirectConfig::default();
     for (place, key) in config.keys.iter_mut().zip(keys) {
@@ -490,7 +492,7 @@ async fn mtu_of(netlink: &Handle, device: Option<&str>) -> anyhow::Result<Option
     Ok(found.map(|found| found.mtu))
 }
 
-/// Whether the device no longer is the endpoint's.
+/// Whether the endpoint's device is gone or was replaced.
 fn is_lost(fault: &Fault) -> bool {
     matches!(fault, Fault::VethGone | Fault::VethReplaced)
 }

@@ -1,4 +1,4 @@
-//! What existed before an agent's start, for a start that fails.
+//! Remembers what existed before an agent's start, so that a failed start can be rolled back.
 
 use health_datapath::Datapath;
 use health_endpoint::health::{self, DEVICE, HealthEndpointSpec};
@@ -29,7 +29,7 @@ impl PreviousState {
         })
     }
 
-    /// Removes what exists now and did not exist then.
+    /// Removes whatever has been created since.
     pub(super) async fn restore(self, spec: &HealthEndpointSpec) {
         if !self.pins
             && let Err(error) = Datapath::remove(&self.location)

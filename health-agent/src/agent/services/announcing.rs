@@ -1,4 +1,4 @@
-//! Passes the addresses of services to policy if hosts other than this one are behind them.
+//! Tells policy which service addresses lead to hosts other than this one.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,7 +11,8 @@ use tokio::sync::watch;
 
 use super::publish::publish;
 
-/// A provider whose services keep their addresses while policy judges. Publishes the addresses before they are served.
+/// Wraps a provider with which packets still carry the service address when policy checks them. Publishes the addresses
+/// before they are served.
 pub(super) struct AnnouncingProvider<P> {
     provider: P,
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,

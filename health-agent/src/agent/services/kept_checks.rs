@@ -1,5 +1,6 @@
-//! Saves the last answers to load balancers for the next agent. Until that agent has read its sources, the kernel
-//! serves what the last agent wrote, so the health-check node ports should keep giving load balancers the same answers.
+//! Saves the last health-check answers for the next agent. Until that agent has read its sources, the kernel keeps
+//! serving the state that the last agent wrote, so the health-check node ports should keep giving load balancers the
+//! same answers.
 
 use std::fs;
 use std::io;
@@ -40,8 +41,8 @@ struct Check {
     local_endpoints: usize,
 }
 
-/// The last answers of an earlier agent since this boot; empty if none exist. Logs an unusable file and treats it as
-/// empty.
+/// Reads the answers that an earlier agent saved since this boot; empty if none exist. Logs an unusable file and treats
+/// it as empty.
 pub(super) fn read(state_dir: &Path) -> HealthChecks {
     let path = state_dir.join(FILE);
     read_file(&path).unwrap_or_else(|error| {
@@ -96,7 +97,7 @@ pub(in crate::agent) fn remove(state_dir: &Path) -> io::Result<bool> {
     durable::remove(&state_dir.join(FILE))
 }
 
-/// Saves the answers to load balancers until it is dropped.
+/// Saves the answers to load balancers until dropped.
 #[derive(Debug)]
 pub(super) struct KeptChecks {
     _task: AbortOnDrop,

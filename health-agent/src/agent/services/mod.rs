@@ -1,5 +1,5 @@
-//! The service proxy of the agent: connects sources, probes, a provider, and the servers for load balancers,
-//! supervisors and metrics.
+//! The agent's service proxy: connects sources, probes, a provider, and the servers for load balancers, supervisors and
+//! metrics.
 
 mod announcing;
 mod instrumented;

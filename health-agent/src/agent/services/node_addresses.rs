@@ -1,5 +1,5 @@
-//! The addresses at which NodePorts are served: all of this node or those in chosen networks, except link-local
-//! addresses. Of the loopback, only those of `localhost`, for the host's own sockets.
+//! The addresses at which NodePorts are served: all addresses of this node or those in chosen networks, except
+//! link-local addresses. Of the loopback addresses, only those of `localhost` are included, for the host's own sockets.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,10 +21,10 @@ use tracing::warn;
 use super::publish::publish;
 use crate::agent::check_schedule::CHANGES_PERIOD;
 
-/// Time from a failed listing to the next.
+/// Time from a failed listing to the next attempt.
 const LISTING_RETRY: Duration = Duration::from_secs(1);
 
-/// Loopback addresses. No packets are served there.
+/// Loopback addresses. They serve only the host's own sockets, not packets.
 const LOCALHOST: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -37,7 +37,7 @@ pub(super) struct NodeAddressWatch {
 }
 
 impl NodeAddressWatch {
-    /// Follows the addresses in `networks`, or all if it is empty. Must be called in a tokio runtime, by a thread in
+    /// Follows the addresses in `networks`, or all if it is empty. Must be called in a tokio runtime, from a thread in
     /// the host's namespace.
     pub(super) async fn follow(netlink: Handle, networks: Vec<IpNet>) -> anyhow::Result<Self> {
         let mut changes = Changes::listen()?;
@@ -72,7 +72,7 @@ async fn usable(
     netlink: &Handle,
     networks: &[IpNet],
 ) -> Result<BTreeSet<IpAddr>, health_net::KernelError> {
-    // If IPVS serves or served, this device has the addresses of services.
+    // If IPVS is or was in use, this device carries the service addresses.
     let of_services = link::by_name(netlink, ipvs::DEVICE).await?;
     let of_services = of_services.map(|link| link.index);
     let addresses = link::addresses(netlink).await?.into_iter();

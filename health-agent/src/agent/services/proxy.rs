@@ -1,4 +1,4 @@
-//! The service proxy: the task from sources to a provider, and the servers that report on it.
+//! The service proxy: the task that syncs a provider with the sources, and the servers that report on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::proxy_parts::Ports;
 use super::readiness::PodReadiness;
 use super::sources::Sources;
 
-/// Time from a failed sync to the next.
+/// Time from a failed sync to the next attempt.
 const SYNC_RETRY: Duration = Duration::from_secs(1);
 
 /// A running proxy.

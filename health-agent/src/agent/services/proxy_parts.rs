@@ -1,4 +1,4 @@
-//! What the service proxy needs before it starts.
+//! Resources that the service proxy needs before it starts.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -14,11 +14,11 @@ use health_settings::{ServiceProxyMode, Settings};
 
 use super::sources::Sources;
 
-/// What the proxy needs before it starts: open sources, bound ports, and the IPVS provider.
+/// Resources that the proxy needs before it starts: open sources, bound ports, and the IPVS provider.
 pub(in crate::agent) struct ProxyParts {
     pub(super) sources: Sources,
     pub(super) ports: Ports,
-    /// Set in the mode `ipvs`.
+    /// Set in mode `ipvs`.
     pub(super) ipvs: Option<Ipvs>,
 }
 
@@ -44,7 +44,7 @@ impl ProxyParts {
     }
 }
 
-/// Ports that report the state of services. No other process has them.
+/// Listeners on the ports that report the state of services. No other process can bind these ports.
 pub(super) struct Ports {
     pub(super) health: Vec<TcpListener>,
     pub(super) metrics: Vec<TcpListener>,
@@ -70,7 +70,7 @@ impl Ports {
     }
 }
 
-/// How IPVS serves, or used to serve if this mode is another one.
+/// How IPVS serves, or how it used to serve if another mode is in use now.
 pub(super) fn ipvs_settings(config: &Settings, own: &Node) -> ipvs::Settings {
     let settings = &config.services.ipvs;
     ipvs::Settings {

@@ -1,4 +1,4 @@
-//! The readiness of pods on this node, by address, from its probes.
+//! The readiness of this node's pods by address, as found by probes.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ pub(super) struct PodReadiness {
 }
 
 impl PodReadiness {
-    /// Starts to follow. `shared` holds addresses of the node that the supervisor does not know. All pods on the host's
-    /// network have them, so they have no readiness. Must be called in a tokio runtime.
+    /// Starts following. `shared` holds addresses of the node that the supervisor does not know. All pods on the host
+    /// network share these addresses, so they have no readiness. Must be called in a tokio runtime.
     pub(super) fn follow(supervisor: Supervisor, shared: Vec<IpAddr>) -> Self {
         let (sender, readiness) = watch::channel(Arc::default());
         let task = AbortOnDrop::spawn(async move {
             let mut changes = supervisor.changes();
             loop {
-                // Later changes wake the next round.
+                // Changes after this point trigger the next round.
                 changes.mark_unchanged();
                 let mut now = supervisor.readiness();
                 now.retain(|ip, _| !shared.contains(ip));
@@ -40,7 +40,7 @@ impl PodReadiness {
         }
     }
 
-    /// The readiness, now and whenever it changes.
+    /// The current readiness, updated whenever it changes.
     pub(super) fn readiness(&self) -> watch::Receiver<Arc<Readiness>> {
         self.readiness.clone()
     }

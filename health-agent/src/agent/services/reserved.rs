@@ -1,5 +1,4 @@
-//! Addresses and ports that services must leave to this node and its peers, so that no service takes them from their
-//! users.
+//! Addresses and ports that are reserved for this node and its peers, so that no service takes them over.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +22,7 @@ use super::publish::publish;
 /// Time between two lookups of the names that the agent connects to.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
 
-/// Addresses that the agent connects to, and what they are.
+/// Addresses that the agent connects to, with a description of each.
 type ServerAddresses = BTreeMap<SocketAddr, String>;
 
 /// Sources of the reserved addresses.
@@ -80,7 +79,7 @@ pub(super) async fn follow(
     let mut changes = from.endpoints.changes();
     let (sender, receiver) = watch::channel(Arc::new(now(&mut from, &mut addresses, &mut sources)));
     tokio::spawn(async move {
-        // They stop with this task.
+        // The lookups stop with this task.
         let _look_ups = look_ups;
         loop {
             tokio::select! {
@@ -98,8 +97,8 @@ pub(super) async fn follow(
     receiver
 }
 
-/// The addresses that the agent connects to, and what they are. Looks names up periodically, each in its own task: a
-/// name server that does not answer holds up nothing else. Keeps every address that a name has ever had.
+/// Follows the addresses that the agent connects to. Looks up names periodically, each in its own task, so that an
+/// unresponsive name server delays nothing else. Keeps every address that a name has ever had.
 fn resolve<F>(
     servers: Vec<QueriedServer>,
     look_up: impl Fn(QueriedServer) -> F + Clone + Send + 'static,
@@ -250,7 +249,7 @@ mod tests {
         };
         assert_eq!(peers, [(&[172, 30, 0, 2].into(), &expected)]);
         assert_eq!(reserved.pod_cidrs.len(), 2);
-        // This node counts even before the registry has it.
+        // This node is included even before it is in the registry.
         let mut alone = Reserved::default();
         add_nodes(&mut alone, &NodeSet::default(), &own, 4240);
         assert_eq!((alone.own.len(), alone.pod_cidrs.len()), (1, 1));
@@ -275,7 +274,7 @@ mod tests {
         found.changed().await.unwrap();
         let named: SocketAddr = ([192, 0, 2, 7], 2379).into();
         assert!(found.borrow_and_update().keys().eq([&literal, &named]));
-        // The same answer again is not a change.
+        // An identical answer is not a change.
         tokio::time::sleep(3 * RESOLVE_PERIOD).await;
         assert!(!found.has_changed().unwrap());
     }

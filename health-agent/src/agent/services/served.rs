@@ -46,9 +46,9 @@ pub(in crate::agent) struct Links {
     pub(in crate::agent) sockets: SocketTable,
     /// This node's standing in its cluster.
     pub(in crate::agent) standing: watch::Receiver<Standing>,
-    /// Passes addresses of services to policy if it does not see their backends.
+    /// Passes service addresses to policy, which in mode `ipvs` sees these instead of the backends.
     pub(in crate::agent) addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
-    /// Sources of what services must leave to this node and its peers.
+    /// Sources of the addresses and ports reserved for this node and its peers.
     pub(in crate::agent) reserved: ReservedSources,
     /// How packets of external clients reach backends on other nodes.
     pub(in crate::agent) forwarding: Forwarding,
@@ -68,7 +68,7 @@ pub(in crate::agent) fn forwarding(config: &Settings, keys: &MeshKeys) -> Forwar
     }
 }
 
-/// Starts to serve services. `probes` decides which endpoints on this node are ready.
+/// Starts serving services. `probes` decides which endpoints on this node are ready.
 pub(in crate::agent) async fn start(
     context: &StartContext<'_>,
     parts: ProxyParts,
@@ -132,7 +132,7 @@ pub(in crate::agent) async fn start(
     })
 }
 
-/// Where this node is; its zone as in the registry, unless the settings have one.
+/// This node's location. The zone is that of the registry, unless the settings have one.
 fn topology(config: &Settings, standing: &watch::Receiver<Standing>) -> watch::Receiver<Topology> {
     let zone = config.services.service_node_zone.as_deref();
     let (place, topology) = watch::channel(Topology {
@@ -146,7 +146,7 @@ fn topology(config: &Settings, standing: &watch::Receiver<Standing>) -> watch::R
     topology
 }
 
-/// Passes changes of this node's addresses and of its standing to the proxy from now on.
+/// Starts passing changes of this node's addresses and standing to the proxy.
 fn notify_proxy(
     proxy: &Proxy,
     node_addresses: &NodeAddressWatch,

@@ -1,5 +1,5 @@
-//! The host's connected UDP sockets whose backends no longer serve. The kernel runs no program for their datagrams, so
-//! the agent closes them: the process gets an error and opens a new one.
+//! Closes the host's connected UDP sockets whose backends no longer serve. The kernel runs no program for the datagrams
+//! of such a socket, so the agent closes it; the process gets an error and opens a new socket.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,16 +15,16 @@ use tracing::{info, warn};
 
 /// Minimum time between two checks.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
-/// Maximum time: a socket may have been connected while its backend was being removed.
+/// Maximum time between two checks. A socket may have been connected while its backend was being removed.
 const LONGEST_PERIOD: Duration = Duration::from_secs(30);
 
-/// Closes such sockets until it is dropped.
+/// Closes sockets whose backends no longer serve, until dropped.
 pub(super) struct SocketWatch {
     _task: AbortOnDrop,
 }
 
 impl SocketWatch {
-    /// Checks after each change of the services. Must be called in a tokio runtime, by a thread in the host's
+    /// Checks after each change of the services. Must be called in a tokio runtime, from a thread in the host's
     /// namespace.
     pub(super) fn follow<T: Send + Sync + 'static>(
         table: SocketTable,

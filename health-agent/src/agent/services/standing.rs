@@ -6,11 +6,11 @@ use health_service::health_check::NodeStanding;
 use health_service::services::Handle;
 use tokio::sync::watch;
 
-/// Passes on what the registry says, until the registry ends.
+/// Passes this node's standing from the registry to the proxy, until the registry ends.
 pub(super) async fn follow(mut standing: watch::Receiver<Standing>, handle: Handle) {
     loop {
         match &*standing.borrow_and_update() {
-            // Until the registry has an answer, the node may get traffic.
+            // Until the registry answers, the node may receive traffic.
             Standing::Unknown => handle.node(NodeStanding {
                 is_deleting: false,
                 taints: &[],
@@ -33,7 +33,7 @@ pub(super) async fn follow(mut standing: watch::Receiver<Standing>, handle: Hand
     }
 }
 
-/// Keeps this node's zone as in the registry, until the registry ends.
+/// Keeps this node's zone in sync with the registry, until the registry ends.
 pub(super) async fn follow_zone(
     mut standing: watch::Receiver<Standing>,
     place: watch::Sender<Topology>,

@@ -1,4 +1,4 @@
-//! Changes of the proxy mode: once this mode serves, removes what the other mode left in the kernel.
+//! Handles a change of the proxy mode: once the new mode serves, removes the other mode's state from the kernel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 /// Time from a failed attempt to the next.
 const TAKEOVER_RETRY: Duration = Duration::from_secs(10);
-/// Time between two checks whether all flows of the eBPF programs have ended.
+/// Time between two checks for remaining flows of the eBPF programs.
 const FLOWS_PERIOD: Duration = Duration::from_secs(10);
 
 /// The mode that may have served before this one.
@@ -27,7 +27,7 @@ pub(super) enum Other {
     Ipvs(ipvs::Settings, Handle),
 }
 
-/// Removes what the other mode served. If it is dropped early, the next start does the rest.
+/// Removes the other mode's services. If dropped early, the next start does the rest.
 pub(super) struct Takeover {
     flags: watch::Receiver<u16>,
     _task: AbortOnDrop,
@@ -90,7 +90,7 @@ fn remove_ports(tables: &mut ServiceTables) -> Result<(), ServicesError> {
     Ok(())
 }
 
-/// Drains what IPVS served, and returns when nothing of it is left.
+/// Drains the IPVS services, and returns when none of their state is left.
 async fn end_ipvs(settings: ipvs::Settings, handle: &Handle) {
     loop {
         match retire(settings.clone(), handle).await {

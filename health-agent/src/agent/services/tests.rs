@@ -25,7 +25,7 @@ use super::readiness::PodReadiness;
 use super::sources::Sources;
 use super::standing;
 
-/// Patience for what normally takes a moment.
+/// Timeout for steps that normally take a moment.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A pod at this address, which is ready while a listener exists at `host`.
@@ -86,7 +86,7 @@ fn supervisor(pods: &Pods, state: &Path) -> Supervisor {
     Supervisor::start(options).unwrap()
 }
 
-/// Services from a folder, on a node whose pods are probed.
+/// Serves services from a folder, on a node whose pods are probed.
 fn served(services: &Path, pods: Option<PodReadiness>) -> Proxy {
     let settings = ServiceSettings {
         // No syncs except on request.
@@ -204,7 +204,7 @@ async fn without_services_that_can_be_read_the_agent_says_so() {
     assert!(problem.contains("none"), "{problem}");
 }
 
-/// Fails until it is switched to work.
+/// A provider that fails until it is switched on.
 struct Moody(watch::Receiver<bool>);
 
 impl Provider for Moody {
@@ -242,7 +242,7 @@ async fn load_balancers_are_notified_of_what_is_in_force_and_no_more() {
     assert!(!checks.has_changed().unwrap());
     works.send_replace(true);
     assert_eq!(provider.sync(work).await, Ok(()));
-    // Also without changes: a listener that failed to open tries again.
+    // Notified even without changes, so that a listener that failed to open retries.
     assert!(checks.has_changed().unwrap());
     checks.mark_unchanged();
     assert_eq!(provider.sync(work).await, Ok(()));

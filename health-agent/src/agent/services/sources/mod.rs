@@ -42,8 +42,8 @@ impl Sources {
         }
     }
 
-    /// The sets of all sources, in order of precedence. For endpoints in manifests on the node of this name, its probes
-    /// decide readiness; for endpoints from a cluster's API, the cluster's controller does.
+    /// The service sets of all sources, in order of precedence. For endpoints in manifests that are on `node`, this
+    /// node's probes decide readiness; for endpoints from a cluster's API, the cluster's controller does.
     pub(super) fn services(
         &mut self,
         node: &Arc<str>,

@@ -21,7 +21,7 @@ pub struct EtcdServices {
 }
 
 impl EtcdServices {
-    /// Starts to follow the selected services of the cluster with this name in this etcd.
+    /// Starts following the selected services of the given cluster in etcd.
     ///
     /// Fails only for unusable settings; does not wait for etcd to answer. Must be called in a tokio runtime.
     pub fn open(
@@ -40,7 +40,7 @@ impl EtcdServices {
         let task = AbortOnDrop::spawn(async move {
             let mut gathered = Gathered::default();
             loop {
-                // The clone means that no lock is held while the set is built.
+                // Cloned so that no lock is held while the set is built.
                 let known = tables.borrow_and_update().clone();
                 publish(&sender, set(&mut gathered, &known));
                 if tables.changed().await.is_err() {
@@ -55,7 +55,7 @@ impl EtcdServices {
         })
     }
 
-    /// The services and endpoint slices, now and whenever they change.
+    /// The current services and endpoint slices, updated whenever they change.
     pub fn services(&self) -> Manifests {
         self.services.clone()
     }

@@ -24,7 +24,7 @@ pub struct KubernetesServices {
 }
 
 impl KubernetesServices {
-    /// Starts to follow the selected services of a cluster, with the kubeconfig at this path. Without a path, uses the
+    /// Starts following the selected services of a cluster, using the kubeconfig at this path. Without a path, uses the
     /// service account of this process's pod, or else the kubeconfig of the environment.
     ///
     /// Fails if there are no credentials; does not wait for an answer. Must be called in a tokio runtime.
@@ -46,7 +46,7 @@ impl KubernetesServices {
         let task = AbortOnDrop::spawn(async move {
             let mut gathered = Gathered::default();
             loop {
-                // The clones mean that no locks are held while the set is built.
+                // Cloned so that no locks are held while the set is built.
                 let known = services.borrow_and_update().clone();
                 let known_slices = slices.borrow_and_update().clone();
                 publish(&sender, set(&mut gathered, &known, &known_slices));
@@ -66,7 +66,7 @@ impl KubernetesServices {
         })
     }
 
-    /// The services and endpoint slices, now and whenever they change. A controller of the cluster decides which
+    /// The current services and endpoint slices, updated whenever they change. The cluster's controller decides which
     /// endpoints are ready.
     pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
         self.services.clone()

@@ -34,7 +34,7 @@ pub enum SourceError {
     #[cfg(feature = "etcd")]
     #[error(transparent)]
     Etcd(#[from] DocumentsError),
-    /// A flag needs an etcd, and the settings name none.
+    /// A flag needs etcd, but the settings do not name one.
     #[error("cannot use --services-from-etcd: --registry names no etcd")]
     NoEtcd,
     /// This agent was built without the feature that a flag needs.
@@ -93,7 +93,7 @@ impl RemoteSources {
         })
     }
 
-    /// The services of the Kubernetes API. A controller of the cluster decides which endpoints are ready, regardless of
+    /// The services of the Kubernetes API. The cluster's controller decides which endpoints are ready, regardless of
     /// this node's probes.
     pub fn kubernetes(&self) -> Option<watch::Receiver<Arc<ServiceSet>>> {
         #[cfg(feature = "kubernetes")]

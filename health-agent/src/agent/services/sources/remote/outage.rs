@@ -1,4 +1,4 @@
-//! Outages of sources outside this node, in words.
+//! Describes outages of sources outside this node.
 
 use health_model::api::ServiceProblem;
 use health_registry::nodes::Staleness;
