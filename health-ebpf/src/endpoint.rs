@@ -97,7 +97,9 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
 }
 
 /// How the IP versions differ in handling an endpoint's packets.
-pub(crate) trait Packets: Link + service::Steps + Source + Fragments {
+pub(crate) trait Packets:
+    Link + service::Direct + service::Unreachable + Source + Fragments
+{
     /// Whether a protocol other than ICMP in the IP header rules out an echo request. Not so for IPv6, where an
     /// extension header may precede the request.
     const HEADER_NAMES_PROTOCOL: bool;

@@ -27,7 +27,7 @@ use crate::subprogram::subprogram;
 #[inline(always)]
 pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
     if is_wanted(WANT_DROP | WANT_NAT) {
-        tell_drop(frame, reason as u8, direction as u8, frame.ifindex());
+        report_drop(frame, reason as u8, direction as u8, frame.ifindex());
     }
 }
 
@@ -54,8 +54,8 @@ fn is_wanted(kinds: u32) -> bool {
         .is_some_and(|filter| filter.wanted & kinds != 0)
 }
 
-#[subprogram(tell_drop)]
-fn tell_drop(frame: &Frame, reason: u8, direction: u8, ifindex: u32) {
+#[subprogram(report_drop)]
+fn report_drop(frame: &Frame, reason: u8, direction: u8, ifindex: u32) {
     let Some(event) = draft() else {
         return;
     };

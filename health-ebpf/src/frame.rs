@@ -319,6 +319,14 @@ impl Frame {
         unsafe { bpf_redirect_peer(ifindex, 0) }
     }
 
+    /// Sends the packet back out of the device that it came in on, where the program lets it pass. The result is the
+    /// classifier's return value.
+    #[inline(always)]
+    pub fn send_back(&self, ifindex: u32) -> i64 {
+        self.set_mark(MARK_ANSWERED);
+        self.redirect(ifindex, 0)
+    }
+
     /// Passes the packet to a device, as if received (`BPF_F_INGRESS`) or to be sent (0). The result is the
     /// classifier's return value.
     #[inline(always)]

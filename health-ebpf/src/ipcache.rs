@@ -1,4 +1,4 @@
-//! Identities of addresses.
+//! Identities of addresses, and which addresses belong to endpoints of this node.
 
 use core::ptr;
 
@@ -7,7 +7,7 @@ use health_common::addr::Addr;
 use health_common::identity;
 use health_common::masquerade::Address;
 
-use crate::maps::HEALTH_IPCACHE;
+use crate::maps::{HEALTH_ENDPOINTS, HEALTH_IPCACHE};
 
 /// Number of address bits to match.
 const ADDRESS_BITS: u32 = 128;
@@ -16,6 +16,12 @@ const ADDRESS_BITS: u32 = 128;
 #[inline(always)]
 pub fn identity_of<A: Address>(address: A) -> u32 {
     address_identity(&address.to_addr())
+}
+
+/// Whether an address belongs to an endpoint of this node.
+#[inline(always)]
+pub fn is_endpoint(address: Addr) -> bool {
+    HEALTH_ENDPOINTS.get_ptr(address).is_some()
 }
 
 /// A separate function in the kernel as well: the key needs its own stack.

@@ -54,23 +54,6 @@ pub fn refuse(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
     Verdict(TC_ACT_SHOT)
 }
 
-/// As [`refuse`], if a step returned one of these reasons. `returned` is a number, since functions in the kernel can
-/// return nothing else.
-#[inline(always)]
-pub fn refuse_for<const N: usize>(
-    frame: &Frame,
-    returned: u32,
-    reasons: [Reason; N],
-    direction: Direction,
-) -> Option<Verdict> {
-    for reason in reasons {
-        if returned == reason as u32 {
-            return Some(refuse(frame, reason, direction));
-        }
-    }
-    None
-}
-
 /// Drops a packet whose bytes are stored or queued elsewhere, without notifying monitors.
 #[inline(always)]
 pub fn held(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {

@@ -16,8 +16,8 @@ use crate::bounds::header_at;
 use crate::fib::FibLookup;
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::ipcache::TrieKey;
-use crate::maps::{HEALTH_ENDPOINTS, HEALTH_OWN};
+use crate::ipcache::{TrieKey, is_endpoint};
+use crate::maps::HEALTH_OWN;
 use crate::packet::load;
 use crate::subprogram::subprogram;
 
@@ -123,7 +123,7 @@ fn is_spoofed_of<T: Source>(frame: &Frame, ip_at: u32) -> bool {
     if !is_own::<T>(source, frame.ifindex()) || T::marks_duplicate(frame, ip, ip_at) {
         return false;
     }
-    HEALTH_ENDPOINTS.get_ptr(source.to_addr()).is_some()
+    is_endpoint(source.to_addr())
         || T::is_of_link(&source)
         || leads_here::<T>(frame, source, destination)
 }
@@ -133,7 +133,7 @@ fn is_spoofed_of<T: Source>(frame: &Frame, ip_at: u32) -> bool {
 #[inline(always)]
 pub fn is_own<T: Source>(address: T::Address, ifindex: u32) -> bool {
     let addr = address.to_addr();
-    if HEALTH_ENDPOINTS.get_ptr(addr).is_some() {
+    if is_endpoint(addr) {
         return true;
     }
     let key = TrieKey {

@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use health_common::ct::TUPLE_IN;
-use health_common::masquerade::Address;
+use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
@@ -16,7 +16,8 @@ use crate::conntrack::{PacketFlags, Traffic, enter};
 use crate::fragment::{Resolved, find, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
+use crate::ipcache::is_endpoint;
+use crate::maps::HEALTH_CONFIG;
 use crate::packet::ParsedPacket;
 use crate::rewrite::Ends;
 use crate::subprogram::subprogram;
@@ -30,8 +31,9 @@ pub(super) fn arriving<T: Version>(frame: &Frame, ip_at: usize) -> Result<(), Re
     let mut passage = Passage::<T>::at(ip_at);
     match T::addresses(frame, ip_at) {
         Some((_, destination)) if destination == settings.node_be => {}
+        // Flows of endpoints are entered only once policy has allowed them.
         Some((_, destination))
-            if settings.is_behind(&destination) && !is_endpoint(&destination) =>
+            if settings.is_behind(&destination) && !is_endpoint(destination.to_addr()) =>
         {
             note_opened(frame, &mut passage);
             return Ok(());
@@ -49,12 +51,6 @@ pub(super) fn arriving<T: Version>(frame: &Frame, ip_at: usize) -> Result<(), Re
             }
         }
     }
-}
-
-/// Whether this is the address of an endpoint. Flows of endpoints are entered only once policy has allowed them.
-#[inline(always)]
-fn is_endpoint(address: &impl Address) -> bool {
-    HEALTH_ENDPOINTS.get_ptr(address.to_addr()).is_some()
 }
 
 /// Reads a packet to this node's address.
@@ -117,7 +113,7 @@ fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> bool {
         // If this fails, the next outgoing packet tries again.
         let _ = T::translations().insert(&flow, &out, u64::from(BPF_NOEXIST));
     }
-    if passage.needs_ct() && !is_endpoint(&flow.source().0) {
+    if passage.needs_ct() && !is_endpoint(flow.source().0.to_addr()) {
         flow = flow.reply();
         let traffic = received(frame, ip_at);
         // As for leaving packets, a segment that does not belong to its connection is translated anyway.
