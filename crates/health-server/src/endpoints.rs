@@ -8,8 +8,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Extension, Query, Request, State};
-use axum::http::{Method, StatusCode};
+use axum::extract::{Extension, Query, State};
+use axum::http::StatusCode;
 use futures_util::stream;
 use health_endpoint::error::{EndpointError, ErrorKind};
 use health_endpoint::health::ENDPOINT_IDS;
@@ -36,16 +36,6 @@ const MAX_NAME: usize = 253;
 const MAX_IFNAME: usize = 15;
 /// Maximum length of a path, bytes (`PATH_MAX` minus the terminating zero).
 const MAX_PATH: usize = 4095;
-
-/// Whether a request with this method and path may have a body.
-pub(super) fn takes_body(request: &Request) -> bool {
-    let path = request.uri().path();
-    match *request.method() {
-        Method::POST => path == "/v1/endpoints",
-        Method::PATCH => path.starts_with("/v1/endpoints/") && path.ends_with("/labels"),
-        _ => false,
-    }
-}
 
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -8,7 +8,7 @@ use std::{fs, io};
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Extension, Query, Request, State};
+use axum::extract::{Extension, MatchedPath, Query, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -33,7 +33,7 @@ use super::path_id::PathId;
 use super::places::Places;
 use super::serve::{Client, Limits, Server, has_body};
 use super::source::Source;
-use super::{endpoints, policies, routes, streamed};
+use super::{routes, streamed};
 
 /// The API's OpenAPI document. Tests compare it with the handlers, their types and real responses.
 pub(super) const OPENAPI: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));
@@ -400,26 +400,25 @@ pub(super) async fn openapi() -> Answer<Map<String, Value>> {
 }
 
 async fn refuse_bodies(request: Request, next: Next) -> Response {
-    if has_body(&request) && !takes_body(&request) {
+    // Unknown paths match none.
+    let path = request.extensions().get::<MatchedPath>();
+    let takes_body = path.is_some_and(|path| routes::takes_body(request.method(), path.as_str()));
+    if has_body(&request) && !takes_body {
+        let (method, path) = (request.method(), request.uri().path());
         return Refusal(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("{} takes no body; send none", request.uri().path()),
+            format!("{method} {path} does not accept a body"),
         )
         .into_response();
     }
     next.run(request).await
 }
 
-/// Whether a request with this method and path may have a body.
-pub(super) fn takes_body(request: &Request) -> bool {
-    endpoints::takes_body(request) || policies::takes_body(request)
-}
-
 async fn no_such_path(request: Request) -> Refusal {
     Refusal(
         StatusCode::NOT_FOUND,
         format!(
-            "no such path: {}; /v1/openapi.json lists all",
+            "no such path: {}; see /v1/openapi.json for all paths",
             request.uri().path()
         ),
     )
@@ -429,9 +428,9 @@ async fn no_such_method(request: Request) -> Refusal {
     Refusal(
         StatusCode::METHOD_NOT_ALLOWED,
         format!(
-            "{} does not support {}; /v1/openapi.json lists the supported methods",
-            request.uri().path(),
-            request.method()
+            "{} is not allowed for {}; see /v1/openapi.json for its methods",
+            request.method(),
+            request.uri().path()
         ),
     )
 }
