@@ -72,13 +72,13 @@ pub(super) async fn list<S: Source>(
         return Ok(AnswerOrLines::Answer(listing));
     }
     let changes = manager(&*api.source)?.changes();
-    let place = api.watches.take()?;
+    let slot = api.watches.take()?;
     client.stay();
     let view = ClientView::default();
-    let state = (api, changes, view, true, place);
+    let state = (api, changes, view, true, slot);
     let lines = Lines::of_stream(stream::try_unfold(
         state,
-        async |(api, mut changes, mut view, is_first, place)| {
+        async |(api, mut changes, mut view, is_first, slot)| {
             let events = match is_first {
                 true => view.first(&api.source.endpoints()),
                 false => next(&*api.source, &mut changes, &mut view).await,
@@ -86,7 +86,7 @@ pub(super) async fn list<S: Source>(
             if events.is_empty() {
                 return Ok::<_, io::Error>(None);
             }
-            let state = (api, changes, view, false, place);
+            let state = (api, changes, view, false, slot);
             Ok(Some((Batch::write(&events)?, state)))
         },
     ));
@@ -308,8 +308,8 @@ fn labels(field: &str, texts: &[String]) -> Result<Vec<Label>, Refusal> {
     if texts.len() > LABELS_MAX {
         return Err(of_field(field, &LabelError::TooMany(texts.len())));
     }
-    let parse = |(place, text): (usize, &String)| {
-        let at = format!("{field}[{place}]");
+    let parse = |(index, text): (usize, &String)| {
+        let at = format!("{field}[{index}]");
         let label = Label::from_str(text).map_err(|error| of_field(&at, &error))?;
         if label.source() == RESERVED {
             let why = "endpoints cannot have labels of this source";
