@@ -533,7 +533,7 @@ fn listings_have_headers_and_warnings_go_to_stderr() {
             "mesh",
             "probe-interval",
             "10s",
-            "/etc/health-agent/config.yaml:3"
+            "/etc/health-agent/config.yaml:3:5"
         ])
     );
     assert_eq!(
@@ -674,7 +674,7 @@ fn a_bad_value_is_reported_in_the_same_line_wherever_it_comes_from() {
     assert_eq!(
         refused(command),
         format!(
-            "error: {}:2: passive-relief '2': needs --passive-rtt on, which detects traffic; passive-rtt is 'false' \
+            "error: {}:2:3: passive-relief '2': needs --passive-rtt on, which detects traffic; passive-rtt is 'false' \
              (command line)\n",
             file.display()
         )

@@ -39,7 +39,7 @@ pub struct Hand {
     /// Number of slots passed; wraps.
     pub next: u32,
     /// Number of slots in the ring; 0: the ring is not yet in use.
-    pub places: u32,
+    pub slots: u32,
     /// When an entry last had to be evicted: seconds of `CLOCK_MONOTONIC`.
     pub full_at: u32,
     /// Until when valuable entries are spared: seconds of `CLOCK_MONOTONIC`.

@@ -454,7 +454,7 @@ fn create<K: Tuple>(
     };
     entry.set_state(state);
     let mut made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));
-    if made == Err(E2BIG) && map.make_room() {
+    if made == Err(E2BIG) && map.evict() {
         made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));
     }
     if made == Err(EEXIST) {

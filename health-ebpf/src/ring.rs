@@ -26,7 +26,7 @@ use crate::service;
 /// The ring of a table's keys.
 pub struct Ring<K: 'static> {
     keys: &'static Array<K>,
-    take_place: fn() -> u32,
+    take_slot: fn() -> u32,
     evict_one: fn() -> u32,
     vacate: fn(u32) -> u32,
 }
@@ -35,8 +35,8 @@ impl<K: Copy> Ring<K> {
     /// Records the key of a new entry, in a vacated slot or else in the next one.
     #[inline(always)]
     pub fn note(&self, key: &K) {
-        if let Some(place) = (self.take_place)().checked_sub(1)
-            && let Some(noted) = self.keys.get_ptr_mut(place)
+        if let Some(slot) = (self.take_slot)().checked_sub(1)
+            && let Some(noted) = self.keys.get_ptr_mut(slot)
         {
             // SAFETY: a value of that map.
             unsafe { *noted = *key };
@@ -45,23 +45,23 @@ impl<K: Copy> Ring<K> {
 
     /// Evicts `entries` entries (at most 2) from a full table. Returns whether all of them could be evicted.
     #[inline(always)]
-    pub fn make_room(&self, entries: u32) -> bool {
-        self.make_one() && (entries < 2 || self.make_one())
+    pub fn evict(&self, entries: u32) -> bool {
+        self.evict_and_vacate() && (entries < 2 || self.evict_and_vacate())
     }
 
     #[inline(always)]
-    fn make_one(&self) -> bool {
-        let place = (self.evict_one)();
-        if place != 0 {
-            (self.vacate)(place);
+    fn evict_and_vacate(&self) -> bool {
+        let slot = (self.evict_one)();
+        if slot != 0 {
+            (self.vacate)(slot);
         }
-        place != 0
+        slot != 0
     }
 }
 
 /// Takes a slot for a new key: a vacated one, or else the next one. Returns its number, counted from 1.
 #[inline(always)]
-fn take_place(hand: u32) -> u32 {
+fn take_slot(hand: u32) -> u32 {
     let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
         return 0;
     };
@@ -70,24 +70,24 @@ fn take_place(hand: u32) -> u32 {
         unsafe {
             let vacated = (&raw mut (*hand).vacated).cast::<u32>().add(index);
             if vacated.read_volatile() != 0 {
-                let place = atomic_xchg::<u32, { AtomicOrdering::SeqCst }>(vacated, 0);
-                if place != 0 {
-                    return place;
+                let slot = atomic_xchg::<u32, { AtomicOrdering::SeqCst }>(vacated, 0);
+                if slot != 0 {
+                    return slot;
                 }
             }
         }
     }
-    next_place(hand).map_or(0, |place| place + 1)
+    next_slot(hand).map_or(0, |slot| slot + 1)
 }
 
 /// Advances a hand by one slot, and returns the slot that it passed.
 #[inline(always)]
-fn next_place(hand: *mut Hand) -> Option<u32> {
+fn next_slot(hand: *mut Hand) -> Option<u32> {
     // SAFETY: aligned words of a map value. See `conntrack::add` for why this is an intrinsic; with relaxed ordering,
     // LLVM would emit an add that does not return the old value.
     unsafe {
         let passed = atomic_xadd::<u32, u32, { AtomicOrdering::SeqCst }>(&raw mut (*hand).next, 1);
-        passed.checked_rem((*hand).places)
+        passed.checked_rem((*hand).slots)
     }
 }
 
@@ -159,8 +159,8 @@ const NONE: u32 = u32::MAX;
 
 /// Worth of the entry whose key is in a slot, or [`NONE`].
 #[inline(always)]
-fn worth<T: Version, V: Evictable<T>>(table: &HashMap<T, V>, keys: &Array<T>, place: u32) -> u32 {
-    let Some(key) = keys.get(place) else {
+fn worth<T: Version, V: Evictable<T>>(table: &HashMap<T, V>, keys: &Array<T>, slot: u32) -> u32 {
+    let Some(key) = keys.get(slot) else {
         return NONE;
     };
     match table.get_ptr(key) {
@@ -179,16 +179,16 @@ fn candidate(hand: *mut Hand, worth: impl Fn(u32) -> u32) -> u32 {
     // The loop tests its end condition last: Linux 6.1 rejects the code that LLVM generates for other loops.
     loop {
         passed += 1;
-        let Some(place) = next_place(hand) else {
+        let Some(slot) = next_slot(hand) else {
             return 0;
         };
-        let worth = worth(place);
+        let worth = worth(slot);
         if worth == 0 {
             // SAFETY: an aligned word of a map value.
             unsafe { (*hand).spare_until = coarse_now_secs() + SPARE_SECS };
-            return place + 1;
+            return slot + 1;
         }
-        least = least.min(u64::from(worth) << 32 | u64::from(place));
+        least = least.min(u64::from(worth) << 32 | u64::from(slot));
         if passed == CANDIDATES {
             break;
         }
@@ -223,22 +223,22 @@ fn evict_one<T: Version, V>(
         }
         (*hand).full_at = now;
     }
-    let Some(place) = candidate(hand, worth).checked_sub(1) else {
+    let Some(slot) = candidate(hand, worth).checked_sub(1) else {
         return 0;
     };
-    let Some(key) = keys.get(place) else {
+    let Some(key) = keys.get(slot) else {
         return 0;
     };
     // Another CPU may have been faster.
     if table.remove(key).is_err() {
         return 0;
     }
-    place + 1
+    slot + 1
 }
 
 /// Makes the slot of an evicted entry, counted from 1, available to a new key.
 #[inline(always)]
-fn vacate(hand: u32, place: u32) -> u32 {
+fn vacate(hand: u32, slot: u32) -> u32 {
     let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
         return 0;
     };
@@ -247,7 +247,7 @@ fn vacate(hand: u32, place: u32) -> u32 {
         let (there, _) = unsafe {
             let vacated = (&raw mut (*hand).vacated).cast::<u32>().add(index);
             atomic_cxchg::<u32, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
-                vacated, 0, place,
+                vacated, 0, slot,
             )
         };
         if there == 0 {
@@ -261,36 +261,36 @@ fn vacate(hand: u32, place: u32) -> u32 {
 /// leads there. For conntrack, the worth function is inlined into its caller, because evictions there happen where the
 /// stack has no space for another frame.
 macro_rules! rings {
-    ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $take_place:ident, $evict_one:ident, $vacate:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
+    ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $take_slot:ident, $evict_one:ident, $vacate:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
         #[doc = concat!("That of [`", stringify!($table), "`].")]
         pub const $ring: Ring<$tuple> = Ring {
             keys: &$keys,
-            take_place: || $take_place(),
+            take_slot: || $take_slot(),
             evict_one: || $evict_one(),
-            vacate: |place| $vacate(place),
+            vacate: |slot| $vacate(slot),
         };
 
         $(#[$attribute])+
-        extern "C" fn $worth(place: u32) -> u32 {
-            worth(&$table, &$keys, place)
+        extern "C" fn $worth(slot: u32) -> u32 {
+            worth(&$table, &$keys, slot)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $take_place() -> u32 {
-            take_place($hand)
+        extern "C" fn $take_slot() -> u32 {
+            take_slot($hand)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $vacate(place: u32) -> u32 {
-            vacate($hand, place)
+        extern "C" fn $vacate(slot: u32) -> u32 {
+            vacate($hand, slot)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $evict_one() -> u32 {
-            evict_one(&$table, &$keys, $hand, |place| $worth(place))
+            evict_one(&$table, &$keys, $hand, |slot| $worth(slot))
         }
     )+};
 }

@@ -22,7 +22,7 @@ pub trait FlowMap<K, V> {
     /// there is no space.
     fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32>;
     /// Makes space for one more entry, unless the kernel does that itself. Returns whether there is space.
-    fn make_room(&self) -> bool;
+    fn evict(&self) -> bool;
 }
 
 impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
@@ -37,7 +37,7 @@ impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
     }
 
     #[inline(always)]
-    fn make_room(&self) -> bool {
+    fn evict(&self) -> bool {
         true
     }
 }
@@ -80,8 +80,8 @@ impl<K: Copy, V> FlowMap<K, V> for RingMap<K, V> {
     }
 
     #[inline(always)]
-    fn make_room(&self) -> bool {
-        self.ring.make_room(1)
+    fn evict(&self) -> bool {
+        self.ring.evict(1)
     }
 }
 
@@ -107,7 +107,7 @@ impl<K: Tuple, V> Table<K, V> {
         mut enter: impl FnMut() -> R,
     ) -> R {
         let result = enter();
-        if result == *no_room && protocol == IP_PROTOCOL_TCP && self.tcp.ring.make_room(2) {
+        if result == *no_room && protocol == IP_PROTOCOL_TCP && self.tcp.ring.evict(2) {
             return enter();
         }
         result

@@ -8,8 +8,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Extension, Query, Request, State};
-use axum::http::{Method, StatusCode};
+use axum::extract::{Extension, Query, State};
+use axum::http::StatusCode;
 use futures_util::stream;
 use health_endpoint::error::{EndpointError, ErrorKind};
 use health_endpoint::health::ENDPOINT_IDS;
@@ -37,16 +37,6 @@ const MAX_NAME: usize = 253;
 const MAX_IFNAME: usize = 15;
 /// Maximum length of a path, bytes (`PATH_MAX` minus the terminating zero).
 const MAX_PATH: usize = 4095;
-
-/// Whether a request with this method and path may have a body.
-pub(super) fn takes_body(request: &Request) -> bool {
-    let path = request.uri().path();
-    match *request.method() {
-        Method::POST => path == "/v1/endpoints",
-        Method::PATCH => path.starts_with("/v1/endpoints/") && path.ends_with("/labels"),
-        _ => false,
-    }
-}
 
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -83,13 +73,13 @@ pub(super) async fn list<S: Source>(
         return Ok(AnswerOrLines::Answer(listing));
     }
     let changes = manager(&*api.source)?.changes();
-    let place = api.watches.take()?;
+    let slot = api.watches.take()?;
     client.stay();
     let view = ClientView::default();
-    let state = (api, changes, view, true, place);
+    let state = (api, changes, view, true, slot);
     let lines = Lines::of_stream(stream::try_unfold(
         state,
-        async |(api, mut changes, mut view, is_first, place)| {
+        async |(api, mut changes, mut view, is_first, slot)| {
             let events = match is_first {
                 true => view.first(&api.source.endpoints()),
                 false => next(&*api.source, &mut changes, &mut view).await,
@@ -97,7 +87,7 @@ pub(super) async fn list<S: Source>(
             if events.is_empty() {
                 return Ok::<_, io::Error>(None);
             }
-            let state = (api, changes, view, false, place);
+            let state = (api, changes, view, false, slot);
             Ok(Some((Batch::write(&events)?, state)))
         },
     ));
@@ -320,8 +310,8 @@ fn labels(field: &str, texts: &[String]) -> Result<Vec<Label>, Refusal> {
     if texts.len() > LABELS_MAX {
         return Err(of_field(field, &LabelError::TooMany(texts.len())));
     }
-    let parse = |(place, text): (usize, &String)| {
-        let at = format!("{field}[{place}]");
+    let parse = |(index, text): (usize, &String)| {
+        let at = format!("{field}[{index}]");
         let label = Label::from_str(text).map_err(|error| of_field(&at, &error))?;
         if label.source() == RESERVED {
             let why = "endpoints cannot have labels of this source";

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, Query, Request, State};
-use axum::http::{Method, StatusCode};
+use axum::http::StatusCode;
 use health_endpoint::enforcement::{EnforceError, Enforcer};
 use health_endpoint::lifecycle::State as EndpointState;
 use health_model::api::{
@@ -42,12 +42,6 @@ pub(super) const MAX_DOCUMENT: usize = 10 * 1024 * 1024;
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a response waits for endpoints to apply a change.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Whether a request with this method and path may have a body.
-pub(super) fn takes_body(request: &Request) -> bool {
-    let path = request.uri().path();
-    *request.method() == Method::POST && matches!(path, "/v1/policies" | "/v1/policies/trace")
-}
 
 /// Selects policies.
 #[derive(Debug, Default, Deserialize)]

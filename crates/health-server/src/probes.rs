@@ -105,14 +105,14 @@ pub(super) async fn list<S: Source>(
             "this agent probes no containers".to_owned(),
         )
     })?;
-    let place = api.container_watches.take()?;
+    let slot = api.container_watches.take()?;
     client.stay();
     Ok(AnswerOrLines::Lines(lines(Watch {
         changes: supervisor.changes(),
         supervisor,
         view: ClientView::new(selection),
         next_look: None,
-        _place: place,
+        _slot: slot,
     })))
 }
 
@@ -134,7 +134,7 @@ struct Watch {
     view: ClientView,
     /// `None` before the first check.
     next_look: Option<Instant>,
-    _place: OwnedSemaphorePermit,
+    _slot: OwnedSemaphorePermit,
 }
 
 impl Watch {

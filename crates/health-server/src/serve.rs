@@ -93,7 +93,7 @@ async fn accept<L: Listener>(
     let mut clients: HashMap<Id, (AbortHandle, Arc<Waits>)> = HashMap::new();
     let mut waiting = None;
     loop {
-        if places_taken(&clients) < limits.connections
+        if slots_taken(&clients) < limits.connections
             && let Some(stream) = waiting.take()
         {
             let waits = Arc::new(Waits::default());
@@ -115,7 +115,7 @@ async fn accept<L: Listener>(
             (stream, _) = listener.accept(), if waiting.is_none() => waiting = Some(stream),
             // All slots are taken.
             () = tokio::time::sleep(REVIEW_PERIOD), if waiting.is_some() => {
-                make_room(&clients, limits.connections.div_ceil(CLEARED_PART));
+                close_slowest(&clients, limits.connections.div_ceil(CLEARED_PART));
             }
         }
     }
@@ -124,13 +124,13 @@ async fn accept<L: Listener>(
 }
 
 /// Number of connections that occupy a slot.
-fn places_taken(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>) -> usize {
+fn slots_taken(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>) -> usize {
     let passing = clients.values().filter(|(_, waits)| !waits.stays());
     passing.count()
 }
 
-/// Closes up to `places` of the connections whose clients have made the server wait the longest.
-fn make_room(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, places: usize) {
+/// Closes up to `slots` of the connections whose clients have made the server wait the longest.
+fn close_slowest(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, slots: usize) {
     let mut waits: Vec<_> = clients
         .values()
         .filter(|(_, waits)| waits.is_waiting() && !waits.stays())
@@ -138,7 +138,7 @@ fn make_room(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, places: usize) {
         .filter(|&(total, _)| total >= COURTESY)
         .collect();
     waits.sort_unstable_by_key(|&(total, _)| std::cmp::Reverse(total));
-    for (_, task) in waits.into_iter().take(places) {
+    for (_, task) in waits.into_iter().take(slots) {
         task.abort();
     }
 }
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_stay_take_no_place_and_are_not_cut_off() {
+    async fn those_who_stay_take_no_slot_and_are_not_cut_off() {
         let bed = Bed::start(LIMITS);
         let mut stay = Vec::new();
         for _ in 0..2 * LIMITS.connections {

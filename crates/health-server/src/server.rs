@@ -8,7 +8,7 @@ use std::{fs, io};
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Extension, Query, Request, State};
+use axum::extract::{Extension, MatchedPath, Query, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -30,10 +30,10 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::answer::{Answer, AnswerOrLines, Batch, Lines, Refusal, answer, cannot_write};
 use super::node_feed::{self, NodeFeed};
 use super::path_id::PathId;
-use super::places::Places;
 use super::serve::{Client, Limits, Server, has_body};
+use super::slots::Slots;
 use super::source::Source;
-use super::{endpoints, policies, routes, streamed};
+use super::{routes, streamed};
 
 /// The API's OpenAPI document. Tests compare it with the handlers, their types and real responses.
 pub(super) const OPENAPI: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));
@@ -75,11 +75,11 @@ pub(super) struct Api<S> {
     started: Instant,
     feed: Mutex<NodeFeed>,
     /// Limits requests that last as long as probes.
-    probes: Places,
+    probes: Slots,
     /// Limits watches of endpoints, which last until the client disconnects.
-    pub(super) watches: Places,
+    pub(super) watches: Slots,
     /// Limits watches of container probes.
-    pub(super) container_watches: Places,
+    pub(super) container_watches: Slots,
 }
 
 pub(super) type Shared<S> = State<Arc<Api<Arc<S>>>>;
@@ -89,9 +89,9 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         source,
         started: Instant::now(),
         feed: Mutex::new(NodeFeed::new(node_feed::random_generation())),
-        probes: Places::new(PROBE_REQUESTS, "requests to probe nodes"),
-        watches: Places::new(WATCHES, "watches of endpoints"),
-        container_watches: Places::new(WATCHES, "watches of container probes"),
+        probes: Slots::new(PROBE_REQUESTS, "requests to probe nodes"),
+        watches: Slots::new(WATCHES, "watches of endpoints"),
+        container_watches: Slots::new(WATCHES, "watches of container probes"),
     };
     let api = Arc::new(api);
     routes::routes()
@@ -195,29 +195,29 @@ pub(super) async fn probe<S: Source>(
     query: Result<Query<ProbeQuery>, QueryRejection>,
 ) -> Result<AnswerOrLines<HealthStatus, ProbeEvent>, Refusal> {
     let Query(query) = query?;
-    let place = api.probes.take()?;
+    let slot = api.probes.take()?;
     Ok(if query.stream {
-        AnswerOrLines::Lines(event_lines(api.source.probe_events(), place))
+        AnswerOrLines::Lines(event_lines(api.source.probe_events(), slot))
     } else {
         let status = api.source.probe().await;
         AnswerOrLines::Answer(answer(move || Ok(status)).await?)
     })
 }
 
-/// Streams one line of JSON per event. Holds `place` until the last one.
+/// Streams one line of JSON per event. Holds `slot` until the last one.
 fn event_lines(
     events: mpsc::Receiver<ProbeEvent>,
-    place: OwnedSemaphorePermit,
+    slot: OwnedSemaphorePermit,
 ) -> Lines<ProbeEvent> {
     Lines::of_stream(stream::try_unfold(
-        (events, place),
-        async |(mut events, place)| {
+        (events, slot),
+        async |(mut events, slot)| {
             let mut batch = Vec::new();
             if events.recv_many(&mut batch, EVENT_BATCH).await == 0 {
                 return Ok(None);
             }
             let lines = tokio::task::spawn_blocking(move || Batch::write(&batch)).await??;
-            Ok(Some((lines, (events, place))))
+            Ok(Some((lines, (events, slot))))
         },
     ))
 }
@@ -286,7 +286,7 @@ pub(super) async fn probe_path_mtus<S: Source>(
     query: Result<Query<NodeQuery>, QueryRejection>,
 ) -> Result<Answer<Vec<PathMtuEntry>>, Refusal> {
     let Query(NodeQuery { node }) = query?;
-    let _place = api.probes.take()?;
+    let _slot = api.probes.take()?;
     let paths = api.source.probe_path_mtus(node.as_deref()).await;
     answer(move || of_known_node(&*api.source, node, paths)).await
 }
@@ -400,26 +400,25 @@ pub(super) async fn openapi() -> Answer<Map<String, Value>> {
 }
 
 async fn refuse_bodies(request: Request, next: Next) -> Response {
-    if has_body(&request) && !takes_body(&request) {
+    // Unknown paths match none.
+    let path = request.extensions().get::<MatchedPath>();
+    let takes_body = path.is_some_and(|path| routes::takes_body(request.method(), path.as_str()));
+    if has_body(&request) && !takes_body {
+        let (method, path) = (request.method(), request.uri().path());
         return Refusal(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("{} takes no body; send none", request.uri().path()),
+            format!("{method} {path} does not accept a body"),
         )
         .into_response();
     }
     next.run(request).await
 }
 
-/// Whether a request with this method and path may have a body.
-pub(super) fn takes_body(request: &Request) -> bool {
-    endpoints::takes_body(request) || policies::takes_body(request)
-}
-
 async fn no_such_path(request: Request) -> Refusal {
     Refusal(
         StatusCode::NOT_FOUND,
         format!(
-            "no such path: {}; /v1/openapi.json lists all",
+            "no such path: {}; see /v1/openapi.json for all paths",
             request.uri().path()
         ),
     )
@@ -429,9 +428,9 @@ async fn no_such_method(request: Request) -> Refusal {
     Refusal(
         StatusCode::METHOD_NOT_ALLOWED,
         format!(
-            "{} does not support {}; /v1/openapi.json lists the supported methods",
-            request.uri().path(),
-            request.method()
+            "{} is not allowed for {}; see /v1/openapi.json for its methods",
+            request.method(),
+            request.uri().path()
         ),
     )
 }

@@ -85,6 +85,8 @@ pub(super) async fn start(
             return Err(error);
         }
     };
+    // A failed start leaves no trace in the store.
+    core.identities.begin();
     let tasks = assembly.complete(&core, &extras);
     let StartContext { own, netlink, .. } = context;
     Ok(Agent {
@@ -178,6 +180,8 @@ impl Assembly<'_> {
         // Before any client can request endpoints.
         deletions::carry_out(&self.context.config.location, &core.endpoints.manager).await;
         let extras = self.start_extras(&core, pods, services).await?;
+        // Nothing can fail after it.
+        registration::remember(self.context.config)?;
         Ok((core, extras))
     }
 
@@ -205,7 +209,6 @@ impl Assembly<'_> {
             problems: self.source.problems(),
         };
         let probing = Probing::start(context, node, inputs)?;
-        registration::remember(config)?;
         let events = EventRelay::start(node)?;
         let identities = Arc::new(open_identities(config)?);
         let sources = LabelSources {
@@ -360,7 +363,7 @@ fn started_parts(
 
 /// Starts following the cluster's identities.
 fn open_identities(config: &Settings) -> Result<IdentityAllocator, identity::OpenError> {
-    IdentityAllocator::open(
+    IdentityAllocator::open_idle(
         &config.identity_store(),
         &config.node.cluster_name,
         &config.node.node_name,

@@ -353,6 +353,7 @@ impl Source for Fixture {
         let file = Origin::File {
             path: "/etc/health-agent/config.yaml".into(),
             line: 3,
+            column: 5,
         };
         let variable = "HEALTH_AGENT_ONE_WAY".to_owned();
         let mut settings = Settings {

@@ -1,5 +1,6 @@
 //! This node's own entry: an agent prefers the registry to what an earlier agent saved, and follows changes.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
@@ -145,6 +146,40 @@ fn an_agent_that_waits_for_its_entry_stops_in_order() -> anyhow::Result<()> {
         ensure!(!Path::new("/sys/fs/bpf/health").exists(), "pins are left");
     }
     Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn settings_that_change_while_an_agent_waits_for_its_entry_are_in_force_once_it_is_up()
+-> anyhow::Result<()> {
+    let stand = Stand::start(&[], &[])?;
+    let node = stand.node();
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("config.yaml");
+    let write = |probe_rate: u32| {
+        let text = format!(
+            "conntrack: {{conntrack-timeout-udp: 45s}}\nmesh: {{probe-rate: {probe_rate}}}\n"
+        );
+        fs::write(&file, text)
+    };
+    fs::write(&file, "mesh: {probe-rate: 50}\n")?;
+    node.start_agent_with(&format!("--config {}", file.display()))?;
+    stand.wait_logged(&["waiting for node"])?;
+    write(60)?;
+    node.signal_agent(Signal::SIGHUP)?;
+    stand.wait_logged(&["setting changed", "probe-rate", "60"])?;
+    // Without a signal, too.
+    write(70)?;
+    stand.wait_logged(&["setting changed", "probe-rate", "70"])?;
+    stand.say(&[V4], &[PODS4]);
+    wait_for("the agent to be up", PATIENCE, || {
+        node.check_agent()?;
+        Ok(stand.answers(V4)?.then_some(()))
+    })?;
+    wait_for("the programs to have the new timeout", PATIENCE, || {
+        let config = node.listing("bpf map dump HEALTH_CONFIG")?;
+        Ok((config[0]["value"]["timeouts"]["udp-s"] == 45).then_some(()))
+    })
 }
 
 #[test]

@@ -9,6 +9,8 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
+use super::metrics::scrape;
+
 /// The value and the origin of a setting in force.
 fn setting(node: &Node, name: &str) -> anyhow::Result<(Value, Value)> {
     let list = node.listing("config")?;
@@ -32,15 +34,15 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
     let node = bed.node(1);
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("config.yaml");
-    let place = |line: u64| json!({ "file": { "path": file, "line": line } });
+    let place = |line: u64, column: u64| json!({ "file": { "path": file, "line": line, "column": column } });
     fs::write(
         &file,
         "conntrack:\n  conntrack-timeout-udp: 30s\nlog: {log-level: warn}\n",
     )?;
-    node.start_agent_with(&format!("--config {}", file.display()))?;
+    node.start_agent_with(&format!("--config {} --probe-rate 50", file.display()))?;
     assert_eq!(
         setting(node, "conntrack-timeout-udp")?,
-        (json!("30s"), place(2))
+        (json!("30s"), place(2, 3))
     );
     assert_eq!(setting(node, "health-port")?.1, json!("default"));
     let in_programs = || node.cli("bpf map dump HEALTH_CONFIG")?.success();
@@ -51,7 +53,7 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
 
     fs::write(
         &file,
-        "log: {log-level: info}\nmesh: {health-port: 4241, probe-interval: 1s}\nconntrack:\n  conntrack-timeout-udp: 45s\n",
+        "log: {log-level: info}\nmesh: {health-port: 4241, probe-interval: 1s, probe-rate: 60}\nconntrack:\n  conntrack-timeout-udp: 45s\n",
     )?;
     node.signal_agent(Signal::SIGHUP)?;
     is_logged(
@@ -61,9 +63,12 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
     is_logged(node, &["setting changed", "log-level"])?;
     is_logged(node, &["restart the agent to apply it", "health-port"])?;
     is_logged(node, &["settings reloaded"])?;
+    let overridden = "probe-rate\" value=\"60\"";
+    is_logged(node, &["overridden by --probe-rate", overridden])?;
+    assert_eq!(setting(node, "probe-rate")?.0, json!(50));
     assert_eq!(
         setting(node, "conntrack-timeout-udp")?,
-        (json!("45s"), place(4))
+        (json!("45s"), place(4, 3))
     );
     assert_eq!(
         setting(node, "health-port")?,
@@ -92,18 +97,23 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
     )?;
     assert_eq!(
         setting(node, "conntrack-timeout-udp")?,
-        (json!("45s"), place(4))
+        (json!("45s"), place(4, 3))
     );
 
     fs::write(&file, "conntrack: {conntrack-timeout-udp: 30s}\n")?;
     node.signal_agent(Signal::SIGHUP)?;
     wait_for("the first setting to be in force again", PATIENCE, || {
-        Ok((setting(node, "conntrack-timeout-udp")? == (json!("30s"), place(1))).then_some(()))
+        Ok((setting(node, "conntrack-timeout-udp")? == (json!("30s"), place(1, 13))).then_some(()))
     })?;
     wait_for("no restart to be due", PATIENCE, || {
         let status: anyhow::Result<String> = status();
         Ok((!status?.contains("restart the agent")).then_some(()))
     })?;
+    let samples = scrape(node)?;
+    for (result, count) in [("success", 2.0), ("failure", 1.0)] {
+        let series = format!("health_agent_settings_reloads_total{{result=\"{result}\"}}");
+        assert_eq!(samples.get(&series), Some(&count), "{series}");
+    }
     node.check_agent()
 }
 

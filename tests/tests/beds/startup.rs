@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use health_settings::ServiceSettings;
 use nix::sys::signal::Signal;
 use nix::unistd::Group;
+use serde_json::json;
 use tests::attached::{self, has_tcx};
 use tests::bed::{BPFFS, NODES_FILE, agent_binary};
 use tests::process::{Running, run_within};
@@ -666,4 +667,35 @@ fn the_endpoints_id_and_addresses_outlive_a_failed_start() -> anyhow::Result<()>
     fs::remove_dir(&in_the_way)?;
     node.start_agent()?;
     bed.wait_all_reachable(PATIENCE)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_start_that_fails_late_leaves_no_identity_store() -> anyhow::Result<()> {
+    // They are carried out just before the failure, and take long enough for the store to be used meanwhile.
+    const DELETIONS: usize = 200;
+    let bed = bed()?;
+    let node = bed.node(1);
+    let deletions = node.runtime_dir().join("deletions");
+    fs::create_dir_all(&deletions)?;
+    for number in 0..DELETIONS {
+        let deletion = json!({ "container-id": format!("c{number}"), "ifname": "eth0" });
+        fs::write(
+            deletions.join(format!("{number}.json")),
+            deletion.to_string(),
+        )?;
+    }
+    // A folder, where the agent removes a file.
+    let state = node.runtime_dir().join("state");
+    fs::create_dir_all(state.join("service-health-checks.json"))?;
+
+    let ran = run_within(PATIENCE, &mut Start::new()?.command(node))?;
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let why = "cannot remove the saved health-check answers";
+    assert!(ran.stderr.contains(why), "{}", ran.stderr);
+    assert_eq!(fs::read_dir(&deletions)?.count(), 1, "only the lock");
+    let left = files(&state)?;
+    let is_store = |path: &PathBuf| path.display().to_string().contains("identities");
+    assert!(!left.iter().any(is_store), "{left:?}");
+    Ok(())
 }

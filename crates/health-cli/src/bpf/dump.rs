@@ -124,10 +124,10 @@ const MAPS: [(MapLayout, Show); 46] = [
         })
     }),
     (layout::SLOTS, |pinned, format| {
-        places(pinned, &layout::SLOTS, format)
+        slots(pinned, &layout::SLOTS, format)
     }),
     (layout::MAGLEV, |pinned, format| {
-        places(pinned, &layout::MAGLEV, format)
+        slots(pinned, &layout::MAGLEV, format)
     }),
     (layout::BACKENDS, |pinned, format| {
         let rows = pinned.backend_rows()?;
@@ -190,7 +190,7 @@ pub(super) fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Resul
         return show(pinned, format);
     }
     match pinned.ring_rows(name)? {
-        Some(rows) => stream::print(format, &[rows], ring::place),
+        Some(rows) => stream::print(format, &[rows], ring::slot),
         None => Err(DumpError::UnknownMap(pinned.map(name)?.pin().to_owned()).into()),
     }
 }
@@ -216,8 +216,8 @@ fn xdp_flows(pinned: &Pinned, map: usize, format: Format) -> anyhow::Result<()> 
     stream::print(format, &rows, |row| Some(xdp::flow(row)))
 }
 
-fn places(pinned: &Pinned, map: &MapLayout, format: Format) -> anyhow::Result<()> {
-    let rows = pinned.place_rows(map)?;
+fn slots(pinned: &Pinned, map: &MapLayout, format: Format) -> anyhow::Result<()> {
+    let rows = pinned.slot_rows(map)?;
     stream::print(format, &[rows], |row| Some(lb::entries::place(row)))
 }
 

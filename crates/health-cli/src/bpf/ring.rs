@@ -10,9 +10,9 @@ use super::entry::Entry;
 use super::flow::FlowKey;
 
 /// Converts a slot of a ring for display; `None` if it has not been written yet.
-pub(super) fn place((place, flow): (u32, Flow)) -> Option<Entry<u32, FlowKey>> {
+pub(super) fn slot((slot, flow): (u32, Flow)) -> Option<Entry<u32, FlowKey>> {
     (flow.protocol != 0).then(|| Entry {
-        key: place,
+        key: slot,
         value: FlowKey::from(&flow),
     })
 }
@@ -23,7 +23,7 @@ pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
         key,
         value: Passed {
             next: hand.next,
-            places: hand.places,
+            places: hand.slots,
             full_at_s: hand.full_at,
             spare_until_s: hand.spare_until,
             vacated: hand.vacated,
@@ -51,7 +51,7 @@ impl fmt::Display for Passed {
             spare_until_s,
             vacated,
         } = self;
-        let vacated = vacated.iter().filter(|&&place| place != 0).count();
+        let vacated = vacated.iter().filter(|&&slot| slot != 0).count();
         write!(
             f,
             "next={next} places={places} full-at={full_at_s}s spare-until={spare_until_s}s vacated={vacated}"

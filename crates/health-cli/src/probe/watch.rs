@@ -28,7 +28,7 @@ pub(super) async fn watch(client: &Client, path: &str, format: Format) -> anyhow
     let mut first = Vec::new();
     let mut is_listed = false;
     let watched = client.watch(path, |event: ContainerProbeEvent| {
-        lines.make_room(&event);
+        lines.widen_for(&event);
         is_listed |= event == ContainerProbeEvent::Listed;
         first.push(event);
         if !is_listed {
@@ -66,7 +66,7 @@ struct Lines {
 
 impl Lines {
     /// Widens the columns to fit the event.
-    fn make_room(&mut self, event: &ContainerProbeEvent) {
+    fn widen_for(&mut self, event: &ContainerProbeEvent) {
         let cells = match event {
             ContainerProbeEvent::Updated { probe } => [&probe.pod, &probe.container, &probe.kind],
             ContainerProbeEvent::Deleted {
@@ -270,7 +270,7 @@ mod tests {
         let mut lines = Lines::default();
         let mut text = String::new();
         for event in events {
-            lines.make_room(&event);
+            lines.widen_for(&event);
             if let Some(line) = lines.line(event, now()) {
                 text += &format!("{line}\n");
             }

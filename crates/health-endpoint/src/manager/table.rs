@@ -509,7 +509,7 @@ impl Table {
             .ipam
             .leaks(|id| Some(id) == health || entries.contains_key(&id));
         for (address, _) in &leaks {
-            self.ipam.set_aside(*address, now);
+            self.ipam.release_address(*address, now);
         }
         leaks
     }

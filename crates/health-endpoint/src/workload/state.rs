@@ -207,7 +207,7 @@ impl StateDir {
             }
             match read(&path) {
                 Ok(saved) => endpoints.push(saved),
-                Err(problem) => damaged.push(set_aside(path, &problem)?),
+                Err(problem) => damaged.push(rename_damaged(path, &problem)?),
             }
         }
         endpoints.sort_unstable_by_key(|saved: &SavedEndpoint| saved.id);
@@ -233,7 +233,7 @@ fn read(path: &Path) -> io::Result<SavedEndpoint> {
     }
 }
 
-fn set_aside(path: PathBuf, problem: &io::Error) -> Result<DamagedFile, WorkloadError> {
+fn rename_damaged(path: PathBuf, problem: &io::Error) -> Result<DamagedFile, WorkloadError> {
     let aside = path.with_extension("damaged");
     fs::rename(&path, &aside).map_err(|source| error("rename", path, source))?;
     Ok(DamagedFile {

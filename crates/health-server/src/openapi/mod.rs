@@ -106,11 +106,11 @@ fn description() -> String {
 mod tests {
     use std::{env, fs};
 
-    use axum::body::Body;
-    use axum::extract::Request;
+    use axum::http::Method;
 
     use super::*;
-    use crate::server::{OPENAPI, takes_body};
+    use crate::routes::takes_body;
+    use crate::server::OPENAPI;
 
     const FILE: &str = include_str!("../openapi.json");
     /// Set by `cargo xtask openapi`.
@@ -162,13 +162,9 @@ mod tests {
         for operation in operations() {
             let mut signature = Signature::default();
             (operation.handler.0)(&mut signature, &mut Schemas::default());
-            let request = Request::builder()
-                .method(&*operation.method.to_uppercase())
-                .uri(operation.path.replace("{id}", "1017"))
-                .body(Body::empty())
-                .unwrap();
+            let method: Method = operation.method.to_uppercase().parse().unwrap();
             assert_eq!(
-                takes_body(&request),
+                takes_body(&method, operation.path),
                 signature.body.is_some(),
                 "{}",
                 operation.id

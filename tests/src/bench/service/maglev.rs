@@ -95,7 +95,7 @@ fn pool(number: u32, count: u8) -> PortSpec {
 fn choose_all(bed: &TestRun, number: u32) -> anyhow::Result<Vec<IpAddr>> {
     let maps = bed.maps();
     let places: HashMap<u32, u32> = maps
-        .place_rows(&layout::MAGLEV)?
+        .slot_rows(&layout::MAGLEV)?
         .collect()?
         .into_iter()
         .collect();

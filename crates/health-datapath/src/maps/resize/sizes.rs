@@ -66,7 +66,7 @@ impl MapSizes {
         let services = services.all().map(move |(map, size)| {
             sized(match map {
                 _ if self.services.is_none() => Contents::Unwanted,
-                BACKENDS | SLOTS | MAGLEV => Contents::Places,
+                BACKENDS | SLOTS | MAGLEV => Contents::Slots,
                 SVC4 | SVC6 | SOURCE_RANGES => Contents::Agent,
                 _ => Contents::Programs,
             })((map, size))
@@ -103,7 +103,7 @@ pub(super) enum Contents {
     /// Entries of the agent, by key: all are copied. A map keeps its size if they would not fit.
     Agent,
     /// Entries of the agent in array slots that other entries refer to: each is copied to the same slot.
-    Places,
+    Slots,
     /// Entries that programs rebuild.
     Cache,
     /// Nothing worth keeping.

@@ -8,14 +8,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::answer::Refusal;
 
 /// Limits the number of concurrent requests of a kind.
-pub(super) struct Places {
+pub(super) struct Slots {
     free: Arc<Semaphore>,
     most: usize,
     /// Name of the kind in a refusal.
     requests: &'static str,
 }
 
-impl Places {
+impl Slots {
     /// Allows `most` requests at a time, and refuses further ones with an error that names them `requests`.
     pub(super) fn new(most: usize, requests: &'static str) -> Self {
         Self {
