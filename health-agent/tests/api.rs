@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 const METHODS: [&str; 5] = ["get", "put", "post", "delete", "patch"];
 
-/// An answer as received.
+/// A raw answer.
 struct Answer {
     code: u64,
     media_type: Option<String>,
@@ -47,7 +47,7 @@ fn send(agent: &Agent, head: &str, body: &str) -> Answer {
     }
 }
 
-/// Sends a request and returns the status code and the body; null for an empty body.
+/// The status code and body of an answer; the body is null if empty.
 fn request(agent: &Agent, method: &str, path: &str) -> (u64, Value) {
     let method = method.to_uppercase();
     let answer = send(agent, &format!("{method} {path} HTTP/1.1"), "");
@@ -61,7 +61,7 @@ fn request(agent: &Agent, method: &str, path: &str) -> (u64, Value) {
     (answer.code, body)
 }
 
-/// Like [`request`], with a body.
+/// Like [`request`], but with a body.
 fn request_with(agent: &Agent, method: &str, path: &str, body: &str) -> (u64, Value) {
     let (method, length) = (method.to_uppercase(), body.len());
     let head = format!("{method} {path} HTTP/1.1\r\ncontent-length: {length}");
@@ -115,7 +115,7 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
     }
     let huge = format!(r#"{{"netns":"{}"}}"#, "x".repeat(400 << 10));
     assert_eq!(request_with(&agent, "post", "/v1/endpoints", &huge).0, 413);
-    // Other paths take no body at all.
+    // Other paths accept no body.
     assert_eq!(request_with(&agent, "get", "/v1/endpoints", "{}").0, 413);
     let (code, answer) = request(&agent, "delete", "/v1/endpoints");
     assert_eq!(
@@ -130,7 +130,7 @@ fn document(agent: &Agent) -> Value {
     document
 }
 
-/// Resolves `$ref`, which points into the document.
+/// Resolves a `$ref` within the document.
 fn resolve<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     match value["$ref"].as_str() {
         Some(reference) => {
@@ -157,7 +157,7 @@ fn assert_conforms(root: &Value, schema: &Value, value: &Value, what: &str) {
     assert!(errors.is_empty(), "{what}: {errors:#?}");
 }
 
-/// Checks an answer against an operation of the document.
+/// Checks an answer against an operation in the document.
 fn assert_documented(document: &Value, operation: &Value, code: u64, body: &Value) {
     let responses = &operation["responses"];
     let response = responses
@@ -173,7 +173,7 @@ fn assert_documented(document: &Value, operation: &Value, code: u64, body: &Valu
     }
 }
 
-/// Checks a value against the schema that Cilium calls `name`.
+/// Checks a value against Cilium's schema `name`.
 fn assert_ciliums(name: &str, value: &Value) {
     let schemas: Value = serde_json::from_str(include_str!("common/cilium_health.json")).unwrap();
     let schema = json!({ "$ref": format!("#/$defs/{name}") });
@@ -181,7 +181,7 @@ fn assert_ciliums(name: &str, value: &Value) {
     assert_conforms(&schemas, &schema, value, name);
 }
 
-/// A report without problems, and one with everything that it can contain.
+/// A report without problems, and one that contains everything that a report can.
 const REPORTS: [fn(&mut Fixture); 2] = [|_| {}, troubled];
 
 fn troubled(fixture: &mut Fixture) {
@@ -198,7 +198,7 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
         let agent = Agent::start(change);
         let document = document(&agent);
         for (path, operations) in document["paths"].as_object().unwrap() {
-            // The managed endpoint is not the fixture's own.
+            // The managed endpoint is a different one from the fixture's own.
             let is_managed = ["/labels", "/log", "/healthz"]
                 .iter()
                 .any(|end| path.ends_with(end));
@@ -206,7 +206,7 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
             let real_path = path.replace("{id}", id);
             for method in METHODS {
                 if (path.as_str(), method) == ("/v1/monitor", "get") {
-                    // Answers with lines; see below.
+                    // Answers line by line, which another test checks.
                     continue;
                 }
                 let Some(operation) = operations.get(method) else {
@@ -236,7 +236,7 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
                     (_, "patch") => request_with(&agent, method, &real_path, r#"{"add":["a=b"]}"#),
                     _ => request(&agent, method, &real_path),
                 };
-                // Policies and traces need programs, which do not exist here; the bed tests cover them.
+                // Policy and traces need programs, which only bed tests have.
                 let needs_programs =
                     path.starts_with("/v1/policies") || path == "/v1/services/trace";
                 let expected = if needs_programs { 503 } else { 200 };
@@ -280,9 +280,9 @@ fn everything_under_v1beta_has_ciliums_fields_and_types() {
     }
 }
 
-/// The lines of an answer, each checked against the document's `schema`.
+/// The lines of an answer, each checked against the schema of this name.
 fn lines(agent: &Agent, request: &str, schema: &str) -> Vec<Value> {
-    // HTTP/1.0 has no chunks to reassemble.
+    // With HTTP/1.0, there are no chunks to reassemble.
     let answer = send(agent, &format!("{request} HTTP/1.0"), "");
     assert_eq!(answer.code, 200);
     assert_eq!(answer.media_type.as_deref(), Some("application/jsonl"));
@@ -486,7 +486,7 @@ fn idle_watchers_leave_room_for_changes() {
     let agent = Agent::start(|_| {});
     let watch = || {
         let mut stream = UnixStream::connect(agent.dir().join("health.sock")).unwrap();
-        // Longer than any answer takes on a busy machine.
+        // Longer than any answer takes, even on a busy machine.
         let patience = Some(Duration::from_secs(60));
         stream.set_read_timeout(patience).unwrap();
         let request = b"GET /v1/endpoints?watch=true HTTP/1.1\r\nhost: localhost\r\n\r\n";
@@ -498,7 +498,7 @@ fn idle_watchers_leave_room_for_changes() {
         stream.read_exact(&mut begin).unwrap();
         String::from_utf8_lossy(&begin[9..]).into_owned()
     };
-    // All of them are connected before any is answered.
+    // All watchers connect before any is answered.
     let mut watchers: Vec<_> = (0..100).map(|_| watch()).collect();
     let mut change = UnixStream::connect(agent.dir().join("health.sock")).unwrap();
     let patience = Some(Duration::from_secs(60));
@@ -521,7 +521,7 @@ fn idle_watchers_leave_room_for_changes() {
         refusal["error"],
         "16 watches of endpoints are already running; try again later"
     );
-    // A client that disconnects frees its slot for another.
+    // A client that disconnects frees its slot for another one.
     drop(watchers);
     let began = Instant::now();
     while code(&mut watch()) != "200" {

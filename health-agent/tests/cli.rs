@@ -19,7 +19,7 @@ use health_model::api::{Endpoint, HealthStatus, NodeEntry, NodeStatus, RegistryS
 use health_settings::SettingList;
 use serde_json::Value;
 
-/// All commands by their full names, including groups; the program itself is "".
+/// The full names of all commands and groups; the program itself is "".
 fn commands() -> Vec<String> {
     fn walk(name: &str, command: &clap::Command, all: &mut Vec<String>) {
         all.push(name.to_owned());
@@ -32,14 +32,14 @@ fn commands() -> Vec<String> {
     all
 }
 
-/// The program with `arguments`, isolated from the test's environment.
+/// A command that runs the program with `arguments`, isolated from the test's environment.
 fn program(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_health-agent"));
     command.args(arguments.split_ascii_whitespace()).env_clear();
     command
 }
 
-/// The program, looking for its agent in `dir`.
+/// Like [`program`], with an agent in `dir`.
 fn program_in(dir: &Path, arguments: &str) -> Command {
     let mut command = program(arguments);
     for flag in ["--runtime-dir", "--state-dir", "--bpf-root"] {
@@ -56,14 +56,14 @@ fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
-/// The output of the program on success.
+/// The output of the program, which must succeed.
 fn printed(agent: &Agent, arguments: &str) -> String {
     let output = program_in(agent.dir(), arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{arguments}: {output:?}");
     stdout(&output).to_owned()
 }
 
-/// The one-line error message of a failure.
+/// The one-line error message of a command, which must fail.
 fn failure(mut command: Command) -> String {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -90,7 +90,7 @@ fn the_help_of_every_command_ends_with_examples() {
     assert!(commands().contains(&" bpf map dump".to_owned()));
 }
 
-/// Longer lines would break in the wrong place: the assumed terminal width is 100 columns.
+/// Longer lines would break in odd places: the assumed terminal width is 100 columns.
 #[test]
 fn what_follows_the_flags_in_a_help_fits_100_columns() {
     fn check(command: &clap::Command) {
@@ -533,7 +533,7 @@ fn listings_have_headers_and_warnings_go_to_stderr() {
             "mesh",
             "probe-interval",
             "10s",
-            "/etc/health-agent/config.yaml:3"
+            "/etc/health-agent/config.yaml:3:5"
         ])
     );
     assert_eq!(
@@ -575,7 +575,7 @@ fn a_reader_may_stop_reading() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // Closed before the program can write anything.
+        // stdout is closed before the program can write to it.
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         assert_eq!(stderr(&output), "", "{command:?}");
@@ -661,7 +661,7 @@ fn a_bad_value_is_reported_in_the_same_line_wherever_it_comes_from() {
     let place = format!("{}:2:19: probe-interval", file.display());
     assert_eq!(refused(command), format!("error: {place} {reason}"));
 
-    // Other commands have flags with the same names as settings; clap reports their errors.
+    // Other commands have flags with the same names as settings, which clap reports.
     let other = refused(program("status --probe=x"));
     assert!(
         other.starts_with("error: unexpected value 'x' for '--probe'"),
@@ -674,7 +674,7 @@ fn a_bad_value_is_reported_in_the_same_line_wherever_it_comes_from() {
     assert_eq!(
         refused(command),
         format!(
-            "error: {}:2: passive-relief '2': needs --passive-rtt on, which detects traffic; passive-rtt is 'false' \
+            "error: {}:2:3: passive-relief '2': needs --passive-rtt on, which detects traffic; passive-rtt is 'false' \
              (command line)\n",
             file.display()
         )

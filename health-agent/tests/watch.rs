@@ -1,5 +1,4 @@
-//! The real program's continuous output: successive reports, on a terminal and on a pipe, and probe results as they
-//! arrive.
+//! The real program's continuous output: reports on a terminal and on a pipe, and probe results as they arrive.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
 
@@ -22,23 +21,23 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
 use tempfile::TempDir;
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than anything here takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const COLUMNS: u16 = 100;
 const ROWS: u16 = 14;
-/// The escape sequences for the start and end of a synchronized update.
+/// Escape sequences that start and end a synchronized update.
 const BEGIN_OF_DRAWING: &[u8] = b"\x1b[?2026h";
 const END_OF_DRAWING: &[u8] = b"\x1b[?2026l";
 
-/// A program on its own terminal.
+/// A program with its own terminal.
 struct OnTerminal {
     child: Child,
     keyboard: File,
     output: Receiver<Vec<u8>>,
     terminal: vt100::Parser,
-    /// Bytes received but not yet on the screen.
+    /// Output that was received but is not on the screen yet.
     unseen: Vec<u8>,
-    /// Everything that has been on the screen.
+    /// All output that has been on the screen.
     written: Vec<u8>,
 }
 
@@ -52,12 +51,12 @@ impl OnTerminal {
             ws_ypixel: 0,
         };
         let pty = openpty(&size, None).unwrap();
-        // If the program itself held the far side, the terminal could not hang up.
+        // The program must not inherit both ends, or closing the terminal would not hang it up.
         for side in [&pty.master, &pty.slave] {
             fcntl(side, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
         }
         let slave = File::from(pty.slave);
-        // Makes this the program's controlling terminal, which sends a SIGINT for Ctrl-C.
+        // With a controlling terminal, Ctrl-C causes a SIGINT.
         let child = Command::new("setsid")
             .args(["--ctty", "--wait", env!("CARGO_BIN_EXE_health-agent")])
             .args(arguments.split_ascii_whitespace())
@@ -73,7 +72,7 @@ impl OnTerminal {
         let (sender, output) = channel();
         thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // Reading fails when the program has closed the terminal.
+            // Reading fails once the program has closed the terminal.
             while let Ok(n @ 1..) = screen.read(&mut buffer) {
                 if sender.send(buffer[..n].to_vec()).is_err() {
                     break;
@@ -91,8 +90,8 @@ impl OnTerminal {
         }
     }
 
-    /// Waits until the screen meets a condition, and returns its contents. Checks every drawing, even if several have
-    /// arrived, but only once it is complete, because output arrives in pieces.
+    /// Waits until the screen meets a condition, and returns its contents. Checks every complete drawing, even if
+    /// several have arrived at once; incomplete drawings are skipped, since a terminal's output arrives in pieces.
     fn wait_for(&mut self, is_wanted: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -121,7 +120,7 @@ impl OnTerminal {
         self.written.extend_from_slice(bytes);
     }
 
-    /// Processes the output received after the awaited drawing.
+    /// Processes output that arrived after the awaited drawing.
     fn take_unseen(&mut self) {
         let bytes = std::mem::take(&mut self.unseen);
         self.take(&bytes);
@@ -152,7 +151,7 @@ impl OnTerminal {
         places.filter(|w| *w == mark).count()
     }
 
-    /// Presses Ctrl-C and waits for the exit.
+    /// Presses Ctrl-C, and waits until the program exits.
     fn interrupt(mut self) -> (ExitStatus, vt100::Screen) {
         self.keyboard.write_all(b"\x03").unwrap();
         let status = self.child.wait().unwrap();
@@ -165,14 +164,14 @@ impl OnTerminal {
 }
 
 impl Drop for OnTerminal {
-    /// A failed test leaves no program behind.
+    /// Kills the program, so that a failed test leaves no process behind.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The first lines of a report on two nodes, the second one in trouble.
+/// The first lines of a report on two nodes, of which the second is in trouble.
 const TROUBLE: &str = "\
 Cluster health:   1/2 reachable   (2026-11-21T03:00:00Z)
   Name                         IP           Node          Endpoints
@@ -202,7 +201,7 @@ fn a_watched_report_is_redrawn_in_place_and_gives_the_cursor_back() {
 fn watching_outlasts_the_agent_and_marks_what_changed() {
     let ill = Agent::start(|fixture| fixture.peer = Some("Connection timed out"));
     let well = Agent::start(|_| {});
-    // The watched agent is whichever one this link points to.
+    // The watched agent is the one to which this link points.
     let dir = tempfile::tempdir().unwrap();
     let watched = dir.path().join("agent");
     let turn_to = |agent: &Agent| {
@@ -224,7 +223,7 @@ fn watching_outlasts_the_agent_and_marks_what_changed() {
         marked.lines().nth(3),
         Some("* default/hnode2               172.30.0.2   unreachable   reachable")
     );
-    // No further changes.
+    // The next report marks no changes.
     watch.wait_for(|screen| screen.contains("\n  default/hnode2 "));
     assert_eq!(watch.interrupt().0.code(), Some(0));
 }
@@ -255,7 +254,7 @@ fn on_a_pipe_reports_follow_one_another() {
             .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let lines: Vec<String> = output.lines().take(count).map(Result::unwrap).collect();
-        // The program's reader is gone now.
+        // The reader has closed the pipe by now.
         assert_eq!(child.wait().unwrap().code(), Some(0), "{flags}");
         lines
     };
@@ -269,7 +268,7 @@ fn on_a_pipe_reports_follow_one_another() {
     }
 }
 
-/// An agent that answers one request to probe, line by line.
+/// An agent that answers one probe request line by line.
 struct Prober {
     dir: TempDir,
     lines: UnixListener,
@@ -282,7 +281,7 @@ impl Prober {
         Self { dir, lines }
     }
 
-    /// Accepts the request and starts the response.
+    /// Accepts the request, and sends the head of the answer.
     fn accept(&self) -> UnixStream {
         let (stream, _) = self.lines.accept().unwrap();
         let mut request = BufReader::new(stream.try_clone().unwrap());
@@ -336,7 +335,7 @@ fn probed_nodes_are_printed_as_they_come_and_the_others_in_the_end() {
     send(&mut answer, &ProbeEvent::Progress { done: 4, total: 8 });
     let node = Box::new(report.nodes[1].clone());
     send(&mut answer, &ProbeEvent::Node(node));
-    // The response has not ended yet.
+    // The node is printed before the answer ends.
     assert_eq!(next(), report.nodes[1]);
     send(&mut answer, &ProbeEvent::Done(Box::new(report.clone())));
     assert_eq!(next(), report.nodes[0]);

@@ -57,7 +57,7 @@ impl Addr {
         w[0] | w[1] | w[2] | w[3] == 0
     }
 
-    /// The address in the standard library's form.
+    /// Converts the address to the standard library's type.
     pub fn to_ip(self) -> IpAddr {
         let mut octets = [0; 16];
         for (chunk, word) in octets.chunks_exact_mut(4).zip(self.words_be) {
@@ -99,16 +99,16 @@ pub const fn words([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// Whether an IPv4 address (network byte order) can be the source of a packet that deserves an
-/// answer: not this-network, loopback, multicast, reserved or broadcast (RFC 1122 section 3.2.1.3).
+/// Whether an IPv4 address (network byte order) is valid as the source of a packet to answer: not this-network,
+/// loopback, multicast, reserved or broadcast (RFC 1122 section 3.2.1.3).
 #[inline(always)]
 pub const fn v4_source_is_possible(addr_be: u32) -> bool {
     let first = u32::from_be(addr_be) >> 24;
     first != 0 && first != 127 && first < 224
 }
 
-/// Whether an IPv6 address (words in network byte order) can be the source of a packet that deserves
-/// an answer: not unspecified, loopback or multicast (RFC 4291 sections 2.5.2, 2.5.3 and 2.7).
+/// Whether an IPv6 address (words in network byte order) is valid as the source of a packet to answer: not unspecified,
+/// loopback or multicast (RFC 4291 sections 2.5.2, 2.5.3 and 2.7).
 #[inline(always)]
 pub const fn v6_source_is_possible(words_be: &[u32; 4]) -> bool {
     let zero_or_one =

@@ -1,4 +1,4 @@
-//! Echo probes of other agents that arrived here, and their replies that left: `HEALTH_ARRIVALS`.
+//! Counts of other agents' echo probes that arrived here, and of the replies that left: `HEALTH_ARRIVALS`.
 //!
 //! Counted per agent, not per address: an agent may have several addresses, and NAT may translate them. A restarted
 //! agent counts as a new one.
@@ -9,10 +9,10 @@ use crate::probe::Path;
 
 /// Capacity of the map; when full, it evicts the agents heard from least recently.
 pub const ARRIVALS_ENTRIES: u32 = 32_768;
-/// Number of ways to a node: two paths times two IP versions.
+/// Number of ways to reach a node: two paths times two IP versions.
 pub const WAYS: usize = 4;
 
-/// Key: one run of an agent, identified by what its probes carry.
+/// Key: one run of an agent, identified by fields of its probes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Prober {
@@ -24,13 +24,13 @@ pub struct Prober {
     pub pad: u16,
 }
 
-/// Counts of one way. They wrap.
+/// Counts for one way to reach this node. They wrap.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WayCounts {
-    /// Probes that came in over an uplink.
+    /// Probes that arrived over an uplink.
     pub arrived: u32,
-    /// Their replies that went out over an uplink.
+    /// Replies that left over an uplink.
     pub replied: u32,
 }
 

@@ -1,9 +1,9 @@
 //! The Internet checksum (RFC 1071) and its incremental update (RFC 1624).
 //!
-//! Words are summed as they lie in memory: the sum does not depend on byte order as long as all words and the result
-//! are read and written the same way (RFC 1071 section 2.B).
+//! Words are summed in memory order: the sum does not depend on byte order as long as all words and the result are read
+//! and written the same way (RFC 1071 section 2.B).
 
-/// Folds in the two carries that a sum of many 16-bit words can leave.
+/// Folds a sum of 16-bit words into 16 bits. The first fold may itself carry, so there are two.
 #[inline(always)]
 pub const fn fold(mut sum: u32) -> u16 {
     sum = (sum & 0xffff) + (sum >> 16);
@@ -42,7 +42,7 @@ pub fn sum32(words: &[u32]) -> u64 {
     total
 }
 
-/// Folds in the carries that a sum of fewer than 2^32 words of 32 bits can leave.
+/// Folds a sum of fewer than 2^32 words of 32 bits into 16 bits, including all carries.
 #[inline(always)]
 pub const fn fold64(mut sum: u64) -> u16 {
     sum = (sum & 0xffff_ffff) + (sum >> 32);

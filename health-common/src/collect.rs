@@ -1,25 +1,26 @@
-//! Garbage collection of expired conntrack and NAT entries: which may be removed, which belong together, and how to
-//! ask `ct_collect` to remove them.
+//! Garbage collection of expired conntrack and NAT entries: which entries may be removed, which belong together, and
+//! the requests to `ct_collect`, which removes them.
 
 use crate::ct::{Tuple4, Tuple6};
 
-/// Maximum number of keys in one request. The limit is small because packets on the CPU wait while the program runs.
+/// Maximum number of keys in one request. The limit is small because packets on the same CPU wait while the program
+/// runs.
 pub const CHUNK: usize = 64;
 
-/// Operation: the keys are flows; removes their entries together with their translations.
+/// Operation: the keys are those of flows; removes the flows' entries together with their translations.
 pub const COLLECT_FLOWS: u32 = 1;
-/// Operation: the keys belong to translations without a flow.
+/// Operation: the keys are those of translations without a flow.
 pub const COLLECT_ORPHANS: u32 = 2;
-/// Operation: the keys are TCP flows through services, from a map that is nearly full. Removes those that conntrack
-/// does not know.
+/// Operation: the keys are those of TCP flows through services, from a map that is nearly full. Removes the flows that
+/// are not in conntrack.
 pub const COLLECT_SERVICE_FLOWS: u32 = 3;
 
 /// Return value: every key was handled.
 pub const COLLECTED: u32 = 0;
-/// Return value: not a request of this version.
+/// Return value: the packet is not a request in this version's format.
 pub const NOT_A_REQUEST: u32 = 1;
 
-/// How long, in nanoseconds, a translation may exist without an entry for its flow: opening a flow enters one after
+/// How long a translation may exist without a conntrack entry for its flow, nanoseconds: the two are created one after
 /// the other.
 pub const ORPHAN_AGE_NS: u64 = 60_000_000_000;
 
@@ -27,7 +28,7 @@ pub const ORPHAN_AGE_NS: u64 = 60_000_000_000;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectHeader {
-    /// Stands in for the Ethernet header that the kernel requires of a test run; zero.
+    /// Placeholder for the Ethernet header that the kernel requires in a test run; zero.
     pub ethernet: [u8; 16],
     /// [`COLLECT_FLOWS`], [`COLLECT_ORPHANS`] or [`COLLECT_SERVICE_FLOWS`].
     pub operation: u32,
@@ -35,19 +36,19 @@ pub struct CollectHeader {
     pub ip_version: u32,
     /// Number of keys.
     pub count: u32,
-    /// Answer: flows whose entry was removed; for services, entries removed.
+    /// Result: flows whose entry was removed; for services, entries removed.
     pub flows: u32,
-    /// Answer: entries left alone because they are in use again.
+    /// Result: entries kept because they are in use again.
     pub refreshed: u32,
-    /// Answer: translation entries removed, two per complete translation.
+    /// Result: translation entries removed, two per complete translation.
     pub translations: u32,
 }
 
-/// A request, as the "packet" of a test run.
+/// A request, passed as the packet of a test run.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectRequest<T> {
-    /// What to do.
+    /// Operation and results.
     pub header: CollectHeader,
     /// The keys to handle.
     pub keys: [T; CHUNK],

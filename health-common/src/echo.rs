@@ -1,6 +1,6 @@
-//! Which ICMP echo requests the kernel program answers itself, and how it turns a request into a reply.
+//! Decides which ICMP echo requests the kernel program answers itself, and turns requests into replies.
 //!
-//! The program answers exactly as a Linux host would (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2,
+//! The program either answers exactly as a Linux host would (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2,
 //! `net/ipv4/icmp.c`, `net/ipv6/icmp.c`) or leaves the packet to the endpoint's own stack.
 
 use network_types::eth::EthHdr;
@@ -136,7 +136,7 @@ impl Ipv4Header {
 }
 
 impl Ipv6Header {
-    /// Whether the version matches the Ethernet type.
+    /// Whether the version field is 6.
     #[inline(always)]
     pub const fn is_version_6(&self) -> bool {
         u32::from_be(self.version_class_flow_be) >> 28 == 6
@@ -191,8 +191,8 @@ pub fn judge4(ip: &Ipv4Header, echo: &EchoHeader, frame_len: u32) -> EchoVerdict
     EchoVerdict::Answer
 }
 
-/// Judges the options of a packet for which [`judge4`] returned `AnswerWithoutOptions(len)`. `options` are its bytes
-/// in memory order, zero past `len`.
+/// Judges the options of a packet for which [`judge4`] returned `AnswerWithoutOptions(len)`. `options` holds the option
+/// bytes in memory order, zero past `len`.
 ///
 /// A Linux host echoes record route, timestamps and source routes and drops all other options (`__ip_options_echo`).
 /// So a packet with only padding and router alert (RFC 2113) is answered without options; everything else is left to
@@ -225,7 +225,7 @@ pub fn judge_options(
     EchoVerdict::AnswerWithoutOptions(len)
 }
 
-/// Repairs a header whose options were cut off: length and checksum.
+/// Corrects the length and checksum of a header whose options were removed.
 #[inline(always)]
 pub fn drop_options(ip: &mut Ipv4Header, options_len: u32) {
     ip.version_ihl = 0x45;
@@ -236,9 +236,9 @@ pub fn drop_options(ip: &mut Ipv4Header, options_len: u32) {
 
 /// Turns an echo request into its reply: addresses swapped, TTL 64, type of service kept.
 ///
-/// The reply may be fragmented on its way, as Linux's may, so the don't-fragment bit is cleared. It then needs an
-/// identification (RFC 6864 section 4.3): the request's, or if that is zero, one that differs between consecutive
-/// echoes.
+/// As in Linux's replies, the don't-fragment bit is cleared, so the reply may be fragmented on its way. It therefore
+/// needs an identification (RFC 6864 section 4.3): the request's or, if that is zero, one that differs between
+/// consecutive echoes.
 #[inline(always)]
 pub fn turn4(ip: &mut Ipv4Header, echo: &mut EchoHeader) {
     core::mem::swap(&mut ip.saddr_be, &mut ip.daddr_be);
@@ -288,8 +288,7 @@ pub fn turn6(ip: &mut Ipv6Header, echo: &mut EchoHeader) {
     turn_echo(echo, ICMPV6_ECHO_REPLY);
 }
 
-/// Changes the type. The checksum is only updated by the difference, so a message damaged on its way stays
-/// recognisably damaged.
+/// Changes the type. The checksum is updated incrementally, so corruption on the way remains detectable.
 #[inline(always)]
 fn turn_echo(echo: &mut EchoHeader, kind: u8) {
     let old = u16::from_ne_bytes([echo.kind, echo.code]);

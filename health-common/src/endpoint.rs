@@ -3,9 +3,9 @@
 
 /// Flag: the node's health endpoint, whose echo requests the kernel answers.
 pub const ENDPOINT_HEALTH: u32 = 1;
-/// Flag: traffic to the endpoint passes only if its policy allows it.
+/// Flag: only traffic that the endpoint's policy allows may reach it.
 pub const ENDPOINT_ENFORCE_INGRESS: u32 = 2;
-/// Flag: traffic from the endpoint passes only if its policy allows it.
+/// Flag: only traffic that the endpoint's policy allows may leave it.
 pub const ENDPOINT_ENFORCE_EGRESS: u32 = 4;
 
 /// Flag: the endpoint may request addresses over DHCPv6.
@@ -23,13 +23,13 @@ pub const fn is_enforced(flags: u32, direction: u32) -> bool {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointInfo {
-    /// Interface at the host's end of its veth pair.
+    /// Ifindex of the host's end of the endpoint's veth pair.
     pub ifindex: u32,
     /// Security identity.
     pub identity: u32,
     /// [`ENDPOINT_HEALTH`], [`ENDPOINT_ENFORCE_INGRESS`], [`ENDPOINT_ENFORCE_EGRESS`], [`ENDPOINT_DHCPV6`].
     pub flags: u32,
-    /// Number of its table in `HEALTH_POLICY`; 0 for none.
+    /// Number of the endpoint's table in `HEALTH_POLICY`; 0 for none.
     pub policy: u32,
     /// Endpoint id, unique on this node, 1..=4095.
     pub id: u16,

@@ -35,13 +35,13 @@ const NAT_REASONS: [Reason; 4] = [
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// When it was written: `CLOCK_MONOTONIC`, nanoseconds.
+    /// When the record was written: `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
     /// Source of the packet, or of the flow's first packet. Unset if there is no IP header.
     pub source: Addr,
     /// Destination of the same packet.
     pub destination: Addr,
-    /// Device where a packet was dropped, or on which the flow was opened.
+    /// Ifindex of the device on which a packet was dropped or the flow was opened.
     pub ifindex: u32,
     /// Identity of the side that opened the flow; 0 for drops.
     pub source_identity: u32,
@@ -49,7 +49,7 @@ pub struct Event {
     pub length: u32,
     /// Source port, or the ICMP identifier; 0 if unknown.
     pub sport_be: u16,
-    /// Destination port; 0 if unknown, as for `sport_be`.
+    /// Destination port; 0 if unknown.
     pub dport_be: u16,
     /// Id of the endpoint involved; 0 for none.
     pub endpoint: u16,
@@ -81,7 +81,7 @@ impl Event {
     }
 }
 
-/// Addresses that match `address` in the bits of `mask`. All zero: any.
+/// The addresses that equal `address` in the bits of `mask`. All zero: any address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Network {
@@ -92,7 +92,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// The first `len` of 128 bits of `address`; for IPv4, `len` is 96 more than the written prefix length.
+    /// The network of the first `len` (0 to 128) bits of `address`; for IPv4, `len` is the usual prefix length plus 96.
     pub fn new(address: Addr, len: u8) -> Self {
         let mask = u128::MAX.checked_shl(128_u32.saturating_sub(len.into()));
         let bytes = mask.unwrap_or(0).to_be_bytes();
@@ -124,9 +124,9 @@ pub struct MonitorFilter {
     pub endpoint: u16,
     /// Port or ICMP identifier on either side; 0 for any.
     pub port_be: u16,
-    /// Where the packets come from.
+    /// Source addresses of the packets.
     pub source: Network,
-    /// Where the packets go.
+    /// Destination addresses of the packets.
     pub destination: Network,
     /// IP protocol number; 0 for any.
     pub protocol: u8,

@@ -1,7 +1,7 @@
-//! Fragments: how to recognise them, and the ports of those that do not carry them.
+//! Fragments: how to recognise them, and the ports of fragments without a transport header.
 //!
-//! Only the first fragment of a packet has the transport header. Its ports are stored under the fields that all
-//! fragments of the packet share, for the fragments that follow.
+//! Only a packet's first fragment has the transport header. Its ports are stored for the later fragments, under the
+//! fields that all fragments of the packet share.
 
 use crate::echo::Ipv4Header;
 
@@ -33,7 +33,7 @@ pub struct FragmentHeader {
     pub next_header: u8,
     /// Zero.
     pub reserved: u8,
-    /// Offset, and whether more follow.
+    /// Fragment offset and more-fragments bit.
     pub offset_be: u16,
     /// Identification.
     pub id_be: u32,
@@ -58,8 +58,7 @@ impl Ipv4Header {
 }
 
 impl FragmentHeader {
-    /// Fragment information; `None` for a whole packet that has a fragment header anyway, an atomic fragment (RFC
-    /// 6946).
+    /// Fragment information; `None` for an atomic fragment, a whole packet with a fragment header (RFC 6946).
     #[inline(always)]
     pub const fn fragment(&self) -> Option<Fragment> {
         let bits = u16::from_be(self.offset_be);
@@ -103,15 +102,15 @@ pub struct FragmentKey6 {
     pub id_be: u32,
 }
 
-/// What a packet's first fragment says about the others.
+/// Ports and protocol of a packet's first fragment, for its later fragments.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentPorts {
-    /// When this expires: seconds of `CLOCK_MONOTONIC`. Identifications get reused.
+    /// When the entry expires: seconds of `CLOCK_MONOTONIC`. Entries expire because identifications are reused.
     pub expires: u32,
-    /// As [`crate::ct::Tuple4::sport_be`].
+    /// See [`crate::ct::Tuple4::sport_be`].
     pub sport_be: u16,
-    /// As [`crate::ct::Tuple4::dport_be`].
+    /// See [`crate::ct::Tuple4::dport_be`].
     pub dport_be: u16,
     /// IP protocol number.
     pub protocol: u8,
@@ -120,7 +119,7 @@ pub struct FragmentPorts {
 }
 
 impl FragmentPorts {
-    /// Whether this has expired at `now`: seconds of `CLOCK_MONOTONIC`.
+    /// Whether the entry has expired at `now`: seconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
     pub const fn has_expired(&self, now: u32) -> bool {
         self.expires <= now

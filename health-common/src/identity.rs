@@ -12,16 +12,16 @@ pub const UNMANAGED: u32 = 3;
 pub const HEALTH: u32 = 4;
 /// An endpoint whose labels are not known yet.
 pub const INIT: u32 = 5;
-/// A host of the cluster other than this one.
+/// Another host of the cluster.
 pub const REMOTE_NODE: u32 = 6;
 /// A host of the cluster that runs a Kubernetes API server.
 pub const KUBE_APISERVER: u32 = 7;
 /// An ingress proxy.
 pub const INGRESS: u32 = 8;
 
-/// The smallest identity allocated for labels, the same on every node.
+/// The smallest identity allocated for labels. These identities are the same on every node.
 pub const CLUSTER_FIRST: u32 = 256;
 /// The largest identity allocated for labels.
 pub const CLUSTER_LAST: u32 = 65_535;
-/// Bit that marks node-local identities: those of CIDRs.
+/// Bit that marks node-local identities, which belong to CIDRs.
 pub const LOCAL: u32 = 1 << 24;

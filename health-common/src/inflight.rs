@@ -1,8 +1,9 @@
 //! This agent's probes, by IP version and sequence number: `HEALTH_INFLIGHT`.
 //!
-//! An array, so a probe in flight is never evicted, and each probe is counted exactly once: as a sample or as lost.
-//! The data of its reply stays here until the agent gives up on the probe or receives its answer, and then has the
-//! data recorded in the probe's row: a packet only ever waits for its slot.
+//! The map is an array, so a probe in flight is never evicted, and each probe is counted exactly once: as a sample or
+//! as lost. The data of its reply stays in the slot until the agent receives the reply or gives up on the probe; only
+//! then does the agent have the data recorded in the probe's row. So a packet waits at most for its slot, never for a
+//! row.
 
 use crate::addr::Addr;
 use crate::probe::ProbeId;
@@ -11,25 +12,25 @@ use crate::rtt::{Reply, UNKNOWN_DELAY};
 /// Number of slots: one for each sequence number of each IP version.
 pub const INFLIGHT_SLOTS: u32 = 2 << 16;
 
-/// What became of a probe.
+/// The state of a probe.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Nothing yet.
+    /// Still in flight: no reply has arrived yet.
     InFlight = 1,
-    /// Its answer came and is a sample in its row.
+    /// Its reply is counted as a sample in its row.
     Answered = 2,
     /// The agent gave up on it.
     Lost = 3,
-    /// Its answer came after the agent had given up on it.
+    /// Its reply arrived after the agent had given up on it.
     AnsweredLate = 4,
-    /// Its answer came and is being written into the slot.
+    /// Its reply has arrived and is being written into the slot.
     Returning = 5,
-    /// Its answer came and is in the slot, but in no row yet.
+    /// Its reply is in the slot, but not yet in a row.
     Returned = 6,
 }
 
-/// Value of `HEALTH_INFLIGHT`: the latest probe with a sequence number.
+/// Value of `HEALTH_INFLIGHT`: the latest probe with the slot's sequence number.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inflight {
@@ -39,20 +40,20 @@ pub struct Inflight {
     pub local: Addr,
     /// When the probe left: `CLOCK_MONOTONIC`, nanoseconds; 0 if it did not cross an uplink.
     pub sent_ns: u64,
-    /// Round trip of a probe whose answer came in over an uplink, nanoseconds; else 0.
+    /// Round-trip time if the reply arrived over an uplink, nanoseconds; else 0.
     pub rtt_ns: u64,
-    /// [`Reply::remote_ns`] of that answer.
+    /// [`Reply::remote_ns`] of that reply.
     pub remote_ns: u64,
-    /// [`Reply::forward_ns`] of that answer.
+    /// [`Reply::forward_ns`] of that reply.
     pub forward_ns: i64,
     /// [`crate::probe::ProbePayload::tag`] of a probe that crossed an uplink.
     pub tag: u64,
-    /// The uplink that it left on.
+    /// Ifindex of the uplink on which it left.
     pub ifindex: u32,
     /// Explicit padding, zero.
     pub pad: u32,
-    /// Probe id and [`Fate`] in one word, which is written last: see [`ticket`]. 0 if no probe has used this sequence
-    /// number yet.
+    /// Probe id and [`Fate`] in one word, written last: see [`ticket`]. 0 if no probe has used this sequence number
+    /// yet.
     pub ticket: u64,
 }
 
@@ -64,7 +65,7 @@ pub const fn slot(peer: &Addr, sequence: u16) -> u32 {
     ((!peer.is_v4()) as u32) << 16 | sequence as u32
 }
 
-/// Which probe a slot holds (except for the sequence number, which is implied by the slot), and its fate.
+/// Combines the id of the probe in a slot (without the sequence number, which the slot implies), its path and its fate.
 #[inline(always)]
 pub const fn ticket(id: ProbeId, path: u8, fate: Fate) -> u64 {
     (id.session as u64) << 32 | (id.round as u64) << 16 | (path as u64) << 8 | fate as u64
@@ -112,14 +113,14 @@ impl Inflight {
         (self.ticket >> 8) as u8
     }
 
-    /// The reply to a probe that has returned.
+    /// The reply to a probe whose fate is [`Fate::Returned`].
     #[inline(always)]
     pub const fn reply(&self) -> Reply {
         Reply {
             rtt_ns: self.rtt_ns,
             remote_ns: self.remote_ns,
             forward_ns: self.forward_ns,
-            // The rest of the round trip: neither the way there nor the time in the peer's host.
+            // The rest of the round trip, without the way there and the time in the peer's host.
             back_ns: match self.forward_ns {
                 UNKNOWN_DELAY => UNKNOWN_DELAY,
                 forward_ns => (self.rtt_ns - self.remote_ns).wrapping_sub(forward_ns as u64) as i64,
@@ -127,7 +128,7 @@ impl Inflight {
         }
     }
 
-    /// Whether the probe is neither a sample nor lost yet.
+    /// Whether the probe is not yet counted, as a sample or as lost.
     pub const fn is_open(&self) -> bool {
         matches!(
             self.fate(),

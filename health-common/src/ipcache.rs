@@ -1,14 +1,14 @@
-//! Which identity an address belongs to: `HEALTH_IPCACHE`, a longest-prefix-match trie over [`crate::addr::Addr`].
+//! The identities of addresses: `HEALTH_IPCACHE`, a longest-prefix-match trie over [`crate::addr::Addr`].
 
 use crate::addr::Addr;
 
 /// Entries of `HEALTH_IPCACHE`.
 pub const IPCACHE_ENTRIES: u32 = 512_000;
 
-/// Key length in bits of an IPv4 prefix of length 0: addresses hold IPv4 mapped into IPv6.
+/// Key length, in bits, of the IPv4 prefix of length 0: IPv4 addresses are stored as IPv4-mapped IPv6 addresses.
 pub const IPV4_PREFIX: u32 = 96;
 
-/// The identity behind a prefix.
+/// The identity of a prefix.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpcacheEntry {
@@ -16,7 +16,7 @@ pub struct IpcacheEntry {
     pub identity: u32,
     /// Explicit padding, zero.
     pub pad: u32,
-    /// The endpoint's node; unset for all other prefixes.
+    /// The endpoint's node; unset if the prefix is not an endpoint's address.
     pub node: Addr,
 }
 

@@ -1,8 +1,8 @@
-//! What kernel and user space must agree on: the layout of every map, the wire format of probes and
-//! the packet decisions that both sides (and the tests) run.
+//! Definitions that kernel and user space share: map layouts, the wire format of probes, and the packet decisions that
+//! both sides (and the tests) run.
 //!
-//! Everything here is `no_std`, allocates nothing and touches no kernel interface. Multi-byte fields
-//! whose name ends in `_be` are in network byte order, all others in the host's.
+//! Everything here is `no_std`, allocates nothing and touches no kernel interface. Multi-byte fields whose name ends in
+//! `_be` are in network byte order, all others in host byte order.
 
 #![no_std]
 
@@ -36,8 +36,9 @@ pub mod siphash;
 pub mod tcp;
 pub mod tuple;
 
-/// Version of all map layouts together. It changes whenever a key, a value or their meaning changes, and keeps an
-/// agent from reusing pinned maps that it would misread. Each map's layout names the version that introduced it.
+/// Version of the map layouts as a whole. It changes whenever a key, a value or the meaning of either changes, which
+/// keeps an agent from reusing pinned maps that it would misread. Each map's layout names the version that introduced
+/// it.
 pub const LAYOUT_VERSION: u32 = 12;
 
 /// Asserts a map type's size at compile time and, in user space, marks it as plain data for aya.
@@ -45,8 +46,8 @@ macro_rules! map_types {
     ($($ty:ty = $size:literal),+ $(,)?) => {$(
         const _: () = assert!(core::mem::size_of::<$ty>() == $size);
 
-        // SAFETY: `repr(C)`, integers only and, as the size assertion and the explicit padding
-        // fields ensure, without implicit padding.
+        // SAFETY: the type is `repr(C)` and consists of integers only. The size assertion and the explicit padding
+        // fields rule out implicit padding.
         #[cfg(feature = "user")]
         unsafe impl aya::Pod for $ty {}
     )+};

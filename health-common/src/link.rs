@@ -1,5 +1,5 @@
-//! Traffic that a host needs on its link, whatever policy allows: neighbour discovery (RFC 4861) and multicast
-//! listener discovery (RFC 2710, RFC 3810); and DHCPv6 (RFC 8415), which has its own permission.
+//! Traffic that a host needs on its link regardless of policy: neighbour discovery (RFC 4861) and multicast listener
+//! discovery (RFC 2710, RFC 3810). Also DHCPv6 (RFC 8415), which needs a permission of its own.
 
 use crate::addr::{Addr, v6_is_group, v6_is_link_local};
 use crate::echo::{Ipv6Header, PROTOCOL_ICMPV6};
@@ -19,7 +19,7 @@ const LISTENERS_HOP_LIMIT: u8 = 1;
 
 /// Length of a hop-by-hop header with a router alert, bytes.
 pub const ALERT_LEN: usize = 8;
-/// A router alert for multicast listener discovery (RFC 2711), as it lies in memory.
+/// A router alert for multicast listener discovery (RFC 2711), in memory order.
 const ROUTER_ALERT: u32 = u32::from_ne_bytes([5, 2, 0, 0]);
 
 const ALL_NODES: [u32; 4] = group(1);
@@ -58,7 +58,7 @@ pub struct LinkMessage {
     pub code: u8,
     /// Checksum.
     pub check: u16,
-    /// Flags, a delay, or nothing.
+    /// Flags, a delay or a reserved field, depending on the type.
     pub rest_be: u32,
     /// The address; zero in messages without one.
     pub address_be: [u32; 4],
@@ -78,7 +78,7 @@ impl LinkMessage {
     }
 }
 
-/// Where a packet that the link needs is going.
+/// The kind of destination of a packet that the link needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkTarget {
     /// To a multicast group on the link.
@@ -87,8 +87,8 @@ pub enum LinkTarget {
     Neighbour,
 }
 
-/// Whether this hop-by-hop header, of [`ALERT_LEN`] bytes, holds a router alert for multicast listener discovery and
-/// otherwise only padding, and ICMPv6 follows.
+/// Whether this hop-by-hop header of [`ALERT_LEN`] bytes contains a router alert for multicast listener discovery and
+/// otherwise only padding, and is followed by ICMPv6.
 #[inline(always)]
 pub const fn is_alert(header: &[u32; ALERT_LEN / 4]) -> bool {
     let [next_header, units, a, b] = header[0].to_ne_bytes();
@@ -104,14 +104,14 @@ pub const fn is_alert(header: &[u32; ALERT_LEN / 4]) -> bool {
         && matches!(padding, [0 | 1, 0])
 }
 
-/// Whether only the link can know who sent a packet from this address: it is link-local or unset.
+/// Whether this source address identifies a host only on its link, if at all: it is link-local or unset.
 #[inline(always)]
 pub const fn is_link_source(source: &[u32; 4]) -> bool {
     v6_is_link_local(source) || Addr::v6(*source).is_unset()
 }
 
-/// Where a message of neighbour or router discovery is going; `None` for any other message. The message follows the
-/// IPv6 header.
+/// The kind of destination of a neighbour or router discovery message that directly follows the IPv6 header; `None` for
+/// any other message.
 #[inline(always)]
 pub fn discovery(ip: &Ipv6Header, message: &LinkMessage) -> Option<LinkTarget> {
     if ip.hop_limit != NEIGHBOURS_HOP_LIMIT || message.code != 0 {
@@ -122,7 +122,7 @@ pub fn discovery(ip: &Ipv6Header, message: &LinkMessage) -> Option<LinkTarget> {
     let target = &message.address_be;
     let (group, is_neighbour) = match message.kind {
         ROUTER_SOLICITATION => (ALL_ROUTERS, false),
-        // Unicast to a known neighbour: checks that it is still there.
+        // Unicast solicitations check that a known neighbour is still reachable.
         NEIGHBOUR_SOLICITATION => (solicited_node(target), ip.daddr_be == *target),
         NEIGHBOUR_ADVERTISEMENT if has_source => (ALL_NODES, true),
         _ => return None,
@@ -136,8 +136,8 @@ pub fn discovery(ip: &Ipv6Header, message: &LinkMessage) -> Option<LinkTarget> {
     }
 }
 
-/// Whether this is a message with which a host reports the groups it listens to; the message follows a header that
-/// satisfies [`is_alert`].
+/// Whether a host uses this message to report the groups it listens to. The message must follow a header that satisfies
+/// [`is_alert`].
 #[inline(always)]
 pub fn is_listener(ip: &Ipv6Header, message: &LinkMessage) -> bool {
     let group = match message.kind {
@@ -149,14 +149,14 @@ pub fn is_listener(ip: &Ipv6Header, message: &LinkMessage) -> bool {
     ip.hop_limit == LISTENERS_HOP_LIMIT && ip.daddr_be == group
 }
 
-/// Whether this is a DHCPv6 datagram from a client to servers and relay agents (RFC 8415 section 7); `ports_be` are
-/// its source and destination port, network byte order.
+/// Whether this is a DHCPv6 datagram from a client to servers and relay agents (RFC 8415 section 7); `ports_be` holds
+/// its source and destination ports, network byte order.
 #[inline(always)]
 pub fn asks_by_dhcp(ip: &Ipv6Header, ports_be: [u16; 2]) -> bool {
     ip.daddr_be == DHCP_SERVERS && ports_be.map(u16::from_be) == [DHCP_CLIENT, DHCP_SERVER]
 }
 
-/// Whether a neighbour discovery message comes from a neighbour; routers do not forward those.
+/// Whether a neighbour discovery message comes from a neighbour: no router has forwarded it.
 #[inline(always)]
 pub const fn is_of_neighbour(ip: &Ipv6Header, code: u8) -> bool {
     ip.hop_limit == NEIGHBOURS_HOP_LIMIT && code == 0

@@ -3,7 +3,7 @@
 use crate::addr::{Addr, words};
 use crate::nat::{Ports, can_change_port};
 
-/// Maximum number of prefixes per IP version whose addresses are reached without translation.
+/// Maximum number of prefixes per IP version that are reached without translation.
 pub const NATIVE_MAX: usize = 16;
 /// Maximum number of prefixes per IP version for which this host is the gateway.
 pub const GATEWAY_MAX: usize = 8;
@@ -16,9 +16,9 @@ pub trait Address: Copy + PartialEq {
     fn to_addr(self) -> Addr;
     /// The inverse of `to_addr`; the address must be of this IP version.
     fn of_addr(addr: &Addr) -> Self;
-    /// A copy of the address; see [`words`].
+    /// Copies the address word by word; see [`words`].
     fn by_words(self) -> Self;
-    /// Whether no router forwards packets to it: multicast, broadcast, link-local (RFC 3927, RFC 4291).
+    /// Whether routers do not forward packets to this address: multicast, broadcast, link-local (RFC 3927, RFC 4291).
     fn stays_on_link(&self) -> bool;
 }
 
@@ -89,7 +89,7 @@ impl Address for [u32; 4] {
 pub struct Prefix<A> {
     /// The address.
     pub addr_be: A,
-    /// One bits for the length of the prefix.
+    /// The network mask: one bits for the length of the prefix.
     pub mask_be: A,
 }
 
@@ -143,14 +143,14 @@ impl<A: Address> Masquerade<A> {
         destination.stays_on_link() || is_in_any(destination, &self.native, self.native_count)
     }
 
-    /// Whether this host is the gateway of a source.
+    /// Whether this host is the gateway for this source.
     #[inline(always)]
     pub fn is_behind(&self, source: &A) -> bool {
         is_in_any(source, &self.gateway, self.gateway_count)
     }
 
-    /// Whether a packet from the node's own address with this port or identifier, network byte order, may share it
-    /// with a translated flow.
+    /// Whether a translated flow may use the same port or identifier (network byte order) as this packet from the
+    /// node's own address.
     #[inline(always)]
     pub const fn is_shared(&self, protocol: u8, port_be: u16) -> bool {
         !can_change_port(protocol) || self.ports.contains(u16::from_be(port_be))

@@ -38,7 +38,7 @@ pub enum Reason {
     CtFull = 7,
     /// A probe of a peer's agent arrived.
     ProbeArrived = 8,
-    /// The reply to a peer's probe left, carrying the time that it spent in this host.
+    /// The reply to a peer's probe left, carrying the time that the probe spent in this host.
     ProbeReturned = 9,
     /// A reply to a probe of this agent with a wrong checksum.
     ProbeDamaged = 10,
@@ -48,8 +48,8 @@ pub enum Reason {
     CtRelated = 12,
     /// A packet of a service's flow between an outside client and another node, forwarded by XDP.
     ForwardedByXdp = 13,
-    /// A fragment that waits for the first one of its packet, or that first one on arrival. Both pass the device
-    /// again.
+    /// A fragment that waits for its packet's first fragment, or that first fragment when it arrives. Both then pass
+    /// through the device a second time.
     FragmentHeld = 14,
     /// A monitored event was lost: the ring buffer was full.
     EventLost = 127,
@@ -57,22 +57,22 @@ pub enum Reason {
     InvalidSource = 132,
     /// Dropped: a packet to a service whose backend could not be found.
     ServiceNoBackend = 158,
-    /// Dropped: a packet to a service without a backend, or without one to which its ports are free; an ICMP error
-    /// notifies its sender.
+    /// Dropped: a packet to a service without backends, or without a backend to which the packet's ports are free. An
+    /// ICMP error notifies the sender.
     ServiceRejected = 240,
-    /// Dropped: a packet to a service that has only remote backends although its policy requires one on this node.
+    /// Dropped: a packet to a service that has only remote backends although its traffic policy requires a local one.
     ServiceNoLocal = 241,
     /// Dropped: a packet to a service from outside its source ranges.
     ServiceSourceRange = 177,
     /// Dropped: a packet that would start a flow while the flow maps are being replaced. TCP retransmits it.
     FlowsHeld = 242,
-    /// Dropped: a packet that claims to belong to a flow forwarded here by another node, without the tag that only
+    /// Dropped: a packet that claims to belong to a flow forwarded here by another node, but lacks the tag that only
     /// nodes of the mesh can produce.
     DirectInvalid = 243,
     /// Dropped: no rule of the endpoint's policy allows it.
     PolicyDenied = 133,
-    /// Dropped: an endpoint's packet with a truncated IP header; or one that policy cannot judge because it is
-    /// truncated or has more extension headers than the walk covers.
+    /// Dropped: an endpoint's packet with a truncated IP header; or a packet to which policy cannot be applied because
+    /// it is truncated or has too many extension headers.
     InvalidPacket = 134,
     /// Dropped: the IPv4 header checksum is wrong.
     InvalidHeaderChecksum = 154,
@@ -80,14 +80,13 @@ pub enum Reason {
     WriteFailed = 141,
     /// Dropped: a frame of an endpoint with a VLAN tag, or of a protocol other than ARP, IPv4 and IPv6.
     UnsupportedL2 = 166,
-    /// Dropped: no port was free to masquerade a new flow, or there was no space for its translation.
+    /// Dropped: no port was free to masquerade a new flow, or its translation did not fit into the map.
     NatNoMapping = 167,
-    /// Dropped: a packet to be masqueraded that neither belongs to a flow nor starts one.
+    /// Dropped: a packet that needs masquerading but neither belongs to a flow nor starts one.
     NatUnsupported = 168,
     /// Dropped: a rule of the endpoint's policy denies it.
     PolicyDeniedByRule = 181,
-    /// Dropped: a fragment, to be masqueraded or checked against policy, of a packet whose first fragment was not
-    /// seen.
+    /// Dropped: a fragment that needs masquerading or a policy check, but whose packet's first fragment was not seen.
     FragmentUnknown = 187,
 }
 
@@ -133,7 +132,7 @@ impl Reason {
         self as u8 >= 128
     }
 
-    /// Text of the reason, for listings and metrics.
+    /// Description of the reason, for listings and metrics.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Forwarded => "Forwarded",

@@ -6,7 +6,7 @@ use network_types::eth::{EthHdr, EtherType};
 use crate::checksum::{fold, sum};
 use crate::echo::{Ipv6Header, PROTOCOL_ICMPV6, halves};
 
-/// Ethernet type of ARP, host byte order like all of these.
+/// Ethernet type of ARP. All Ethernet types here are in host byte order.
 pub const ETHERTYPE_ARP: u16 = number(EtherType::Arp);
 /// Ethernet type of IPv4.
 pub const ETHERTYPE_IPV4: u16 = number(EtherType::Ipv4);
@@ -26,7 +26,7 @@ pub const NEIGHBOUR_SOLICITATION: u8 = 135;
 pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// ICMPv6 type of a redirect.
 pub const REDIRECT: u8 = 137;
-/// ARP packet fields as they lie in memory (RFC 826).
+/// ARP packet fields in memory order (RFC 826).
 const ARP_ETHERNET: [u8; 2] = 1_u16.to_be_bytes();
 const ARP_REQUEST: [u8; 2] = 1_u16.to_be_bytes();
 const ARP_REPLY: [u8; 2] = 2_u16.to_be_bytes();
@@ -52,7 +52,7 @@ pub const fn is_of_router(kind: u8) -> bool {
     matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT)
 }
 
-/// Whether a frame is addressed to this hardware address, directly or as a member of a group.
+/// Whether a frame is addressed to this hardware address or to a group.
 #[inline(always)]
 pub fn is_for(ethernet: &EthHdr, mac: [u8; 6]) -> bool {
     ethernet.dst_addr[0] & 1 != 0 || ethernet.dst_addr == mac
@@ -83,17 +83,18 @@ pub struct Neighbour {
 
 const _: () = assert!(core::mem::size_of::<Neighbour>() == 32);
 
-/// Who answers: the role that an advertisement announces.
+/// The role that an advertisement announces for the answering node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A gateway: advertised as a router.
+    /// A gateway, advertised as a router.
     Gateway,
     /// An endpoint.
     Endpoint,
 }
 
-/// Whether this is a well-formed ARP request that can be answered for its target: its sender has an address and owns
-/// the hardware address that it names. Announcements and duplicate address probes (RFC 5227) do not qualify.
+/// Whether this is a well-formed ARP request that can be answered for its target: its sender has an address, and the
+/// sender's hardware address is the source of the frame. Announcements and duplicate address probes (RFC 5227) do not
+/// qualify.
 #[inline(always)]
 pub fn is_arp_request(ethernet: &EthHdr, arp: &ArpHdr) -> bool {
     arp.htype == ARP_ETHERNET
@@ -107,7 +108,7 @@ pub fn is_arp_request(ethernet: &EthHdr, arp: &ArpHdr) -> bool {
         && arp.spa != arp.tpa
 }
 
-/// Turns an ARP request into the reply that the target's address is at `mac`.
+/// Turns an ARP request into a reply: the target's address is at `mac`.
 #[inline(always)]
 pub fn turn_arp(ethernet: &mut EthHdr, arp: &mut ArpHdr, mac: [u8; 6]) {
     ethernet.dst_addr = arp.sha;
@@ -118,9 +119,9 @@ pub fn turn_arp(ethernet: &mut EthHdr, arp: &mut ArpHdr, mac: [u8; 6]) {
     arp.sha = mac;
 }
 
-/// Whether this is a valid neighbour solicitation (RFC 4861 section 7.1.1) from a sender with an address, with its
-/// link-layer address as the only option. No other kind is answered. `frame_len` counts from the Ethernet header on.
-/// Duplicate address probes (RFC 4862) are not answered.
+/// Whether this is a valid neighbour solicitation (RFC 4861 section 7.1.1) from a sender with an address, whose only
+/// option is the sender's link-layer address. No other solicitations are answered, in particular no duplicate address
+/// probes (RFC 4862). `frame_len` counts from the Ethernet header on.
 #[inline(always)]
 pub fn is_solicitation(ip: &Ipv6Header, neighbour: &Neighbour, frame_len: u32) -> bool {
     ip.is_version_6()
@@ -136,7 +137,7 @@ pub fn is_solicitation(ip: &Ipv6Header, neighbour: &Neighbour, frame_len: u32) -
         && neighbour_sum(ip, neighbour) == 0xffff
 }
 
-/// Turns a solicitation into the advertisement that the target's address is at `mac`.
+/// Turns a solicitation into an advertisement: the target's address is at `mac`.
 #[inline(always)]
 pub fn turn_solicitation(
     ethernet: &mut EthHdr,

@@ -15,7 +15,7 @@ pub struct OwnPrefix {
     pub address: Addr,
 }
 
-/// Key bits in front of the address.
+/// Number of key bits in front of the address.
 pub const OWN_DEVICE_BITS: u32 = 32;
 
 crate::map_types!(OwnPrefix = 20);
@@ -37,9 +37,9 @@ impl OwnPrefix {
 
 const V4_LIMITED_BROADCAST: u32 = u32::MAX;
 
-/// Whether the network may deliver an IPv4 packet from this source, judging by addresses alone: not from loopback,
-/// multicast or the broadcast address (RFC 1122 section 3.2.1.3). The unset address may send to broadcast and
-/// multicast, as DHCP (RFC 2131) and IGMP (RFC 4541) do.
+/// Whether an IPv4 packet with these addresses may come in from the network: its source must not be a loopback,
+/// multicast or the broadcast address (RFC 1122 section 3.2.1.3). The source may be unset only if the destination is
+/// broadcast or multicast, as with DHCP (RFC 2131) and IGMP (RFC 4541).
 #[inline(always)]
 pub const fn v4_may_come(source_be: u32, destination_be: u32) -> bool {
     let source = u32::from_be(source_be);
@@ -53,9 +53,9 @@ pub const fn v4_may_come(source_be: u32, destination_be: u32) -> bool {
     }
 }
 
-/// The same for IPv6 (RFC 4291 sections 2.5.2, 2.5.3 and 2.7). The unset address may send to multicast, as duplicate
-/// address detection does (RFC 4862 section 5.4.2). Neither end may be an IPv4-mapped address: sockets and maps would
-/// mistake it for the IPv4 address.
+/// As [`v4_may_come`], for IPv6 (RFC 4291 sections 2.5.2, 2.5.3 and 2.7). The source may be unset only if the
+/// destination is multicast, as with duplicate address detection (RFC 4862 section 5.4.2). Neither address may be
+/// IPv4-mapped: sockets and maps would mistake it for the IPv4 address.
 #[inline(always)]
 pub const fn v6_may_come(source: &[u32; 4], destination: &[u32; 4]) -> bool {
     if Addr::v6(*source).is_v4() || Addr::v6(*destination).is_v4() || v6_is_group(source) {

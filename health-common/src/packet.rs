@@ -13,9 +13,9 @@ use crate::echo::{
 use crate::fragment::Fragment;
 use crate::tcp::IP_PROTOCOL_TCP;
 
-/// Maximum number of extension headers that the walk covers. A packet with more belongs to no flow.
+/// Maximum number of extension headers that are walked. A packet with more belongs to no flow.
 pub const EXTENSIONS_MAX: usize = 6;
-/// Extension header: fragment, whose eight bytes are a [`crate::fragment::FragmentHeader`].
+/// Extension header: fragment, a [`crate::fragment::FragmentHeader`] of eight bytes.
 pub const EXTENSION_FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
 /// Extension header: hop-by-hop options.
 pub const EXTENSION_HOP_BY_HOP: u8 = IpProto::HopOpt as u8;
@@ -34,7 +34,7 @@ const ICMP_PARAMETER_PROBLEM: u8 = 12;
 const ICMPV6_UNREACHABLE: u8 = 1;
 const ICMPV6_PARAMETER_PROBLEM: u8 = 4;
 
-/// Bytes of a packet's transport header that an ICMP error is sure to contain (RFC 792).
+/// Number of bytes of a packet's transport header that every ICMP error contains (RFC 792).
 const ERROR_HOLDS: u32 = 8;
 
 /// An IPv6 extension header.
@@ -81,7 +81,7 @@ pub struct TransportStart {
 }
 
 /// Minimum length of a transport header, bytes. A shorter packet belongs to no flow. Protocols that are tracked by
-/// number alone need none.
+/// number alone need no transport header.
 #[inline(always)]
 pub const fn transport_len(protocol: u8) -> u32 {
     match protocol {
@@ -104,25 +104,25 @@ pub const fn inner_transport_len(protocol: u8) -> u32 {
 pub enum Kind {
     /// A whole packet of a flow.
     Flow,
-    /// A fragment of a packet of a flow. The first one has the flow's tuple, whose ports the others need; their own
-    /// ports are 0.
+    /// A fragment of a flow's packet. The first fragment has the flow's tuple. In later fragments, the ports are 0 and
+    /// must be taken from the first.
     Fragment(Fragment),
     /// An error about the packet inside it, which identifies the flow: [`inner4`], [`inner6`]. Its own tuple has no
     /// ports.
     IcmpError,
-    /// Neither belongs to a flow nor reports on one: another ICMP message (neighbour discovery, multicast groups,
-    /// redirects and others), or no payload at all. Its tuple has no ports.
+    /// A packet that neither belongs to a flow nor reports an error about one: another ICMP message (neighbour
+    /// discovery, multicast groups, redirects and others), or no payload at all. Its tuple has no ports.
     NoFlow,
 }
 
 /// A packet as conntrack sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<T> {
-    /// Its tuple, in the direction of the packet.
+    /// The packet's tuple, in the direction of the packet.
     pub tuple: T,
-    /// Its TCP flags, 0 for other protocols.
+    /// TCP flags, 0 for other protocols.
     pub tcp_flags: u8,
-    /// What it is.
+    /// How conntrack classifies the packet.
     pub kind: Kind,
 }
 
@@ -181,7 +181,7 @@ impl Transport {
                 ..Self::NONE
             },
             _ if protocol == icmp => Self::read_icmp(icmp, (u16::from_be(first) >> 8) as u8, third),
-            // ICMP of the other IP version means nothing here.
+            // ICMP of the other IP version has no meaning here.
             PROTOCOL_ICMP | PROTOCOL_ICMPV6 => Self {
                 message: Message::Other,
                 ..Self::NONE
@@ -215,7 +215,7 @@ impl Transport {
         }
     }
 
-    /// The caller has already handled later fragments.
+    /// Classifies the packet. The caller has already handled later fragments.
     #[inline(always)]
     fn kind(&self, fragment: Option<Fragment>) -> Kind {
         match (self.message, fragment) {
@@ -237,7 +237,7 @@ impl Ipv4Header {
             return None;
         }
         let claimed = match u16::from_be(self.total_len_be) {
-            // Too large for the field (BIG TCP).
+            // The length is too large for the field (BIG TCP).
             0 => len,
             claimed => claimed as u32,
         };
@@ -257,7 +257,7 @@ impl Ipv6Header {
             return None;
         };
         let claimed = match u16::from_be(self.payload_len_be) as u32 {
-            // Too large for the field (RFC 2675, BIG TCP).
+            // The length is too large for the field (RFC 2675, BIG TCP).
             0 if there > u16::MAX as u32 => there,
             claimed => claimed,
         };
@@ -265,7 +265,7 @@ impl Ipv6Header {
     }
 }
 
-/// Reads an IPv4 packet that travels in `direction` (as in a tuple) and has `len` bytes from the IP header on. `None`
+/// Parses an IPv4 packet that travels in `direction` (as in a tuple) and has `len` bytes from the IP header on. `None`
 /// if it is truncated or not IPv4.
 #[inline(always)]
 pub fn read4(
@@ -296,10 +296,10 @@ pub fn read4(
     })
 }
 
-/// Reads the packet inside an IPv4 ICMP error. The error travels in `direction` and holds `len` bytes from the inner
-/// IP header on; `start` is the first [`inner_transport_len`] bytes after it. `None` if the inner packet is truncated
-/// or belongs to no flow. The result is the tuple of a reply to the inner packet, so the flow is found as for any
-/// packet in the error's direction.
+/// Parses the packet inside an IPv4 ICMP error. The error travels in `direction` and contains `len` bytes from the
+/// inner IP header on; `start` is the first [`inner_transport_len`] bytes after it. `None` if the inner packet is
+/// truncated or belongs to no flow. Returns the tuple of a reply to the inner packet, so the flow can be looked up as
+/// for any packet in the error's direction.
 #[inline(always)]
 pub fn inner4(ip: &Ipv4Header, len: u32, start: &TransportStart, direction: u8) -> Option<Tuple4> {
     let data_len = ip.data_len(len)?;
@@ -308,7 +308,7 @@ pub fn inner4(ip: &Ipv4Header, len: u32, start: &TransportStart, direction: u8) 
         return None;
     }
     let transport = Transport::read(ip.protocol, PROTOCOL_ICMP, start);
-    // There are no errors about errors (RFC 1122 section 3.2.2).
+    // Hosts send no errors about errors (RFC 1122 section 3.2.2).
     if transport.message != Message::OfFlow {
         return None;
     }
@@ -340,8 +340,8 @@ pub struct Upper {
     pub fragment: Option<Fragment>,
 }
 
-/// As [`read4`], for IPv6 with the data after its extension headers. The protocol in the tuple of a later fragment is
-/// the fragment's claim, not necessarily the packet's protocol.
+/// As [`read4`], for an IPv6 packet whose extension headers have been walked. In a later fragment's tuple, the protocol
+/// is taken from the fragment header and need not be the packet's protocol.
 #[inline(always)]
 pub fn read6(
     ip: &Ipv6Header,

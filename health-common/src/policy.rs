@@ -1,7 +1,7 @@
 //! Endpoint policy: `HEALTH_POLICY` and `HEALTH_POLICY_COUNTERS`.
 //!
-//! Verdicts are stored in tables. An endpoint names its table ([`crate::endpoint::EndpointInfo`]), so endpoints with
-//! the same identity share one. A new policy is written to a new table before the endpoints switch to it, so each
+//! Verdicts are stored in tables. Each endpoint refers to a table ([`crate::endpoint::EndpointInfo`]), so endpoints
+//! with the same identity share one. A new policy is written to a new table before the endpoints switch to it, so each
 //! packet sees either the whole old table or the whole new one.
 
 use crate::identity;
@@ -16,7 +16,7 @@ pub const POLICY_INGRESS: u8 = 0;
 /// [`PolicyKey::direction`]: from the endpoint.
 pub const POLICY_EGRESS: u8 = 1;
 
-/// [`PolicyKey::identity`] of the verdicts for peers that have none of their own in a table.
+/// [`PolicyKey::identity`] of the verdicts for peers without verdicts of their own in a table.
 pub const ANY_IDENTITY: u32 = identity::UNKNOWN;
 
 /// Prefix length of a [`PolicyKey`] that matches every protocol and port.
@@ -26,14 +26,15 @@ pub const PREFIX_PROTOCOL: u32 = 112;
 /// Prefix length of a [`PolicyKey`] that matches only its port.
 pub const PREFIX_PORT: u32 = 128;
 
-/// [`PolicyEntry::verdict`]: nothing allows it. Same as no entry, except that the search ends.
+/// [`PolicyEntry::verdict`]: no rule allows the traffic. Equivalent to a missing entry, except that the search ends
+/// here.
 pub const VERDICT_NONE: u8 = 0;
-/// [`PolicyEntry::verdict`]: a rule allows it and none denies it.
+/// [`PolicyEntry::verdict`]: a rule allows the traffic and none denies it.
 pub const VERDICT_ALLOW: u8 = 1;
-/// [`PolicyEntry::verdict`]: a rule denies it.
+/// [`PolicyEntry::verdict`]: a rule denies the traffic.
 pub const VERDICT_DENY: u8 = 2;
 
-/// The data of a key of `HEALTH_POLICY`, a longest-prefix-match trie.
+/// Key data of `HEALTH_POLICY`, a longest-prefix-match trie.
 ///
 /// Looked up with the peer's identity first and, if nothing is found, with [`ANY_IDENTITY`].
 #[repr(C)]
@@ -60,9 +61,9 @@ pub struct PolicyKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicyEntry {
-    /// Index of its counter; entries without one of their own share 0.
+    /// Index of the entry's counter; entries without a counter of their own share counter 0.
     pub counter: u32,
-    /// Whose policy this is: a number assigned by the agent, unchanged from the old table to the new one.
+    /// Owner of the policy: a number assigned by the agent, the same in an old table and its replacement.
     pub subject: u32,
     /// [`VERDICT_NONE`], [`VERDICT_ALLOW`] or [`VERDICT_DENY`].
     pub verdict: u8,

@@ -1,5 +1,5 @@
-//! The payload of an echo probe: how the agents of a mesh recognise each other's probes, and what the responder's
-//! programs write into them.
+//! The payload of an echo probe: how the agents of a mesh recognise each other's probes, and the fields that the
+//! responder's programs fill in.
 //!
 //! A probe is an echo message with exactly [`PROBE_LEN`] bytes of payload in a packet without options, extension
 //! headers or fragmentation. Other pings lack the tag and are never modified.
@@ -14,17 +14,19 @@ pub const PROBE_LEN: usize = size_of::<ProbePayload>();
 /// Length of a probe's ICMP message, bytes.
 pub const MESSAGE_LEN: usize = size_of::<ProbeMessage>();
 
-/// First bytes of a probe's payload. They prove nothing: they only save computing the tag for most other pings.
+/// First bytes of a probe's payload. They prove nothing, but make it unnecessary to compute the tag for most other
+/// pings.
 pub const PROBE_MAGIC: u32 = u32::from_ne_bytes(*b"hlt\x02");
 
-/// Asks the responder for the time of day when the probe arrived there.
+/// Flag: asks the responder to report the time of day at which the probe arrived there.
 pub const ASK_ONE_WAY: u8 = 1;
 
-/// Marks [`ProbePayload::turnround_be`] as the arrival time, which the responder has not (yet) replaced with a
-/// duration.
+/// Bit of [`ProbePayload::turnround_be`]: the field holds the arrival time, which the responder has not (yet) replaced
+/// with a duration.
 pub const ARRIVAL: u64 = 1 << 63;
 
-/// The key of a mesh without a configured key: not secret, but still tells the mesh's probes from other pings.
+/// The key of a mesh without a configured key: not secret, but sufficient to distinguish the mesh's probes from other
+/// pings.
 pub const DEFAULT_KEY: SipKey = [
     u64::from_le_bytes(*b"health-a"),
     u64::from_le_bytes(*b"gent-key"),
@@ -64,11 +66,11 @@ pub enum Protocol {
     Http = 6,
 }
 
-/// Identifies an echo probe of an agent: within one session and IP version, the first 2^32 probes all differ.
+/// Id of an agent's echo probe. Within one session and IP version, the ids of the first 2^32 probes all differ.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProbeId {
-    /// Drawn at random on each start of an agent. Not 0.
+    /// Random number chosen on each start of the agent, never 0.
     pub session: u32,
     /// Number of times that the sequence numbers have wrapped.
     pub round: u16,
@@ -85,7 +87,7 @@ pub struct ProbePayload {
     /// [`ProbeId::session`].
     pub session_be: u32,
     /// Keyed hash of identifier, sequence number, session, round, path and flags, under the key of the mesh; compared
-    /// as it lies in memory.
+    /// in memory order.
     pub tag: u64,
     /// [`ProbeId::round`].
     pub round_be: u16,
@@ -95,10 +97,11 @@ pub struct ProbePayload {
     pub flags: u8,
     /// Reserved, zero.
     pub reserved: u32,
-    /// Written by the responder: how long the probe was in the host between its uplinks, nanoseconds; with
-    /// [`ARRIVAL`], on its way through the host, the `CLOCK_MONOTONIC` time of its arrival. 0: unknown.
+    /// Written by the responder: how long the probe spent in the host, from uplink to uplink, nanoseconds. While the
+    /// probe is still in the host, the field holds [`ARRIVAL`] and the `CLOCK_MONOTONIC` time of its arrival. 0:
+    /// unknown.
     pub turnround_be: u64,
-    /// Written by the responder on request: the time of day when the probe arrived, UTC, nanoseconds since 1970. 0:
+    /// Written by the responder on request: the time of day at which the probe arrived, UTC, nanoseconds since 1970. 0:
     /// unknown.
     pub arrived_be: u64,
 }
@@ -116,7 +119,7 @@ pub struct ProbeMessage {
 const _: () = assert!(PROBE_LEN == 40 && MESSAGE_LEN == 48);
 
 impl ProbePayload {
-    /// The payload of a probe, with the ICMP identifier `icmp_id` in host byte order.
+    /// Creates the payload of a probe. The ICMP identifier `icmp_id` is in host byte order.
     pub fn new(key: SipKey, icmp_id: u16, id: ProbeId, path: Path, flags: u8) -> Self {
         let mut payload = Self {
             magic: PROBE_MAGIC,
@@ -130,7 +133,7 @@ impl ProbePayload {
         payload
     }
 
-    /// The payload in wire format.
+    /// Returns the payload in wire format.
     pub fn to_bytes(&self) -> [u8; PROBE_LEN] {
         let mut bytes = [0; PROBE_LEN];
         bytes[..4].copy_from_slice(&self.magic.to_ne_bytes());
@@ -214,20 +217,20 @@ impl ProbePayload {
         }
     }
 
-    /// Whether [`Self::add_delays`] may be able to add to a reply.
+    /// Whether [`Self::add_delays`] may be able to add delays to a reply.
     #[inline(always)]
     pub const fn reports_arrival(&self, reply: &Reply) -> bool {
         self.flags & ASK_ONE_WAY != 0 && self.arrived_be != 0 && reply.remote_ns != 0
     }
 
-    /// Adds the forward and return delays of a reply that came at `now_utc_ns`, unless the two clocks are obviously
-    /// out of step. A clock offset makes one delay too long and the other too short by the same amount: the shorter
-    /// one may be negative.
+    /// Adds the forward and return delays of a reply that arrived at `now_utc_ns`, unless the two clocks are obviously
+    /// out of step. A clock offset makes one delay too long and the other too short by the same amount: the shorter one
+    /// may be negative.
     #[inline(always)]
     pub const fn add_delays(&self, reply: &mut Reply, now_utc_ns: u64) {
         let sent_ns = now_utc_ns.wrapping_sub(reply.rtt_ns);
         let forward_ns = u64::from_be(self.arrived_be).wrapping_sub(sent_ns) as i64;
-        // The rest of the round trip: neither the way there nor the time in the peer's host.
+        // The rest of the round trip, without the way there and the time in the peer's host.
         let back_ns = (reply.rtt_ns - reply.remote_ns).wrapping_sub(forward_ns as u64) as i64;
         let limit = reply.rtt_ns + MAX_CLOCK_ERROR_NS;
         if forward_ns.unsigned_abs() <= limit && back_ns.unsigned_abs() <= limit {
@@ -248,7 +251,7 @@ pub const fn may_be_probe4(ip: &Ipv4Header, message: &ProbeMessage) -> bool {
         && message.payload.magic == PROBE_MAGIC
 }
 
-/// As [`may_be_probe4`]; extension headers show up as another protocol.
+/// As [`may_be_probe4`], for IPv6. The caller has checked the protocol, which rules out extension headers.
 #[inline(always)]
 pub const fn may_be_probe6(ip: &Ipv6Header, message: &ProbeMessage) -> bool {
     ip.is_version_6()
@@ -263,7 +266,7 @@ pub fn is_intact4(ip: &Ipv4Header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
     fold(sum(&ip.words())) == 0xffff && fold64(sum32(message)) == 0xffff
 }
 
-/// The same for an IPv6 packet, whose checksum also covers the addresses (RFC 8200 section 8.1).
+/// As [`is_intact4`], for an IPv6 packet, whose only checksum also covers the addresses (RFC 8200 section 8.1).
 #[inline(always)]
 pub fn is_intact6(ip: &Ipv6Header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
     let pseudo = sum32(&ip.saddr_be)
@@ -283,7 +286,8 @@ pub struct Times {
 }
 
 impl Times {
-    /// For a request that arrived at `now_ns` (`CLOCK_MONOTONIC`) and, if it asks for it, `utc_ns`.
+    /// The times for a request that arrived at `now_ns` (`CLOCK_MONOTONIC`). `utc_ns` is the time of day, or 0 if the
+    /// request does not ask for it.
     #[inline(always)]
     pub const fn of_arrival(now_ns: u64, utc_ns: u64) -> Self {
         Self {
@@ -292,7 +296,7 @@ impl Times {
         }
     }
 
-    /// For a reply that leaves at `now_ns`; `None` if it carries no arrival time.
+    /// The times for a reply that leaves at `now_ns`; `None` if the reply carries no arrival time.
     #[inline(always)]
     pub const fn of_departure(payload: &ProbePayload, now_ns: u64) -> Option<Self> {
         let field = u64::from_be(payload.turnround_be);
@@ -300,7 +304,7 @@ impl Times {
             return None;
         }
         let arrived_ns = field & !ARRIVAL;
-        // Not from this host's clock: the field is meaningless.
+        // The arrival time is not from this host's clock, so it is meaningless.
         let turnround_ns = if arrived_ns > now_ns {
             0
         } else if arrived_ns == now_ns {

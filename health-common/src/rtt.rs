@@ -8,7 +8,8 @@ use crate::probe::{ProbeId, Protocol};
 
 /// First power of two with its own buckets: values below `2^10` ns (1.024 us) share bucket 0.
 const FIRST_OCTAVE: u32 = 10;
-/// End of the histogram, 60.13 s, and of a bucket: all larger values share the last bucket.
+/// Upper end of the histogram, 60.13 s, which is also the upper end of a bucket. All larger values share the last
+/// bucket.
 const END_NS: u64 = 14 << 32;
 /// Each octave is divided into `2^3` buckets of equal width, so a bucket's middle is within 6.25 % of any value in
 /// it.
@@ -16,12 +17,12 @@ const SUB_BITS: u32 = 3;
 /// Number of histogram buckets, including the two for values outside the range.
 pub const HISTOGRAM_BUCKETS: usize = log_linear(END_NS) + 1;
 
-/// ICMP echo, measured or counted.
+/// ICMP echo, whether measured or only counted.
 pub const PROTOCOL_ICMP: u8 = Protocol::Icmp as u8;
 /// HTTP `GET /hello` over TCP.
 pub const PROTOCOL_HTTP: u8 = Protocol::Http as u8;
 
-/// Nothing is probed: measures existing TCP connections to the address.
+/// Existing TCP connections to the address, measured without probes.
 pub const PROTOCOL_TCP: u8 = 2;
 
 /// Stamped by `to_netdev` and `from_netdev`.
@@ -45,30 +46,30 @@ pub struct RttKey {
 
 /// Round-trip times along one path. All times are in nanoseconds.
 ///
-/// Programs on several CPUs write it, one at a time: raising `lock` grants the right to write until the writer raises
-/// `version` too. A reader takes two copies, one after the other: if they are equal and
-/// [unlocked](RttRow::is_unlocked), they are a consistent snapshot. One copy is not enough, since the kernel does not
-/// guarantee the order in which it copies a value's bytes (x86 uses `rep movsb`, or copies from the end if the
-/// addresses suggest it). With two copies, nothing is older than the version, which was already there before the
-/// second copy started, and nothing is newer than the lock, which had not changed when the first copy was finished.
+/// Programs on several CPUs write the row, one at a time: a writer increments `lock` to acquire the row and `version`
+/// to release it. A reader takes two copies in succession: if they are equal and [unlocked](RttRow::is_unlocked), they
+/// are a consistent snapshot. One copy is not enough, because the kernel does not guarantee the order in which it
+/// copies a value's bytes (x86 uses `rep movsb`, or copies from the end if the addresses suggest it). With two copies,
+/// nothing is older than `version`, which already had its value before the second copy started, and nothing is newer
+/// than `lock`, which had not changed by the end of the first copy.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RttRow {
-    /// Number of times that the row was written, modulo 2^32. Raised after a write.
+    /// Number of writes to the row, modulo 2^32. Incremented after each write.
     pub version: u32,
     /// ICMP sequence number of the last round trip, host byte order.
     pub last_sequence: u16,
-    /// [`SOURCE_KERNEL`] or [`SOURCE_SOCKET`], for the last round trip.
+    /// Source of the last round trip: [`SOURCE_KERNEL`] or [`SOURCE_SOCKET`].
     pub source: u8,
     /// Explicit padding, zero.
     pub pad: u8,
     /// Round trips measured.
     pub samples: u64,
-    /// Probes given up without an answer.
+    /// Probes given up as unanswered.
     pub lost: u64,
-    /// Answers to probes that had been given up.
+    /// Answers to probes that had already been given up.
     pub late: u64,
-    /// Additional answers to probes that were already answered.
+    /// Duplicate answers to probes.
     pub duplicates: u64,
     /// The last round trip.
     pub last_ns: u64,
@@ -88,15 +89,15 @@ pub struct RttRow {
     pub remote: RemoteTime,
     /// Delays per direction.
     pub one_way: OneWay,
-    /// Log-linear histogram; see [`bucket`]. When a bucket is full, all are halved: the shape is kept, and older
-    /// samples weigh less.
+    /// Log-linear histogram; see [`bucket`]. When a bucket is full, all buckets are halved: the shape is kept, and
+    /// older samples weigh less.
     pub histogram: [u16; HISTOGRAM_BUCKETS],
-    /// Number of times that the row was locked for writing. Raised before a write.
+    /// Number of times the row was locked for writing. Incremented before each write.
     pub lock: u64,
 }
 
-/// Times between a probe's arrival at the peer's uplink and its reply's departure, reported by the peer's programs.
-/// Nanoseconds.
+/// Times between a probe's arrival at the peer's uplink and the departure of its reply, as reported by the peer's
+/// programs. Nanoseconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteTime {
@@ -129,7 +130,7 @@ impl RemoteTime {
         self.rtt_sum_ns += rtt_ns;
     }
 
-    /// The share of the round trips that was not spent in the peer's host, 0 to 1; `None` if nothing is known.
+    /// The share of the round-trip time that was spent outside the peer's host, 0 to 1; `None` if unknown.
     pub fn network_share(&self) -> Option<f64> {
         (self.rtt_sum_ns > 0).then(|| 1.0 - self.sum_ns as f64 / self.rtt_sum_ns as f64)
     }
@@ -161,7 +162,7 @@ impl Delay {
     }
 }
 
-/// Delays in each direction. Without samples, neither is known.
+/// Delays in each direction; unknown if there are no samples.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OneWay {
@@ -183,16 +184,16 @@ impl OneWay {
     }
 }
 
-/// The delay is unknown.
+/// Value of an unknown delay.
 pub const UNKNOWN_DELAY: i64 = i64::MIN;
 
-/// The contents of a reply. Plain numbers: with an `Option`, the verifier refuses to spill the uninitialised value of
-/// `None`.
+/// The times of a reply. The fields are plain numbers because the verifier refuses to spill the uninitialised payload
+/// of a `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The round trip, nanoseconds.
     pub rtt_ns: u64,
-    /// Time that it spent in the peer's host, nanoseconds. 0: unknown.
+    /// Time that the round trip spent in the peer's host, nanoseconds. 0: unknown.
     pub remote_ns: u64,
     /// Forward delay, nanoseconds, or [`UNKNOWN_DELAY`].
     pub forward_ns: i64,
@@ -201,7 +202,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// A reply of which only the round trip is known.
+    /// Creates a reply for which only the round trip is known.
     #[inline(always)]
     pub const fn new(rtt_ns: u64) -> Self {
         Self {
@@ -256,13 +257,13 @@ impl RttRow {
         lock: 0,
     };
 
-    /// Whether no one was writing the row, as far as this copy shows.
+    /// Whether no writer held the row, as far as this copy shows.
     #[inline(always)]
     pub const fn is_unlocked(&self) -> bool {
         self.version == self.lock as u32
     }
 
-    /// Resets the row, except for the writers' counters.
+    /// Resets the row, except for `version` and `lock`.
     #[inline(always)]
     pub fn clear(&mut self) {
         *self = Self {
@@ -280,8 +281,8 @@ impl RttRow {
         }
     }
 
-    /// As [`Self::record`], with the round trip's [`bucket`] computed before the row was locked. Returns `false` if
-    /// the bucket is full: the caller must then halve the histogram.
+    /// As [`Self::record`], for a caller that computed the round trip's [`bucket`] before locking the row. Returns
+    /// `false` if the bucket is full; the caller must then halve the histogram.
     #[must_use]
     #[inline(always)]
     pub fn record_in(
@@ -299,7 +300,7 @@ impl RttRow {
         } else {
             self.min_ns = self.min_ns.min(rtt_ns);
             self.max_ns = self.max_ns.max(rtt_ns);
-            // Divide by a power of two last, and in unsigned numbers: BPF before v4 has no signed division.
+            // Divides last, by a power of two and unsigned: BPF before v4 has no signed division.
             self.smoothed_ns = (self.smoothed_ns * 7 + rtt_ns) >> 3;
             self.jitter_ns = (self.jitter_ns * 15 + self.last_ns.abs_diff(rtt_ns)) >> 4;
         }
@@ -319,8 +320,8 @@ impl RttRow {
         }
     }
 
-    /// Adds a probe's round trip, which falls into this [`bucket`], and the rest of the reply. Returns `false` as
-    /// [`Self::record_in`] does.
+    /// Adds the reply to a probe, whose round trip falls into this [`bucket`]. Like [`Self::record_in`], returns
+    /// `false` if the bucket is full.
     #[must_use]
     #[inline(always)]
     pub fn record_reply(
@@ -341,7 +342,7 @@ impl RttRow {
         had_room
     }
 
-    /// Halves the counts of all buckets, which makes space in a full one.
+    /// Halves the counts of all buckets to make space in a full one.
     #[inline(always)]
     pub fn halve_histogram(&mut self) {
         for count in &mut self.histogram {
@@ -354,8 +355,8 @@ impl RttRow {
         self.sum_ns.checked_div(self.samples)
     }
 
-    /// The values below which these percentages, in ascending order, of the samples in the histogram lie, within 6.25 %
-    /// from 1 us on; `None` without samples. Always within `min_ns..=max_ns`.
+    /// The given percentiles, in ascending order, of the samples in the histogram; `None` without samples. They are
+    /// accurate to 6.25 % from 1 us on and always within `min_ns..=max_ns`.
     pub fn percentiles_ns<const N: usize>(&self, percents: [f64; N]) -> Option<[u64; N]> {
         let buckets = self.histogram.iter().copied().enumerate();
         percentiles_ns(buckets, percents)
@@ -363,9 +364,8 @@ impl RttRow {
     }
 }
 
-/// The values below which the given percentages of the samples lie. `buckets` yields the number of samples per
-/// [`bucket`]; buckets and percentages must be in ascending order. Within 6.25 % from 1 us on; `None` without
-/// samples.
+/// The given percentiles of samples; `None` without samples. `buckets` yields the number of samples per [`bucket`].
+/// Both buckets and percentages must be in ascending order. The percentiles are accurate to 6.25 % from 1 us on.
 pub fn percentiles_ns<const N: usize>(
     buckets: impl Iterator<Item = (usize, u16)> + Clone,
     percents: [f64; N],
@@ -429,8 +429,8 @@ pub const fn bucket_bounds(index: usize) -> (u64, u64) {
     (low, low + width)
 }
 
-/// The value that represents a bucket: its middle, except for the first bucket, where it is the value from which the
-/// promise of 6.25 % holds, and the last, where it is the lower end.
+/// The value that represents a bucket: its middle; for the first bucket, the value from which the accuracy of 6.25 %
+/// holds; for the last bucket, its lower end.
 pub const fn bucket_value(index: usize) -> u64 {
     let (low, high) = bucket_bounds(index);
     if index == 0 {
@@ -442,38 +442,40 @@ pub const fn bucket_value(index: usize) -> u64 {
     }
 }
 
-/// The agent gives up on a probe. A probe that has returned is recorded as answered.
+/// Operation: the agent gives up on a probe. If the probe has returned, it is recorded as answered.
 pub const ACCOUNT_LOST: u32 = 1;
-/// The agent measured a round trip at its socket. If the uplinks' programs measured one, theirs is recorded instead.
+/// Operation: the agent measured a round trip at its socket. If the uplinks' programs measured it too, their value is
+/// recorded instead.
 pub const ACCOUNT_SAMPLE: u32 = 2;
-/// Resets the row.
+/// Operation: resets the row.
 pub const ACCOUNT_RESET: u32 = 3;
 
-/// `rtt_account` changed the row.
+/// Return value: `rtt_account` changed the row.
 pub const ACCOUNTED: u32 = 0;
-/// The probe has been answered: `rtt_account` recorded the answer unless it was recorded before.
+/// Return value: the probe has been answered, and `rtt_account` recorded the answer unless that had already happened.
 pub const ALREADY_ANSWERED: u32 = 1;
-/// `rtt_account` left the row unchanged: the agent had already given up on the probe.
+/// Return value: `rtt_account` left the row unchanged because the agent had already given up on the probe.
 pub const ALREADY_LOST: u32 = 2;
-/// `rtt_account` found no row for the key.
+/// Return value: `rtt_account` found no row for the key.
 pub const UNKNOWN_PEER: u32 = 3;
-/// `rtt_account` left the row unchanged: other writers kept it busy. Ask again.
+/// Return value: `rtt_account` left the row unchanged because other writers kept it locked. The agent should retry.
 pub const BUSY: u32 = 4;
 
-/// The agent's request to `rtt_account`, as the "packet" of a test run. The space in front stands in for the Ethernet
-/// header that the kernel requires.
+/// The agent's request to `rtt_account`, passed as the packet of a test run. It starts with a placeholder for the
+/// Ethernet header that the kernel requires.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccountRequest {
     /// Unused, zero.
     pub ethernet: [u8; 16],
-    /// The row.
+    /// Key of the row.
     pub key: RttKey,
     /// [`ACCOUNT_LOST`], [`ACCOUNT_SAMPLE`] or [`ACCOUNT_RESET`].
     pub operation: u32,
-    /// The round trip of a sample, nanoseconds. If the uplinks' programs measured one, the answer contains theirs.
+    /// The round trip of a sample, nanoseconds. On return, the value measured by the uplinks' programs, if there is
+    /// one.
     pub rtt_ns: u64,
-    /// Which echo probe it was; all zero for probes of other protocols, which are not tracked individually.
+    /// Id of the echo probe; all zero for probes of other protocols, which are not tracked individually.
     pub probe: ProbeId,
 }
 

@@ -16,7 +16,7 @@ pub const fn siphash24_two_words<const LEN: usize>(key: SipKey, first: u64, rest
     end(state)
 }
 
-/// SipHash-2-4 of whole words, fewer than 32: each holds its bytes in little-endian order.
+/// SipHash-2-4 of fewer than 32 whole words, each holding its bytes in little-endian order.
 #[inline(always)]
 pub const fn siphash24_words<const WORDS: usize>(key: SipKey, words: &[u64; WORDS]) -> u64 {
     const { assert!(WORDS < 32) };

@@ -1,8 +1,8 @@
-//! TCP round trips, timed where segments leave and where their acknowledgements come back.
+//! TCP round trips, timed from a segment's departure to the arrival of its acknowledgement.
 //!
 //! Each connection has at most one timed segment: one that opens it, or one with new data that the peer must
-//! acknowledge at once. The first pure acknowledgement of it ends the round trip. Retransmitted data never counts
-//! (Karn and Partridge, SIGCOMM 1987; RFC 6298 section 3).
+//! acknowledge at once. The first pure acknowledgement of that segment ends the round trip. Retransmitted data is never
+//! timed (Karn and Partridge, SIGCOMM 1987; RFC 6298 section 3).
 //!
 //! The module of the same name in `health-ebpf` reads the segments. The pair shares its name on purpose: the
 //! decisions live here, kernel-only code lives there.
@@ -31,7 +31,7 @@ pub const ACK: u8 = 0x10;
 
 /// Minimum time between two timed segments of one connection.
 pub const SAMPLE_PAUSE_NS: u64 = 10_000_000;
-/// A connection first seen mid-stream may be retransmitting: nothing of it is timed for this long. Retransmission
+/// A connection first seen mid-stream may be retransmitting, so no segment is timed for this long. Retransmission
 /// time-outs are at least as long (RFC 6298 section 2.4).
 pub const UNKNOWN_PAUSE_NS: u64 = 1_000_000_000;
 
@@ -140,7 +140,7 @@ impl Segment {
 pub struct Timestamps {
     /// TSval: the sender's timestamp.
     pub value: u32,
-    /// TSecr: the last timestamp that it received from the other side.
+    /// TSecr: the last timestamp that the sender received from the other side.
     pub echo: u32,
 }
 
@@ -153,7 +153,7 @@ pub const HEADER_ROOM: usize = TCP_MAX_LEN.next_power_of_two();
 #[repr(C, align(8))]
 pub struct HeaderBytes(pub [u8; HEADER_ROOM]);
 
-/// Options that no host sends: their lengths are inconsistent.
+/// Error: the options have inconsistent lengths. No host sends such options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -162,8 +162,7 @@ impl HeaderBytes {
     #[inline(always)]
     pub fn timestamps(&self, len: u32) -> Result<Option<Timestamps>, Malformed> {
         let len = len as usize;
-        // Offset of the next option. The offset into the header counts up by one each time, so the verifier knows it
-        // at each step.
+        // Offset of the next option. `at` advances by one per iteration, so the verifier knows its value in each.
         let mut next = TCP_LEN;
         let mut at = TCP_LEN;
         while at < TCP_MAX_LEN {
@@ -214,8 +213,8 @@ impl HeaderBytes {
 
     /// Whether the checksum is right for a segment without data. `pseudo` is the unfolded sum of the pseudo header.
     ///
-    /// A segment from this machine, even from another namespace, carries only the sum of the pseudo header: its
-    /// device was supposed to complete it (`CHECKSUM_PARTIAL`).
+    /// A segment from this machine, even from another namespace, carries only the sum of the pseudo header, which its
+    /// device was supposed to complete (`CHECKSUM_PARTIAL`).
     #[inline(always)]
     pub fn has_good_checksum(&self, pseudo: u32) -> bool {
         let mut sum = pseudo;
@@ -262,27 +261,27 @@ pub struct FlowKey {
     pub local_port_be: u16,
 }
 
-/// The timed segment opens the connection: the accepting segment answers it.
+/// Flag: the timed segment opens the connection; the accepting segment answers it.
 pub const TIMED_SYN: u8 = 1;
-/// The timed segment carries timestamps.
+/// Flag: the timed segment carries timestamps.
 pub const TIMED_CLOCK: u8 = 2;
 
 /// Value of `HEALTH_TCP`. Times are nanoseconds of `CLOCK_MONOTONIC`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
-    /// When the timed segment left; 0 while none is timed. Written last and taken first: whichever CPU exchanges it
-    /// for 0 gets the sample.
+    /// When the timed segment left; 0 while none is timed. Written last and taken first: the CPU that exchanges the
+    /// value for 0 gets the sample.
     pub timed_ns: u64,
-    /// No data is timed before this.
+    /// No data is timed before this time.
     pub pause_ns: u64,
     /// For a probe's connection: the round trip of its handshake; 0 while unknown.
     pub handshake_ns: u64,
-    /// The sequence number after the last one sent.
+    /// The sequence number that follows the last one sent.
     pub sent_end: u32,
     /// Acknowledgements beyond this number answer the timed segment.
     pub timed_sequence: u32,
-    /// Its TSval.
+    /// TSval of the timed segment.
     pub timed_clock: u32,
     /// [`TIMED_SYN`], [`TIMED_CLOCK`].
     pub timed_flags: u8,
@@ -292,21 +291,21 @@ pub struct Flow {
     pub pad: u16,
 }
 
-/// What to do with a segment that leaves.
+/// What to do about an outgoing segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// Nothing, or nothing else.
+    /// Nothing further: the segment has been recorded.
     Noted,
-    /// Time it.
+    /// Time the segment.
     Time,
-    /// It repeats earlier data: cancel the timing, if any.
+    /// Cancel the timing, if any: the segment repeats earlier data.
     Repeated,
 }
 
 /// How a segment from the peer relates to the timed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// Nothing.
+    /// It is unrelated to the timed segment.
     Unrelated,
     /// It acknowledges the timed segment but says nothing about the round trip.
     Void,
@@ -315,7 +314,8 @@ pub enum Received {
 }
 
 impl Flow {
-    /// A connection first seen at a segment that leaves now. If the segment opens or accepts it, it should be timed.
+    /// Creates the entry of a connection that is first seen when this segment leaves. The caller should time the
+    /// segment if it opens or accepts the connection.
     #[inline(always)]
     pub fn met(segment: &Segment, path: u8, now_ns: u64) -> Self {
         Self {
@@ -326,8 +326,8 @@ impl Flow {
         }
     }
 
-    /// Records a segment that leaves. `segments` is the number of full-sized segments that it will be split into on
-    /// the wire, and `now_ns` reads a clock that may lag by some milliseconds.
+    /// Records an outgoing segment. `segments` is the number of full-sized segments that it will be split into on the
+    /// wire, and `now_ns` reads a clock that may lag by some milliseconds.
     ///
     /// Data is timed if it is new and fills at least two full-sized segments: a receiver acknowledges every second
     /// one at once (RFC 5681 section 4.2), and may delay its answer to a single one.
@@ -338,7 +338,7 @@ impl Flow {
             if end == self.sent_end {
                 return Sent::Repeated;
             }
-            // A new connection between the same ports.
+            // This is a new connection between the same ports.
             self.sent_end = end;
             return Sent::Time;
         }
@@ -351,7 +351,7 @@ impl Flow {
         let is_next = segment.sequence == self.sent_end;
         self.sent_end = end;
         if !is_next {
-            // The data in between left unseen, and may be sent again.
+            // The data in between left unseen and may be retransmitted.
             self.pause_ns = now_ns() + UNKNOWN_PAUSE_NS;
             return Sent::Repeated;
         }
@@ -364,7 +364,7 @@ impl Flow {
         Sent::Time
     }
 
-    /// Records everything about a segment to be timed except the time, `timed_ns`, which the caller must set last.
+    /// Records the segment to time, except for the time itself, `timed_ns`, which the caller must set last.
     #[inline(always)]
     pub fn prepare(&mut self, segment: &Segment, clock: Option<Timestamps>, now_ns: u64) {
         let syn = if segment.opens() { TIMED_SYN } else { 0 };
@@ -372,13 +372,14 @@ impl Flow {
         self.timed_flags = syn | with_clock;
         self.timed_clock = clock.map_or(0, |clock| clock.value);
         self.timed_sequence = segment.sequence;
-        // If the connection was first seen mid-stream, its longer pause ends with a segment known to be its first.
+        // A SYN also cuts short the longer pause set by `met`: the connection is seen from its first segment
+        // on.
         self.pause_ns = now_ns + SAMPLE_PAUSE_NS;
     }
 
-    /// What a segment from the peer means while one is timed.
+    /// How a segment from the peer relates to the timed segment.
     ///
-    /// Only the first acknowledgement counts, and only one without data: one with data may have waited for the
+    /// Only the first acknowledgement counts, and only if it carries no data: with data, it may have waited for the
     /// application.
     #[inline(always)]
     pub fn received(&self, segment: &Segment) -> Received {
@@ -391,7 +392,8 @@ impl Flow {
         let of_more_than_sent = is_before(self.sent_end, segment.acknowledgement);
         let expects_syn = self.timed_flags & TIMED_SYN != 0;
         if of_more_than_sent || segment.has(SYN) != expects_syn {
-            // Old, forged, or this host's packets take paths that are not visible here.
+            // The acknowledgement is old or forged, or some of this host's packets take a path that is not visible
+            // here.
             return Received::Unrelated;
         }
         if segment.data_len > 0 || segment.has(FIN) {
@@ -400,7 +402,7 @@ impl Flow {
         Received::Answer
     }
 
-    /// What a segment means for a probe's connection. Only the handshake is timed, and only once.
+    /// How a segment relates to the handshake of a probe's connection. Only the handshake is timed, and only once.
     #[inline(always)]
     pub fn handshake(&self, segment: &Segment) -> Received {
         let is_first = self.handshake_ns == 0 && segment.acknowledgement == self.sent_end;
@@ -411,9 +413,9 @@ impl Flow {
         }
     }
 
-    /// Whether the timestamps of an answer match those of the timed segment. An echo of a later segment means that
-    /// the later segment triggered the answer: the answer to the timed one was lost. An echo of an earlier one is
-    /// right if the receiver answers several segments at once (RFC 7323 section 4.3).
+    /// Whether the timestamps of an answer match those of the timed segment. An echo of a later segment's timestamp
+    /// means that the later segment triggered this answer and that the answer to the timed one was lost. An echo of an
+    /// earlier segment's timestamp is valid if the receiver answers several segments at once (RFC 7323 section 4.3).
     #[inline(always)]
     pub fn agrees(&self, answer: Option<Timestamps>) -> bool {
         if self.timed_flags & TIMED_CLOCK == 0 {
@@ -429,29 +431,29 @@ impl Flow {
     }
 }
 
-/// The agent's request to `tcp_account` about a probe's connection, as the "packet" of a test run; the answer
-/// overwrites it. The space in front stands in for the Ethernet header that the kernel requires.
+/// The agent's request to `tcp_account` about a probe's connection, passed as the packet of a test run, which
+/// overwrites it with the result. It starts with a placeholder for the Ethernet header that the kernel requires.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionRequest {
     /// Unused, zero.
     pub ethernet: [u8; 16],
-    /// The row that counts the round trip.
+    /// Key of the row that counts the round trip.
     pub key: RttKey,
     /// The connection.
     pub flow: FlowKey,
-    /// When it was opened: `CLOCK_MONOTONIC`, nanoseconds. Anything timed earlier belongs to another connection
-    /// between the same ports.
+    /// When the connection was opened: `CLOCK_MONOTONIC`, nanoseconds. Anything timed earlier belongs to another
+    /// connection between the same ports.
     pub begun_ns: u64,
-    /// The round trip that the agent measured, nanoseconds; in the answer, the one that was counted.
+    /// The round trip that the agent measured, nanoseconds; on return, the one that was counted.
     pub rtt_ns: u64,
-    /// In the answer, its source: [`crate::rtt::SOURCE_KERNEL`] or [`crate::rtt::SOURCE_SOCKET`].
+    /// On return, the source of that round trip: [`crate::rtt::SOURCE_KERNEL`] or [`crate::rtt::SOURCE_SOCKET`].
     pub source: u8,
     /// Explicit padding, zero.
     pub pad: [u8; 7],
 }
 
-/// Value of `HEALTH_PEERS`: an address of a peer.
+/// Value of `HEALTH_PEERS`, whose key is an address of a peer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peer {

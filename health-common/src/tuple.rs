@@ -1,4 +1,4 @@
-//! Operations on tuples of both IP versions that conntrack, translation and collection share.
+//! Operations on tuples of both IP versions, shared by conntrack, translation and collection.
 
 use crate::ct::{TUPLE_OUT, Tuple4, Tuple6};
 use crate::echo::{
@@ -28,15 +28,15 @@ pub trait Tuple: Copy + Default + PartialEq {
     type FrontendKey;
     /// The value of the service flow maps.
     type ServiceFlow: Copy + Default;
-    /// Offset of its expiry time, bytes.
+    /// Offset of a service flow's expiry time, bytes.
     const SERVICE_FLOW_EXPIRES_AT: usize;
-    /// 4 or 6.
+    /// IP version: 4 or 6.
     const IP_VERSION: u32;
     /// Protocol number of this version's ICMP.
     const ICMP: u8;
-    /// Its type of an echo request.
+    /// Type of an echo request in that ICMP.
     const ECHO_REQUEST: u8;
-    /// Its type of an echo reply.
+    /// Type of an echo reply in that ICMP.
     const ECHO_REPLY: u8;
 
     /// The tuple of an echo request with this identifier, network byte order, that travels in `direction`.
@@ -77,12 +77,12 @@ pub trait Tuple: Copy + Default + PartialEq {
     #[must_use]
     fn reply_key(self, out: &Self::Translation) -> Self;
 
-    /// The outbound flow of `entry`, which was found under this key.
+    /// The outbound flow that `entry`, found under this key, belongs to.
     #[must_use]
     fn flow(self, entry: &Self::Translation) -> Self;
 
-    /// An entry created at `created_ns` (`CLOCK_MONOTONIC`): the address and port after translation, network byte
-    /// order, and flags such as [`crate::nat::NAT_HOST_LOCAL`].
+    /// Builds an entry created at `created_ns` (`CLOCK_MONOTONIC`). `to` is the address and port after translation,
+    /// network byte order; `flags` is a combination of flags such as [`crate::nat::NAT_HOST_LOCAL`].
     fn translation(to: (Self::Address, u16), flags: u32, created_ns: u64) -> Self::Translation;
 
     /// Address and port after translation, network byte order.
@@ -115,8 +115,8 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// The parts of a service flow.
     fn service_flow_parts(flow: &Self::ServiceFlow) -> ServiceFlowParts<Self::Address>;
 
-    /// The tuple of a flow's packets to its backend, direction out, given one of the flow's entries, which was found
-    /// under this key.
+    /// The tuple of a flow's packets to its backend, direction out, given one of the flow's entries, found under this
+    /// key.
     #[inline(always)]
     #[must_use]
     fn sent(self, entry: &Self::ServiceFlow) -> Self {
@@ -149,7 +149,7 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// The masquerading settings of this IP version.
     fn masquerade(config: &MasqueradeConfig) -> &Masquerade<Self::Address>;
 
-    /// The change when an end of a packet is rewritten from `old` to `new`.
+    /// The change to a packet when one of its ends is rewritten from `old` to `new`.
     fn change(old: &(Self::Address, u16), new: &(Self::Address, u16)) -> Change;
 }
 

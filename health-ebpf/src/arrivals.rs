@@ -1,4 +1,4 @@
-//! Counts other agents' probes that arrive and their replies that leave.
+//! Counts probes from other agents that arrive here, and the replies that leave.
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
@@ -18,7 +18,7 @@ pub fn arrived(prober: &Prober, way: usize) {
                 since_ns: coarse_now_ns(),
                 ..Arrivals::default()
             };
-            // Another CPU may have created it in the meantime.
+            // Another CPU may have created the entry in the meantime.
             let _ = HEALTH_ARRIVALS.insert(prober, entry, u64::from(BPF_NOEXIST));
             match HEALTH_ARRIVALS.get_ptr_mut(prober) {
                 Some(entry) => entry,

@@ -23,20 +23,20 @@ use health_ebpf::endpoint::{self, Stateless};
 use health_ebpf::frame::{Frame, IP_AT, L4_AT4, L4_AT6};
 use health_ebpf::xdp::XdpFrame;
 
-/// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
+/// Number of bytes restored in each packet: an ICMPv6 probe with its Ethernet header.
 const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
-/// The same for the shorter packets under test: an ICMP probe, a TCP segment with timestamps and no data, the agent's
-/// request about a probe, and ARP.
+/// As [`PACKET_LEN`], for the shorter test packets: an ICMP probe, a TCP segment with timestamps and no data, the
+/// agent's request about a probe, and ARP.
 const PROBE4_LEN: usize = L4_AT4 + MESSAGE_LEN;
 const SEGMENT4_LEN: usize = L4_AT4 + 32;
 const ACCOUNT_LEN: usize = size_of::<AccountRequest>();
 const ARP_LEN: usize = 42;
-/// Words of the Ethernet, IPv6 and TCP headers, and two bytes after them.
+/// Number of 32-bit words that cover the Ethernet, IPv6 and TCP headers and the two bytes after them.
 const HEADER_WORDS: usize = (L4_AT6 + 20).div_ceil(4);
-/// Maximum number of packets that take turns.
+/// Maximum number of test packets, which are used in turn.
 const PACKETS: u32 = 1_024;
 
-/// The packets under test, of which one is restored before each pass.
+/// The test packets. One of them is restored before each pass.
 #[map]
 static BENCH_PACKETS: Array<[u8; PACKET_LEN]> = Array::with_max_entries(PACKETS, 0);
 
@@ -48,16 +48,16 @@ static BENCH_TURN: Array<[u32; 2]> = Array::with_max_entries(1, 0);
 #[map]
 static BENCH_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// Where packets to these addresses are sent.
+/// Endpoints that `bench_forward` redirects packets to, by address.
 #[map]
 static BENCH_ENDPOINTS: HashMap<Addr, EndpointInfo> = HashMap::with_max_entries(16, 0);
 
-/// As [`BENCH_PROGRAM`], for XDP: a map holds programs of one type.
+/// As [`BENCH_PROGRAM`], for XDP: a map holds programs of one type only.
 #[map]
 static BENCH_XDP_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// Restores the next packet and tail-calls the program under test. A repeated test run reuses one buffer, so without
-/// this each pass would see the previous pass's reply, and every pass the same probe.
+/// Restores the next packet and tail-calls the program under test. A repeated test run reuses one buffer: without this,
+/// each pass would see the previous pass's reply, and all passes would see the same probe.
 #[classifier]
 fn bench_front(ctx: TcContext) -> i32 {
     let frame = Frame::new(ctx);
@@ -73,7 +73,7 @@ fn bench_front(ctx: TcContext) -> i32 {
         return TC_ACT_SHOT;
     }
     frame.set_mark(0);
-    // SAFETY: the map holds classifiers only; the kernel checks their kind.
+    // SAFETY: the map holds only classifiers; the kernel checks the program type.
     unsafe { BENCH_PROGRAM.tail_call(frame.ctx(), 0) };
     TC_ACT_SHOT
 }
@@ -81,7 +81,7 @@ fn bench_front(ctx: TcContext) -> i32 {
 #[inline(always)]
 fn next_packet() -> Option<&'static [u8; PACKET_LEN]> {
     let turn = BENCH_TURN.get_ptr_mut(0)?;
-    // SAFETY: a map value stays valid memory for the program's run, and only one test run uses it.
+    // SAFETY: a map value stays valid while the program runs, and only one test run uses it.
     let [next, count] = unsafe { &mut *turn };
     let packet = BENCH_PACKETS.get(*next);
     *next += 1;
@@ -107,8 +107,8 @@ fn bench_empty(_ctx: TcContext) -> i32 {
     TC_ACT_OK
 }
 
-/// Restores what XDP changes. This is a function so that LLVM knows that the two do not overlap: it copies word by
-/// word.
+/// Restores the headers that XDP changes. As a separate function, it tells LLVM that its arguments do not overlap, so
+/// that LLVM copies word by word.
 #[inline(always)]
 fn restore_headers(headers: &mut [u32; HEADER_WORDS], packet: &[u32; HEADER_WORDS]) {
     *headers = *packet;
@@ -121,9 +121,9 @@ fn bench_xdp_front(ctx: XdpContext) -> u32 {
     let (Some(headers), Some(packet)) = (frame.at::<[u32; HEADER_WORDS]>(0), next_packet()) else {
         return XDP_ABORTED;
     };
-    // SAFETY: map values are aligned to eight bytes, and these are longer.
+    // SAFETY: map values are aligned to eight bytes, and a packet is longer than the headers.
     restore_headers(headers, unsafe { &*packet.as_ptr().cast() });
-    // SAFETY: the map holds XDP programs only; the kernel checks their kind.
+    // SAFETY: the map holds only XDP programs; the kernel checks the program type.
     unsafe { BENCH_XDP_PROGRAM.tail_call(frame.ctx(), 0) };
     XDP_ABORTED
 }
@@ -134,13 +134,13 @@ fn bench_xdp_empty(_ctx: XdpContext) -> u32 {
     XDP_TX
 }
 
-/// The echo answer without conntrack and counters.
+/// Answers an echo request without conntrack or counters.
 #[classifier]
 fn bench_echo_stateless(ctx: TcContext) -> i32 {
     endpoint::to_endpoint::<Stateless>(&Frame::new(ctx)).code()
 }
 
-/// Redirects an IPv4 packet of an endpoint straight into the destination's namespace: the baseline of host routing.
+/// Redirects an endpoint's IPv4 packet straight into the destination's namespace: the baseline for host routing.
 #[classifier]
 fn bench_forward(ctx: TcContext) -> i32 {
     forward(&Frame::new(ctx)).unwrap_or(TC_ACT_OK)
@@ -159,7 +159,7 @@ fn forward(frame: &Frame) -> Option<i32> {
         .then(|| frame.redirect_to_peer(endpoint.ifindex) as i32)
 }
 
-/// One step of handling a probe: reads the clock.
+/// Reads the clock, which is one step of handling a probe.
 #[classifier]
 fn bench_clock(_ctx: TcContext) -> i32 {
     // SAFETY: a helper without arguments.

@@ -1,4 +1,4 @@
-//! The kernel's clocks, nanoseconds.
+//! The kernel's clocks, in nanoseconds.
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_tai_ns};
@@ -6,8 +6,8 @@ use health_common::config::DatapathConfig;
 
 use crate::frame::Frame;
 
-/// Longest time that a packet can have waited for its program. A longer value is ignored: the clock was set
-/// meanwhile.
+/// Longest time that a packet can have waited for its program. A longer value is ignored: it means that the clock was
+/// set in between.
 const LONGEST_WAIT_NS: u64 = 10_000_000;
 
 /// `CLOCK_MONOTONIC`.
@@ -17,8 +17,8 @@ pub fn now_ns() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// When a packet was received, `CLOCK_MONOTONIC`. If the kernel timestamped it on receipt from the device, the time
-/// that it has waited since, for its turn or for captures that copied it, is excluded.
+/// When a packet was received, `CLOCK_MONOTONIC`. If the kernel timestamped the packet when it came from the device,
+/// the time spent since then (in a queue, or while captures copied it) is excluded.
 #[inline(always)]
 pub fn received_ns(frame: &Frame, config: &DatapathConfig) -> u64 {
     let now_ns = now_ns();
@@ -35,7 +35,7 @@ pub fn received_ns(frame: &Frame, config: &DatapathConfig) -> u64 {
     }
 }
 
-/// `CLOCK_MONOTONIC`, at most one kernel tick late, at a fraction of the cost.
+/// `CLOCK_MONOTONIC`, up to one kernel tick behind, at a fraction of the cost of [`now_ns`].
 #[inline(always)]
 pub fn coarse_now_ns() -> u64 {
     // SAFETY: a helper without arguments.
@@ -48,19 +48,19 @@ pub fn coarse_now_secs() -> u32 {
     seconds(coarse_now_ns())
 }
 
-/// Whether service and masqueraded flows may not start now.
+/// Whether new service flows and masqueraded flows are held back for now.
 #[inline(always)]
 pub fn are_flows_held(config: &DatapathConfig) -> bool {
     config.flows_held_until_ns != 0 && coarse_now_ns() < config.flows_held_until_ns
 }
 
-/// Whole seconds.
+/// Converts nanoseconds to whole seconds.
 #[inline(always)]
 pub fn seconds(ns: u64) -> u32 {
     (ns / 1_000_000_000) as u32
 }
 
-/// The time of day, UTC, since 1970.
+/// UTC time since 1970.
 #[inline(always)]
 pub fn utc_now_ns(config: &DatapathConfig) -> u64 {
     // SAFETY: a helper without arguments.

@@ -1,5 +1,5 @@
-//! Removes expired conntrack entries, with the NAT entries of their flows, on behalf of user space: only a few
-//! instructions separate the check of an entry from its removal here.
+//! Removes expired conntrack entries and the NAT entries of their flows, on behalf of user space. In the kernel, only a
+//! few instructions separate the check of an entry from its removal.
 
 use health_common::collect::{
     CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECT_SERVICE_FLOWS, COLLECTED, CollectHeader,
@@ -16,14 +16,14 @@ use crate::nat::translation;
 use crate::subprogram::subprogram;
 use crate::{nat, service};
 
-/// The result for one key. Results are summed over a whole request, and none overflows into the next.
+/// Units of the result for one key. The results of a whole request are summed, and no field overflows into the next.
 const REFRESHED: u32 = 1;
 const FLOW_REMOVED: u32 = 1 << 8;
 const TRANSLATION_REMOVED: u32 = 1 << 16;
 
 const _: () = assert!(CHUNK * 2 <= 0xff);
 
-/// Performs the request in the frame, and writes the answer into it.
+/// Performs the request in the frame, and writes the result back into the frame.
 #[inline(always)]
 pub fn collect(frame: &Frame) -> u32 {
     let Some(CollectHeader {
@@ -68,7 +68,7 @@ fn collect_keys<T: Version>(frame: &Frame, count: u32, now_ns: u64) -> Option<u3
     Some(done)
 }
 
-/// The operation, and one of the keys.
+/// The request's operation and one of its keys.
 #[inline(always)]
 fn key<T>(frame: &Frame, index: u32) -> Option<(u32, &T)> {
     let index = forgotten(index) as usize;
@@ -81,10 +81,10 @@ fn key<T>(frame: &Frame, index: u32) -> Option<(u32, &T)> {
     Some((operation, key))
 }
 
-/// Removes what a key of conntrack or of the translations stands for, if it is over.
+/// Removes the conntrack entry under a key if it has expired, or the translation under a key if no flow uses it.
 #[subprogram(collect_key4, collect_key6)]
 fn collect_key<T: Version>(frame: &Frame, index: u32, now_ns: u64) -> u32 {
-    // Keys must be on the stack.
+    // Map keys must be on the stack.
     let Some((operation, &key)) = key::<T>(frame, index) else {
         return 0;
     };
@@ -99,7 +99,7 @@ fn collect_flow<T: Version>(key: T, now_ns: u64) -> u32 {
     let Some(entry) = T::flows().get_ptr(&key) else {
         return 0;
     };
-    // SAFETY: a value of that map, of which one word is read.
+    // SAFETY: a value of that map; only one word is read.
     if !unsafe { (*entry).has_expired(seconds(now_ns)) } {
         return REFRESHED;
     }
@@ -109,7 +109,7 @@ fn collect_flow<T: Version>(key: T, now_ns: u64) -> u32 {
     if !is_tracked(key) {
         service::forget_untracked(key);
     }
-    // An `IN` entry can also belong to a translated flow, if its first packet was a late reply. The
+    // An `IN` entry can also belong to a translated flow, if the first packet that conntrack saw was a late reply. The
     // translation is then an orphan.
     if key.direction() == TUPLE_OUT {
         FLOW_REMOVED + release(key)
@@ -127,7 +127,7 @@ fn release<T: Version>(flow: T) -> u32 {
     TRANSLATION_REMOVED * nat::forget(&flow)
 }
 
-/// Removes a translation entry that no flow uses, left over when the flow's entry was evicted.
+/// Removes a translation entry that no flow uses: one left behind when its flow's conntrack entry was evicted.
 #[inline(always)]
 fn collect_orphan<T: Version>(key: T, now_ns: u64) -> u32 {
     let Some(entry) = translation(&key) else {
@@ -142,11 +142,10 @@ fn collect_orphan<T: Version>(key: T, now_ns: u64) -> u32 {
     }
 }
 
-/// Removes a flow through a service that conntrack no longer knows because its entry was evicted, given the key of
-/// one of its entries.
+/// Removes a service flow whose conntrack entry was evicted, given the key of one of its own entries.
 #[subprogram(collect_service_flow4, collect_service_flow6)]
 fn collect_service_flow<T: Version>(frame: &Frame, index: u32, now_ns: u64) -> u32 {
-    // As above.
+    // Map keys must be on the stack.
     let Some((_, &key)) = key::<T>(frame, index) else {
         return 0;
     };
@@ -167,7 +166,7 @@ fn collect_service_flow<T: Version>(frame: &Frame, index: u32, now_ns: u64) -> u
     }
 }
 
-/// Whether an outbound flow is in conntrack, possibly because a late reply was its first packet there.
+/// Whether conntrack has an entry for an outbound flow, even if the first packet that it saw was a late reply.
 #[inline(always)]
 fn is_tracked<T: Version>(flow: T) -> bool {
     T::flows().get_ptr(&flow).is_some() || T::flows().get_ptr(&flow.reply()).is_some()

@@ -18,8 +18,8 @@ use crate::events::report_flow;
 use crate::ipcache::identity_of;
 use crate::table::{E2BIG, EEXIST, FlowMap, Table};
 
-/// How often to try changing an entry's flags while other CPUs change them too: anything not recorded now will come
-/// with the next packet.
+/// Maximum number of attempts to change an entry's flags while other CPUs change them too. Flags that are missed now
+/// will be recorded with the next packet.
 const STATE_ATTEMPTS: u32 = 4;
 
 /// The contribution of one packet, or one exchange, to its entry.
@@ -29,8 +29,8 @@ pub struct Traffic {
     pub rx_bytes: u32,
     /// Bytes sent, from the IP header on; 0 for no packet.
     pub tx_bytes: u32,
-    /// Identity of the side that opened the flow; for flows opened by others, unknown unless they are local: it is
-    /// looked up for each new entry.
+    /// Identity of the side that opened the flow, if that side is local. Otherwise it is unknown, and is looked up for
+    /// each new entry.
     pub source_identity: u32,
     /// Device on which the flow was opened.
     pub ifindex: u32,
@@ -38,23 +38,23 @@ pub struct Traffic {
     pub policy: u32,
 }
 
-/// How the entry was found.
+/// Outcome of looking up or creating an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Tracked {
-    /// It existed already.
+    /// The entry already existed.
     Known,
-    /// It was created.
+    /// The entry was created.
     New,
-    /// It does not exist, and the packet does not create it.
+    /// The packet fits no entry, and does not create one.
     Invalid,
-    /// It could not be created.
+    /// The entry could not be created.
     Full,
 }
 
-/// The flags of a packet, as far as the packet contains them.
+/// The flags of a packet, if the packet contains them.
 #[derive(Clone, Copy)]
 pub enum PacketFlags {
-    /// A later fragment has none, and creates no entry.
+    /// A later fragment, which has no flags and creates no entry.
     Unknown,
     /// TCP flags; meaningless for other protocols.
     Tcp(u8),
@@ -84,8 +84,8 @@ pub trait Gate<K> {
     type Refusal;
     /// Whether an entry belongs to this gate's endpoint, not to an earlier one with the same address.
     fn owns(&self, entry: &CtEntry) -> bool;
-    /// Number of the policy table that decides who may open flows in this direction, as in a tuple; `None` if
-    /// everyone may.
+    /// Number of the policy table that decides who may open flows in `direction` (as in a tuple); `None` if everyone
+    /// may.
     fn table(&self, direction: u8) -> Option<u32>;
     /// Whether a packet with this tuple may open a flow.
     fn admit(&self, tuple: &K) -> Result<(), Self::Refusal>;
@@ -129,9 +129,9 @@ pub fn enter<K: Tuple>(
     }
 }
 
-/// As [`enter`], but only if the gate admits it. The gate is consulted before anything is recorded: about each packet
-/// that is not a reply, and about a reply's flow if another table allowed that flow. `traffic` is called only when
-/// needed: it does not fit on the stack.
+/// As [`enter`], but only if the gate admits the packet. The gate is consulted before anything is recorded: for each
+/// packet that is not a reply, and for a reply if a different table allowed its flow. `traffic` is called only when
+/// needed, because its result does not fit on the stack.
 #[inline(always)]
 pub fn enter_if<K: Tuple, G: Gate<K>>(
     flows: Table<K, CtEntry>,
@@ -197,8 +197,9 @@ fn enter_into<K: Tuple, G: Gate<K>>(
                 return Ok(Tracked::Known);
             }
             Err(refusal) if side == Side::Original => return Err(refusal),
-            // In the other direction on the same ports, only a SYN may open a flow, or a packet of a flow that may
-            // have been opened that way: any other packet from the replying side is refused with its flow.
+            // In the reverse direction on the same ports, a flow may be opened only by a SYN, or by a packet of a flow
+            // that may have been opened in that direction. Any other packet from the replying side is refused along
+            // with its flow.
             Err(refusal)
                 if !opens(protocol, flags)
                     // SAFETY: as above.
@@ -207,7 +208,7 @@ fn enter_into<K: Tuple, G: Gate<K>>(
                 return Err(refusal);
             }
             Ok(false) | Err(_) => {
-                // Expire it: otherwise look-ups would find it before the new entry.
+                // Expire the old entry: otherwise, look-ups would find it before the new one.
                 // SAFETY: as above; a single word.
                 unsafe { (*entry).expires = seconds(now_ns) };
                 if side == Side::Reply {
@@ -241,7 +242,7 @@ fn enter_into<K: Tuple, G: Gate<K>>(
 /// An error that cannot happen.
 enum Never {}
 
-/// Whether a packet opens a connection, whatever came before it.
+/// Whether a packet opens a connection, regardless of earlier packets.
 #[inline(always)]
 fn opens(protocol: u8, flags: PacketFlags) -> bool {
     let PacketFlags::Tcp(tcp_flags) = flags else {
@@ -250,20 +251,20 @@ fn opens(protocol: u8, flags: PacketFlags) -> bool {
     protocol == IP_PROTOCOL_TCP && tcp_flags & (SYN | ACK | RST | FIN) == SYN
 }
 
-/// Whether the connection's first segments were not seen, so either side may have opened it.
+/// Whether conntrack missed the connection's first segments, so that either side may have opened it.
 ///
 /// # Safety
 ///
 /// `entry` must point to a value of a conntrack map.
 #[inline(always)]
 unsafe fn is_picked_up(entry: *const CtEntry, protocol: u8) -> bool {
-    // SAFETY: the caller's promise; map values stay valid memory for the program's run.
+    // SAFETY: the caller's promise; map values stay valid while the program runs.
     let state = unsafe { (*entry).state() };
     protocol == IP_PROTOCOL_TCP && (state.rx_flags_seen() | state.tx_flags_seen()) & SYN == 0
 }
 
 /// Judges the flow of an entry: `Ok(true)` if it may continue, `Ok(false)` if the entry belongs to another endpoint,
-/// else the refusal. Stores the table that allowed it, or 0.
+/// otherwise the refusal. Stores the table that allowed the flow, or 0.
 ///
 /// # Safety
 ///
@@ -275,20 +276,20 @@ unsafe fn judge<K: Tuple, G: Gate<K>>(
     tuple: &K,
     gate: &G,
 ) -> Result<bool, G::Refusal> {
-    // SAFETY: the caller's promise; map values stay valid memory for the program's run.
+    // SAFETY: the caller's promise; map values stay valid while the program runs.
     if unsafe { !gate.owns(&*entry) } {
         return Ok(false);
     }
     // SAFETY: as above; single words, as below.
     let allowed_by = unsafe { (*entry).policy };
-    // Every policy change creates a new table. 0 stands for none.
+    // Every policy change creates a new table. 0 means no table.
     let table = gate.table(tuple.direction());
     let is_allowed = table.is_none_or(|table| table == allowed_by && table != 0);
     if side == Side::Reply && is_allowed {
         return Ok(true);
     }
     let admission = gate.admit(tuple);
-    // The same table may refuse it now: the peer may be a different one.
+    // Even the same table may refuse the flow now: the peer may be a different one.
     let table = if admission.is_ok() { table } else { Some(0) };
     // SAFETY: as above.
     unsafe {
@@ -356,7 +357,7 @@ pub(crate) fn find<K: Tuple>(
     }
 }
 
-/// Updates or creates an echo's entry under its own tuple, whichever side sent the packet.
+/// Updates or creates the entry of an echo under exactly this tuple, whichever side sent the packet.
 #[inline(always)]
 pub fn track<K: Tuple>(
     flows: Table<K, CtEntry>,
@@ -368,7 +369,7 @@ pub fn track<K: Tuple>(
     track_at(flows, tuple, traffic, timeouts, coarse_now_ns())
 }
 
-/// As [`track`], at a given time: `CLOCK_MONOTONIC`, nanoseconds.
+/// As [`track`], at a given time (`CLOCK_MONOTONIC`, nanoseconds).
 #[inline(always)]
 pub fn track_at<K: Tuple>(
     flows: Table<K, CtEntry>,
@@ -396,8 +397,8 @@ pub fn track_at<K: Tuple>(
     }
 }
 
-/// The entry for a packet with this tuple, and which side of the flow sent it. Expired entries do not count: they
-/// wait to be collected. If there is an entry, its key replaces the tuple.
+/// Finds the entry for a packet with this tuple, and which side of the flow sent the packet. Ignores expired entries,
+/// which are waiting to be collected. If there is an entry, its key replaces the tuple.
 #[inline(always)]
 fn live<K: Tuple>(
     map: &impl FlowMap<K, CtEntry>,
@@ -406,7 +407,7 @@ fn live<K: Tuple>(
 ) -> Option<(*mut CtEntry, Side)> {
     let key: &K = tuple;
     if let Some(entry) = map.get_ptr_mut(key) {
-        // SAFETY: a map value stays valid memory for the program's run.
+        // SAFETY: a map value stays valid while the program runs.
         if unsafe { !(*entry).has_expired(now) } {
             return Some((entry, Side::Original));
         }
@@ -453,11 +454,11 @@ fn create<K: Tuple>(
     };
     entry.set_state(state);
     let mut made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));
-    if made == Err(E2BIG) && map.make_room() {
+    if made == Err(E2BIG) && map.evict() {
         made = map.insert(tuple, &entry, u64::from(BPF_NOEXIST));
     }
     if made == Err(EEXIST) {
-        // Another CPU has created it in the meantime, or an expired entry is still there.
+        // Another CPU has created the entry in the meantime, or an expired one is still there.
         if let Some(there) = map.get_ptr_mut(tuple)
             // SAFETY: a map value.
             && unsafe { !(*there).has_expired(now) }
@@ -490,7 +491,7 @@ pub(crate) unsafe fn advance<K: Tuple>(
     // SAFETY: the caller's promise; the word is aligned and inside the entry.
     let word = unsafe { entry.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>() };
     for _ in 0..STATE_ATTEMPTS {
-        // SAFETY: as above. Volatile: in one piece, and re-read each time.
+        // SAFETY: as above. Volatile: read in one piece, and again on each attempt.
         let last = unsafe { ptr::read_volatile(word) };
         let step = tcp_step(
             last,
@@ -504,7 +505,7 @@ pub(crate) unsafe fn advance<K: Tuple>(
         if step as u32 == last {
             return true;
         }
-        // SAFETY: as above. For why an intrinsic see `add`.
+        // SAFETY: as above. See `add` for why this is an intrinsic.
         let (seen, _) = unsafe {
             atomic_cxchg::<u32, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
                 word,
@@ -541,7 +542,8 @@ const REFUSED: u64 = 1 << 32;
 
 /// The state of a connection, as a word, after a segment; see [`tcp::next`].
 ///
-/// A separate function in the kernel too: the verifier checks its many paths once, not once per path that leads here.
+/// A separate function in the kernel as well: the verifier checks its many paths once, not once per path that leads
+/// here.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn tcp_step(word: u32, opened: u32, is_reply: u32, tcp_flags: u32) -> u64 {
@@ -564,7 +566,7 @@ extern "C" fn tcp_step(word: u32, opened: u32, is_reply: u32, tcp_flags: u32) ->
     u64::from(step.state.word()) | refused
 }
 
-/// Adds traffic at `now_ns` to an entry: `CLOCK_MONOTONIC`, nanoseconds.
+/// Adds traffic to an entry. `now_ns` is `CLOCK_MONOTONIC`, in nanoseconds.
 ///
 /// # Safety
 ///
@@ -578,9 +580,8 @@ pub unsafe fn update(
     now_ns: u64,
 ) {
     let now = seconds(now_ns);
-    // SAFETY: the caller's promise; map values stay valid memory for the program's run. Counters are added
-    // to atomically, since several CPUs may carry one flow; the rest are single words, where the last
-    // writer wins.
+    // SAFETY: the caller's promise; map values stay valid while the program runs. Counters are incremented atomically,
+    // since several CPUs may handle the same flow; the other fields are single words, where the last writer wins.
     unsafe {
         if traffic.rx_bytes != 0 {
             add(&raw mut (*entry).rx_packets, 1);
@@ -596,7 +597,7 @@ pub unsafe fn update(
     }
 }
 
-/// Adds to a counter that several CPUs write.
+/// Adds to a counter that several CPUs may change.
 ///
 /// # Safety
 ///

@@ -1,5 +1,6 @@
-//! Host routing: a packet to an endpoint of this node goes straight into the endpoint's namespace, bypassing the
-//! host's stack. So do an endpoint's answers to an outside client whose packets came that way through a service.
+//! Host routing: a packet to an endpoint of this node goes straight into the endpoint's namespace, bypassing the host's
+//! stack. An endpoint's answers to an outside client also bypass the stack if the client's packets did so on their way
+//! through a service.
 //!
 //! `from_endpoint` and `to_service` pass packets to the program `deliver`, which has its own stack. Packets that a
 //! router would answer, or must examine more closely, are left to the host's stack, which sends them through
@@ -34,10 +35,10 @@ pub fn routes(config: &DatapathConfig) -> bool {
     service::is_there() && routes_itself(config.flags)
 }
 
-/// Tail-calls `deliver`. Returns if that program is not there.
+/// Tail-calls `deliver`. Returns only if there is no such program.
 #[inline(always)]
 pub fn hand_over(frame: &Frame) {
-    // SAFETY: a tail call runs no drops, and no value of these programs implements `Drop`.
+    // SAFETY: a tail call skips destructors, but no value in these programs implements `Drop`.
     unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_DELIVER) };
 }
 
@@ -49,7 +50,7 @@ pub fn hand_over_answer(frame: &Frame) {
     frame.set_mark(0);
 }
 
-/// The program `deliver`: an untagged packet from an endpoint, or for a service from outside.
+/// The program `deliver`: handles an untagged packet from an endpoint, or one from outside for a service.
 #[inline(always)]
 pub fn deliver(frame: &Frame) -> Verdict {
     let done = match frame.protocol() {
@@ -74,7 +75,7 @@ fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
     }
     let (source, destination) = T::ends(ip);
     if is_answer {
-        // `to_netdev` counts it, and sets the service's source.
+        // `to_netdev` counts the packet, and sets its source to the service's address.
         return fib::send::<T>(frame, source, destination).map(redirected_uncounted);
     }
     let endpoint = endpoint_of(destination.to_addr(), frame.ifindex())?;
@@ -82,7 +83,7 @@ fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
         return None;
     }
     decrement_ttl::<T>(frame, IP_AT as u32)?;
-    // From here on, the packet counts as being at the endpoint's device.
+    // From here on, treat the packet as being at the endpoint's device.
     let frame = &frame.on_way_to(endpoint.ifindex);
     if let Err(verdict) = admit::<T>(frame, endpoint) {
         return Some(verdict);
@@ -99,11 +100,11 @@ fn hand_on<T: Packets>(frame: &Frame) -> Option<Verdict> {
     ))
 }
 
-/// The destination endpoint of a packet that came in on another device. The health endpoint's packets are handled by
-/// `to_endpoint`.
+/// The endpoint that a packet is for, if the packet came in on another device. Packets to the health endpoint are left
+/// to `to_endpoint`.
 #[inline(always)]
 fn endpoint_of(addr: Addr, came_by: u32) -> Option<&'static EndpointInfo> {
-    // SAFETY: entries are replaced as a whole by the agent and never changed by a program.
+    // SAFETY: the agent replaces entries as a whole, and programs never change them.
     let endpoint = unsafe { HEALTH_ENDPOINTS.get(addr) }?;
     (endpoint.flags & ENDPOINT_HEALTH == 0 && endpoint.ifindex != came_by).then_some(endpoint)
 }

@@ -1,5 +1,6 @@
-//! Fragments that arrive before the first one of their packet, which alone identifies the flow. They are held until
-//! it arrives, and then sent after it. A host that reassembles waits for it in the same way.
+//! Early fragments: those that arrive before the first fragment of their packet, which alone identifies the flow. They
+//! are held until the first fragment arrives, and then sent on after it. A host that reassembles the packet waits for
+//! its first fragment in the same way.
 
 #![allow(
     clippy::needless_borrows_for_generic_args,
@@ -28,50 +29,50 @@ use crate::maps::{
 };
 use crate::metrics::{Verdict, held};
 
-/// Approximate number of fragments held over all packets; the oldest are evicted first.
+/// Approximate number of fragments held for all packets together; the oldest are evicted first.
 pub const HELD_FRAGMENTS: u32 = 1_024;
-/// Approximate number of packets remembered because a fragment was held or the first one was seen.
+/// Approximate number of packets remembered because a fragment was held or their first fragment was seen.
 pub const EARLY_PACKETS: u32 = 8_192;
 /// Approximate number of sources whose early fragments are counted.
 pub const EARLY_SOURCES: u32 = 1_024;
-/// Longest fragment that can be held, from the link header on, bytes: enough for devices with an MTU of 1,500 bytes,
-/// and for tags. On jumbo frames, early fragments belong to no known flow.
+/// Maximum length of a held fragment, in bytes from the link header on: enough for an MTU of 1,500 bytes plus tags. On
+/// jumbo frames, early fragments belong to no known flow.
 const FRAME_MAX: u32 = 2_040;
-/// Maximum number of fragments held per packet: 65,535 bytes in pieces of 1,280, the smallest MTU of IPv6, make 54.
+/// Maximum number of fragments held per packet: 65,535 bytes in pieces of 1,280, the minimum MTU of IPv6, make 54.
 const HELD_OF_PACKET: u32 = 64;
 /// Maximum number of fragments held per source in [`WINDOW_SECS`].
 const HELD_OF_SOURCE: u32 = 256;
 /// See [`HELD_OF_SOURCE`].
 const WINDOW_SECS: u32 = 4;
-/// How long a first fragment can spend in a CPU's queue. After that it counts as lost.
+/// Longest time that a first fragment can spend in a CPU's queue. After that, it is considered lost.
 const QUEUED_NS: u64 = 20_000_000;
 
-/// When to start holding fragments, seconds of `CLOCK_MONOTONIC`: a while after the programs take over. They do not
-/// know packets whose first fragment other programs saw. Set when the programs are loaded.
+/// When to start holding fragments, in seconds of `CLOCK_MONOTONIC`: some time after these programs take over, since
+/// they do not know packets whose first fragment was seen by other programs. Set when the programs are loaded.
 #[unsafe(no_mangle)]
 static HOLDS_FROM: Global<u32> = Global::new(0);
 
-/// A fragmented packet.
+/// Identifies a fragmented packet.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct PacketKey {
     source: Addr,
     destination: Addr,
     id_be: u32,
-    /// With IPv4, where each protocol may count identifications separately; 0 with IPv6.
+    /// IP protocol for IPv4, where each protocol may number its packets separately; 0 for IPv6.
     protocol: u32,
 }
 
-/// What is known about a packet.
+/// State of a fragmented packet.
 #[repr(C)]
 pub struct EarlyPacket {
-    /// When the first fragment was sent on together with the others, `CLOCK_MONOTONIC`.
+    /// When the first fragment was sent on, followed by the held ones: `CLOCK_MONOTONIC`.
     released_ns: u64,
-    /// When this expires: seconds of `CLOCK_MONOTONIC`. Identifications get reused.
+    /// When this entry expires, in seconds of `CLOCK_MONOTONIC`. Identifications get reused.
     expires: u32,
     /// Number of fragments held.
     held: u32,
-    /// One of the constants below.
+    /// `WAITING`, `QUEUED` or `PASSED`.
     state: u32,
     /// Explicit padding, zero.
     pad: u32,
@@ -79,9 +80,9 @@ pub struct EarlyPacket {
 
 /// The first fragment has not arrived yet.
 const WAITING: u32 = 0;
-/// It is in a queue, to pass its device again.
+/// The first fragment is in a queue, and will pass its device again.
 const QUEUED: u32 = 1;
-/// It has passed.
+/// The first fragment has passed.
 const PASSED: u32 = 2;
 
 /// Key of a held fragment: its packet, and its number within the packet.
@@ -96,30 +97,30 @@ pub struct FrameKey {
 #[repr(C)]
 pub struct EarlyFrame {
     length: u32,
-    /// The device that it came in on.
+    /// The device on which the fragment came in.
     ifindex: u32,
     bytes: [u8; FRAME_MAX as usize],
 }
 
-/// Number of a source's fragments held since `since`, seconds of `CLOCK_MONOTONIC`.
+/// Number of fragments of one source that were held since `since` (seconds of `CLOCK_MONOTONIC`).
 #[repr(C)]
 pub struct EarlySource {
     since: u32,
     count: u32,
 }
 
-/// Per-CPU scratch space for what does not fit on the stack.
+/// Per-CPU scratch space for data that does not fit on the stack.
 #[repr(C)]
 pub struct EarlyDraft {
     key: FrameKey,
     frame: EarlyFrame,
 }
 
-/// Puts fragments in order at the device that they come in on: `Some` if this one is held, or was queued together
-/// with those that waited for it, to pass its device once more.
+/// Puts fragments in order at the device on which they come in. `Some` if this fragment is held, or if it was queued
+/// together with the fragments that waited for it, to pass its device again.
 #[inline(always)]
 pub fn put_in_order<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
-    // A held fragment would come back with the first one's tag, or without its own.
+    // A held fragment would come back with the first fragment's tag, or without its own.
     let is_tagged = frame.has_vlan_tag() || ip_at != frame.link_header_len();
     if is_tagged || !T::may_be_fragment(frame.at(ip_at)?) {
         return None;
@@ -130,10 +131,10 @@ pub fn put_in_order<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<Verdict
 
 /// The packet passes.
 const FORWARD: u64 = 0;
-/// The bytes are stored elsewhere now: drop what is left of the packet.
+/// The packet's bytes are now stored elsewhere: drop the original.
 const HELD: u64 = 1;
 
-/// A separate function in the kernel too: its callers have no stack space left.
+/// A separate function in the kernel as well: its callers have no stack space left.
 #[inline(never)]
 fn arrange<T: Fragments>(skb: *mut __sk_buff, ip_at: u32) -> u64 {
     let frame = &Frame::new(TcContext::new(skb));
@@ -148,8 +149,8 @@ fn arrange<T: Fragments>(skb: *mut __sk_buff, ip_at: u32) -> u64 {
     };
     let now = coarse_now_secs();
     let expires = now + config.timeouts.fragment;
-    // SAFETY: a value of that map. All fragments of a packet come in on one queue of a device; if they do not, one may
-    // be lost.
+    // SAFETY: a value of that map. All fragments of a packet come in on the same queue of a device; if they do not, a
+    // fragment may be lost.
     let known = HEALTH_EARLY
         .get_ptr_mut(&draft.key.packet)
         .map(|known| unsafe { &mut *known })
@@ -177,8 +178,8 @@ fn arrange<T: Fragments>(skb: *mut __sk_buff, ip_at: u32) -> u64 {
     HELD
 }
 
-/// The draft with the key of a fragment's packet, and whether this is the first fragment; `None` for one that need
-/// not wait.
+/// The draft, with the key of the fragment's packet filled in, and whether this is the first fragment; `None` if the
+/// fragment need not wait.
 #[inline(always)]
 fn draft<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<(&'static mut EarlyDraft, bool)> {
     let (fragment, protocol) = T::fragment_at(frame, ip_at)?;
@@ -186,7 +187,7 @@ fn draft<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<(&'static mut Earl
     if !fragment.first && fragment::is_known::<T>(source, destination, fragment.id_be, protocol) {
         return None;
     }
-    // SAFETY: a value of that map, of this CPU alone: programs on one CPU do not interrupt each other here.
+    // SAFETY: a per-CPU value of that map; programs on one CPU do not interrupt each other here.
     let draft = unsafe { &mut *HEALTH_EARLY_DRAFT.get_ptr_mut(0)? };
     draft.key = FrameKey {
         packet: PacketKey {
@@ -200,7 +201,7 @@ fn draft<T: Fragments>(frame: &Frame, ip_at: usize) -> Option<(&'static mut Earl
     Some((draft, fragment.first))
 }
 
-/// Handles the first fragment of a packet: it passes, or is queued with the waiting ones behind it.
+/// Handles the first fragment of a packet: lets it pass, or queues it with the held fragments behind it.
 #[inline(always)]
 fn first(
     frame: &Frame,
@@ -214,7 +215,7 @@ fn first(
     };
     let count = known.held;
     known.expires = expires;
-    // The kernel's queue may be full: the next fragment that arrives tries again.
+    // Nothing waits for this fragment, or the kernel's queue is full: it passes at once.
     if count == 0 || !send(frame, frame.ifindex()) {
         known.state = PASSED;
         return FORWARD;
@@ -229,7 +230,7 @@ fn first(
 /// Handles a fragment that arrives while the first one of its packet is in the queue.
 #[inline(always)]
 fn queue_behind(frame: &Frame, known: &EarlyPacket) -> u64 {
-    // The first one may be lost: make sure that no fragment circulates for ever.
+    // The first fragment may be lost: make sure that no fragment circulates forever.
     let is_queued = coarse_now_ns().wrapping_sub(known.released_ns) < QUEUED_NS;
     if is_queued && send(frame, frame.ifindex()) {
         HELD
@@ -273,7 +274,7 @@ fn has_share(source: &Addr, now: u32) -> bool {
     counted.count <= HELD_OF_SOURCE
 }
 
-/// Stores a copy of a fragment to hold it.
+/// Holds a fragment by storing a copy of it.
 #[inline(always)]
 fn keep(frame: &Frame, draft: &mut EarlyDraft, number: u32) -> bool {
     let Some(length) = within(frame.length(), 1, FRAME_MAX) else {
@@ -282,7 +283,7 @@ fn keep(frame: &Frame, draft: &mut EarlyDraft, number: u32) -> bool {
     draft.key.number = number;
     draft.frame.length = length;
     draft.frame.ifindex = frame.ifindex();
-    // SAFETY: `within` limits the length to the size of the buffer, as the verifier sees.
+    // SAFETY: `within` limits the length to the size of the buffer, which the verifier sees.
     let failed = unsafe {
         bpf_skb_load_bytes(
             frame.skb().cast(),
@@ -297,8 +298,8 @@ fn keep(frame: &Frame, draft: &mut EarlyDraft, number: u32) -> bool {
             .is_ok()
 }
 
-/// Sends the waiting fragments to the devices that they came in on. Each one is a copy of the current packet, whose
-/// bytes are overwritten with those of the next fragment.
+/// Sends the held fragments to the devices on which they came in. Each is sent as a copy of the current packet, whose
+/// bytes are first overwritten with the fragment's.
 #[inline(always)]
 fn release(frame: &Frame, draft: &mut EarlyDraft, count: u32) {
     for number in 0..HELD_OF_PACKET {

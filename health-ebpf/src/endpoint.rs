@@ -36,15 +36,15 @@ use crate::packet::load;
 use crate::source::Source;
 use crate::{delivery, early, service};
 
-/// Whether an exchange is recorded in conntrack and counted. Only benchmarks do without.
+/// Whether an exchange is recorded in conntrack and counted. Only benchmarks skip this.
 pub trait State {
     /// See [`State`].
     const IS_STATEFUL: bool;
 }
 
-/// With state.
+/// Records and counts exchanges.
 pub struct Stateful;
-/// Without.
+/// Does neither.
 pub struct Stateless;
 
 impl State for Stateful {
@@ -57,7 +57,7 @@ impl State for Stateless {
 /// Handles a packet on its way to an endpoint.
 #[inline(always)]
 pub fn to_endpoint<S: State>(frame: &Frame) -> Verdict {
-    // The endpoint's packet to itself through a service, or an error about its own packet.
+    // The endpoint's own packet to itself through a service, or an ICMP error about one of its packets.
     if frame.mark() == MARK_ANSWERED && frame.came_by() == frame.ifindex() {
         frame.set_mark(0);
         return pass(frame, Reason::Forwarded, Direction::Egress);
@@ -84,7 +84,7 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
         frame.set_mark(0);
         return ignore();
     }
-    // The stack would strip one tag, or two, and deliver the packet inside.
+    // The stack would strip up to two tags and deliver the packet inside.
     match (frame.has_vlan_tag(), frame.protocol()) {
         (false, ETHERTYPE_IPV4) => from_endpoint_ip::<Tuple4>(frame),
         (false, ETHERTYPE_IPV6) => match from_endpoint_solicitation(frame) {
@@ -97,14 +97,16 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
 }
 
 /// How the IP versions differ in handling an endpoint's packets.
-pub(crate) trait Packets: Link + service::Steps + Source + Fragments {
-    /// Whether the header's protocol is enough to tell that a packet is not an echo request, unless it is this
-    /// version's ICMP. With IPv6, an extension header may precede an echo request.
+pub(crate) trait Packets:
+    Link + service::Direct + service::Unreachable + Source + Fragments
+{
+    /// Whether a protocol other than ICMP in the IP header rules out an echo request. Not so for IPv6, where an
+    /// extension header may precede the request.
     const HEADER_NAMES_PROTOCOL: bool;
-    /// Whether routers on a packet's way examine more than its header.
+    /// Whether routers on a packet's path must examine more than its fixed header.
     fn has_options(ip: &Self::Header) -> bool;
-    /// Judges a packet to the health endpoint, which has this hardware address, and cuts off options that must not be
-    /// in its reply.
+    /// Judges a packet to the health endpoint, whose hardware address is `mac`, and cuts off options that the reply
+    /// must not contain.
     fn judge(frame: &Frame, mac: [u8; 6]) -> EchoVerdict;
     /// Turns an echo request into its reply.
     fn turn(ip: &mut Self::Header, echo: &mut EchoHeader);
@@ -172,7 +174,7 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
         return refuse(frame, reason, Direction::Egress);
     }
     let destination = T::ends(ip).1.to_addr();
-    // No router forwards such a packet: it is the host's own.
+    // No router forwards a link-local packet, so this one is the host's own.
     if T::has_link_destination(ip) {
         return pass(frame, Reason::Forwarded, Direction::Egress);
     }
@@ -203,8 +205,8 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
     }
 }
 
-/// Records a packet to an endpoint in its flow, and rewrites the source of a service's answer to the service's
-/// address. `Err`: the packet goes no further.
+/// Records a packet to an endpoint in the entry of its flow. If the packet is an answer from a service, rewrites its
+/// source to the service's address. `Err` if the packet goes no further.
 #[inline(always)]
 pub(crate) fn admit<T: Packets>(frame: &Frame, endpoint: &EndpointInfo) -> Result<(), Verdict> {
     let tracked = track::<T>(frame, TUPLE_IN, Some(endpoint));
@@ -219,7 +221,7 @@ pub(crate) fn admit<T: Packets>(frame: &Frame, endpoint: &EndpointInfo) -> Resul
     }
 }
 
-/// Judges the fixed headers. If there are options, the echo header is further back and is read separately.
+/// Judges a packet by its fixed headers. After options, the echo header is further back and is read separately.
 #[inline(always)]
 fn judge4(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
     if !frame.pull(L4_AT4 + echo::ECHO_LEN) {
@@ -252,7 +254,7 @@ fn judge4(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
     }
 }
 
-/// Cuts the options off if they are of a kind that is not echoed.
+/// Cuts off the options if they are of a kind that is not echoed.
 #[inline(always)]
 fn judge_and_cut_options(frame: &Frame, len: u32) -> EchoVerdict {
     let mut options = [0_u32; IPV4_OPTIONS_MAX / 4];
@@ -371,8 +373,7 @@ fn to_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
 
 #[inline(always)]
 fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
-    // Processes in the endpoint can keep the header out of the linear part, but they cannot keep it from being
-    // checked.
+    // Processes in the endpoint can keep the header out of the linear area, but they cannot keep it from being checked.
     if !frame.pull(T::L4_AT) {
         return refuse(frame, Reason::InvalidPacket, Direction::Ingress);
     }
@@ -384,8 +385,8 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
     }
     let source = T::ends(ip).0.to_addr();
     if T::has_link_source(ip) {
-        // With anything else, the endpoint could talk to the host under an address that no policy knows, and could
-        // fill the host's neighbour table with other addresses.
+        // Otherwise, the endpoint could talk to the host from an address that no policy knows, and could fill the
+        // host's neighbour table with other addresses.
         let endpoint = endpoint_at(frame, source);
         let may_ask = endpoint.is_some_and(|endpoint| endpoint.flags & ENDPOINT_DHCPV6 != 0);
         return if (endpoint.is_some() || source.is_unset()) && T::is_needed(frame, may_ask) {
@@ -457,8 +458,8 @@ fn from_endpoint_arp(frame: &Frame) -> Verdict {
         return refuse(frame, Reason::InvalidPacket, Direction::Ingress);
     };
     let Some(endpoint) = endpoint_at(frame, Addr::v4(u32::from_ne_bytes(arp.spa))) else {
-        // With another address, it could take over that address's entry in the host's neighbour table, or fill the
-        // table. A request without a sender address creates no entry (RFC 5227 section 2.1.1).
+        // With another sender address, the endpoint could take over that address's entry in the host's neighbour table,
+        // or fill the table. A request without a sender address creates no entry (RFC 5227 section 2.1.1).
         return if arp.spa == [0; 4] {
             pass(frame, Reason::Forwarded, Direction::Ingress)
         } else {
@@ -489,7 +490,7 @@ fn arp(frame: &Frame) -> Option<(&mut EthHdr, &mut ArpHdr)> {
 /// Splits a valid neighbour solicitation into its parts.
 #[inline(always)]
 fn solicitation(frame: &Frame) -> Option<(&mut EthHdr, &mut Ipv6Header, &mut Neighbour)> {
-    // Longer ones are not answered, so nothing is pulled for other packets.
+    // Only solicitations of this exact length are answered, so nothing is pulled for other packets.
     if frame.length() as usize != L4_AT6 + size_of::<Neighbour>()
         || !frame.pull(L4_AT6 + size_of::<Neighbour>())
     {
@@ -502,7 +503,7 @@ fn solicitation(frame: &Frame) -> Option<(&mut EthHdr, &mut Ipv6Header, &mut Nei
         .then_some(headers)
 }
 
-/// Sends an answer about a neighbour back: to the host if it asked, out to the endpoint if the endpoint asked.
+/// Sends a neighbour reply to whichever side asked: back in to the host, or out to the endpoint.
 #[inline(always)]
 fn answer_neighbour(frame: &Frame, ifindex: u32, direction: Direction) -> Verdict {
     let flags = match direction {
@@ -534,7 +535,7 @@ fn for_health_endpoint(frame: &Frame, addr: Addr) -> Option<&'static DatapathCon
 
 #[inline(always)]
 fn endpoint_at(frame: &Frame, addr: Addr) -> Option<&'static EndpointInfo> {
-    // SAFETY: entries are replaced as a whole by the agent and never changed by a program.
+    // SAFETY: the agent replaces entries as a whole, and programs never change them.
     let endpoint = unsafe { HEALTH_ENDPOINTS.get(addr) }?;
     (endpoint.ifindex == frame.ifindex()).then_some(endpoint)
 }

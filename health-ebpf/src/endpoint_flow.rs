@@ -1,7 +1,7 @@
 //! Conntrack and policy for packets that endpoints send and receive.
 //!
-//! The steps are subprograms. A program and those that it calls share 512 bytes of stack, so the steps do not call each
-//! other.
+//! The steps are subprograms. A program and the subprograms that it calls share 512 bytes of stack, so the steps do not
+//! call each other.
 
 use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT};
 use health_common::echo::PROTOCOL_ICMPV6;
@@ -24,9 +24,9 @@ use crate::policy::{Enforcement, admit};
 use crate::service::is_past_stack;
 use crate::subprogram::{Argument, Returned, Stage, subprogram};
 
-/// Records a packet that travels in `direction` (as in a tuple) in the entry of its flow, unless it is refused by the
-/// policy of the endpoint that sends or receives it. Without an endpoint there is no policy, and the sender is
-/// unknown. Returns the ways that the packet may take.
+/// Records a packet that travels in `direction` (as in a tuple) in the entry of its flow, unless the policy of the
+/// sending or receiving endpoint refuses it. Without an endpoint there is no policy, and the sender is unknown. Returns
+/// the paths that the packet may take.
 #[inline(always)]
 pub fn track<T: Link>(
     frame: &Frame,
@@ -50,13 +50,13 @@ pub fn track<T: Link>(
     Ok(Ways::HostStack)
 }
 
-/// The ways that a packet may take.
+/// Paths that a packet may take.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Ways {
-    /// Any way.
+    /// Any path.
     All,
-    /// Only through the host's stack: it may have translated the packet that this one answers.
+    /// Only through the host's stack, which may have translated the packet that this one answers.
     HostStack,
     /// Past the host's stack, to an outside client: the stack has not seen the packet that this one answers.
     PastStack,
@@ -65,11 +65,11 @@ pub enum Ways {
 // SAFETY: `repr(u32)`, three variants without fields.
 unsafe impl Stage for Ways {}
 
-/// How much [`enter_packet`] has done for a packet.
+/// How far [`enter_packet`] got with a packet.
 enum Entered {
-    /// Everything.
+    /// It is done with the packet.
     Whole(Ways),
-    /// Something is left to do.
+    /// The message is still to be judged.
     Left(Message),
 }
 
@@ -92,13 +92,13 @@ impl Returned for Entered {
     }
 }
 
-/// A packet that belongs to no flow, in one word, which LLVM does not take apart: the offset of its content (bits 0 to
-/// 15), its protocol (16 to 23), and whether it is an ICMP error (24).
+/// A packet that belongs to no flow, packed into one word so that LLVM does not split it: the offset of its content
+/// (bits 0 to 15), its protocol (16 to 23), and whether it is an ICMP error (24).
 #[derive(Clone, Copy)]
 struct Message(u32);
 
 impl Message {
-    /// Set in each message.
+    /// Bit that is set in every message.
     const MARK: u32 = 1 << 31;
 
     #[inline(always)]
@@ -118,7 +118,7 @@ impl Message {
         (self.0 >> 16) as u8
     }
 
-    /// An ICMP error, as opposed to something else that belongs to no flow.
+    /// Whether this is an ICMP error rather than another packet that belongs to no flow.
     #[inline(always)]
     fn is_error(self) -> bool {
         self.0 >> 24 & 1 != 0
@@ -139,7 +139,7 @@ impl Argument for Message {
     }
 }
 
-/// Completes packets of flows, and all other packets that no policy must judge.
+/// Fully handles packets that belong to flows, and all others that no policy must judge.
 #[subprogram(enter_packet4, enter_packet6)]
 fn enter_packet<T: Version>(
     frame: &Frame,
@@ -186,9 +186,9 @@ fn enter_packet<T: Version>(
     let is_answer = packet.tuple.direction() != direction;
     let mut ways = Ways::All;
     if is_answer {
-        // If another endpoint reached this one by its own address, there is an entry for that flow too. Otherwise the
-        // packet came from elsewhere, or was translated in the host's stack, which must see the answer unless the
-        // packet bypassed it.
+        // If another endpoint reached this one by its own address, that flow has an entry too. Otherwise, the request
+        // came from elsewhere or was translated in the host's stack. The stack must then see the answer, unless the
+        // request bypassed it.
         let asked = packet.tuple.with_direction(TUPLE_OUT);
         if direction == TUPLE_OUT && delivery::routes(config) && !has_entry(T::flows(), &asked) {
             ways = if is_past_stack(&asked.reply()) {
@@ -199,7 +199,7 @@ fn enter_packet<T: Version>(
         }
         packet.tuple = packet.tuple.reply();
     }
-    // Not earlier: refused packets would use up space that others need.
+    // Not earlier, or refused packets would use up space that others need.
     keep(&packet, &config.timeouts);
     Ok(Entered::Whole(ways))
 }
@@ -288,7 +288,7 @@ fn peer<A>(source: A, destination: A, direction: u8) -> A {
     }
 }
 
-/// The destination port of a flow's packet for policy, network byte order: for an echo, its type.
+/// The destination port of a flow's packet that policy applies to, in network byte order; for an echo, its ICMP type.
 #[inline(always)]
 fn destination_port<T: Version>(tuple: &T) -> u16 {
     let (_, port_be) = tuple.destination();
@@ -354,7 +354,7 @@ fn is_related<T: Version>(
     let Some((source, destination)) = T::addresses(frame, IP_AT) else {
         return false;
     };
-    // Routers on the way may report to an endpoint that its packets did not reach others.
+    // Routers on the path may report to an endpoint that its packets did not reach their destination.
     let is_between = inner.reply.destination().0 == destination
         && (direction == TUPLE_IN || inner.reply.source().0 == source);
     let gate = EndpointGate::new(endpoint, frame);

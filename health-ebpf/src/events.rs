@@ -1,8 +1,8 @@
 //! Events for monitoring: records for `HEALTH_EVENTS`, written only if `HEALTH_MONITOR` wants them.
 //!
-//! While no client monitors, an event costs a program one array look-up, which the kernel inlines, and a test.
-//! Everything else is in separate functions in the kernel too, so that the verifier checks them once, not once per
-//! caller.
+//! While no client is monitoring, an event costs a program one array look-up, which the kernel inlines, and a test.
+//! Everything else is in functions that are separate in the kernel as well, so that the verifier checks them once, not
+//! once per caller.
 
 use core::ptr;
 
@@ -23,11 +23,11 @@ use crate::maps::{
 use crate::metrics::count_bytes;
 use crate::subprogram::subprogram;
 
-/// Reports that a packet is dropped.
+/// Reports a dropped packet.
 #[inline(always)]
 pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
     if is_wanted(WANT_DROP | WANT_NAT) {
-        tell_drop(frame, reason as u8, direction as u8, frame.ifindex());
+        report_drop(frame, reason as u8, direction as u8, frame.ifindex());
     }
 }
 
@@ -39,7 +39,7 @@ pub fn report_flow<T: Tuple>(kind: u8, tuple: &T, entry: &CtEntry) {
     }
     let (ifindex, identity) = (entry.ifindex, entry.source_identity);
     let tuple = ptr::from_ref(tuple);
-    // A generic type has no name in the kernel, which checks the arguments of separate functions.
+    // The kernel checks the argument types of separate functions, and a generic type has no name there.
     if T::IP_VERSION == Tuple4::IP_VERSION {
         report_flow4(tuple.cast(), kind.into(), ifindex, identity);
     } else {
@@ -54,8 +54,8 @@ fn is_wanted(kinds: u32) -> bool {
         .is_some_and(|filter| filter.wanted & kinds != 0)
 }
 
-#[subprogram(tell_drop)]
-fn tell_drop(frame: &Frame, reason: u8, direction: u8, ifindex: u32) {
+#[subprogram(report_drop)]
+fn report_drop(frame: &Frame, reason: u8, direction: u8, ifindex: u32) {
     let Some(event) = draft() else {
         return;
     };
@@ -75,11 +75,11 @@ fn tell_drop(frame: &Frame, reason: u8, direction: u8, ifindex: u32) {
     write(event);
 }
 
-/// A record to fill in.
+/// This CPU's scratch record, to be filled in.
 #[inline(always)]
 fn draft() -> Option<&'static mut Event> {
-    // SAFETY: a valid pointer into this CPU's slot. Programs on one CPU do not interrupt each other here, as all run
-    // with bottom halves off, and each function asks once.
+    // SAFETY: a valid pointer into this CPU's slot. Programs on one CPU do not interrupt each other here, as they all
+    // run with bottom halves disabled, and each function calls this only once.
     HEALTH_DRAFT
         .get_ptr_mut(0)
         .map(|event| unsafe { &mut *event })
@@ -116,7 +116,7 @@ extern "C" fn report_flow4(
     ifindex: u32,
     source_identity: u32,
 ) -> u32 {
-    // SAFETY: made of a reference to such a tuple; the verifier requires a comparison with null.
+    // SAFETY: made from a reference to such a tuple; the verifier requires a null check.
     write_flow(unsafe { tuple.as_ref() }, kind, ifindex, source_identity)
 }
 
@@ -133,7 +133,7 @@ extern "C" fn report_flow6(
     write_flow(unsafe { tuple.as_ref() }, kind, ifindex, source_identity)
 }
 
-/// The result is meaningless: functions in the kernel must have one.
+/// Writes an event about a flow. The result is meaningless, but functions in the kernel must have one.
 #[inline(always)]
 fn write_flow<T: Tuple>(tuple: Option<&T>, kind: u32, ifindex: u32, source_identity: u32) -> u32 {
     let (Some(tuple), Some(event)) = (tuple, draft()) else {
@@ -164,8 +164,8 @@ fn write(event: &mut Event) {
     }
 }
 
-/// Id of the endpoint that an event concerns: the one that owns the device or, failing that, an address. A forged
-/// source identifies no endpoint, and the destination is not reported instead: it did nothing.
+/// ID of the endpoint that an event concerns: the one that owns the device or, failing that, an address. A forged
+/// source identifies no endpoint; the destination is not reported instead, because that endpoint did nothing.
 #[inline(always)]
 fn endpoint(event: &Event) -> u16 {
     if let Some(config) = HEALTH_CONFIG.get(0)
@@ -193,7 +193,7 @@ fn endpoint(event: &Event) -> u16 {
 
 #[inline(always)]
 fn endpoint_at(addr: &Addr) -> u16 {
-    // SAFETY: entries are replaced as a whole by the agent and never changed by a program.
+    // SAFETY: the agent replaces entries as a whole, and programs never change them.
     unsafe { HEALTH_ENDPOINTS.get(addr) }.map_or(0, |endpoint| endpoint.id)
 }
 

@@ -18,9 +18,9 @@ struct NextHop {
 
 const _: () = assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_redir_neigh>());
 
-/// Forwards an untagged packet between these addresses by the host's routes, bypassing the host's stack. The result
-/// is the classifier's return value. `None`, with the packet unchanged, if the stack must handle it: there is no
-/// route, the packet is too long for the next device, or its hop count has run out and its sender must be notified.
+/// Forwards an untagged packet between these addresses along the host's routes, bypassing the host's stack. The result
+/// is the classifier's return value. `None`, with the packet unchanged, if the stack must handle it: there is no route,
+/// the packet is too long for the next device, or its hop count has run out and its sender must be notified.
 #[inline(always)]
 pub fn send<T: Version>(frame: &Frame, source: T::Address, destination: T::Address) -> Option<i64> {
     let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);
@@ -51,8 +51,8 @@ pub struct FibLookup {
     /// Protocol after the IP header.
     pub protocol: u8,
     ports_be: [u16; 2],
-    /// Length from the IP header on, bytes, host byte order: if it is too long for the next device, no way is found.
-    /// 0: not checked.
+    /// Packet length from the IP header on, in bytes, host byte order: if it is too long for the next device, no route
+    /// is found. 0: not checked.
     pub total_len: u16,
     /// Input: the device that the packet came in on. Output: the device that it leaves on.
     pub ifindex: u32,
@@ -86,7 +86,7 @@ impl FibLookup {
         }
     }
 
-    /// Looks up the packet's way at a tc hook, and returns whether there is one.
+    /// Looks up the packet's route at a tc hook, and returns whether there is one.
     #[inline(always)]
     pub fn is_found(&mut self, frame: &Frame) -> bool {
         // SAFETY: a valid context.
@@ -95,7 +95,7 @@ impl FibLookup {
         found == BPF_FIB_LKUP_RET_SUCCESS.into() || found == BPF_FIB_LKUP_RET_NO_NEIGH.into()
     }
 
-    /// Looks up the packet's way. The result is `BPF_FIB_LKUP_RET_SUCCESS` or another of these codes, or negative.
+    /// Looks up the packet's route. Returns `BPF_FIB_LKUP_RET_SUCCESS` or another of these codes, or a negative error.
     ///
     /// # Safety
     ///

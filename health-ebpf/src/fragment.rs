@@ -14,9 +14,9 @@ use crate::packet::load;
 
 /// Detects fragments without reading the rest of the packet.
 pub trait Fragments: Version {
-    /// Whether a closer look is worthwhile.
+    /// Whether a packet may be a fragment, judging by its IP header alone.
     fn may_be_fragment(ip: &Self::Header) -> bool;
-    /// Fragment information for the packet whose IP header is at `ip_at`, and with IPv4 its protocol. With IPv6, the
+    /// Fragment information for the packet whose IP header is at `ip_at`, and its protocol (0 for IPv6). With IPv6, the
     /// fragment header must follow the IP header directly.
     fn fragment_at(frame: &Frame, ip_at: usize) -> Option<(Fragment, u8)>;
     /// See [`FragmentKey4`] and [`FragmentKey6`].
@@ -98,11 +98,11 @@ pub fn is_known<T: Fragments>(
     ports.is_some_and(|ports| !ports.has_expired(coarse_now_secs()))
 }
 
-/// A packet's [`Kind`], once the ports of a fragment were looked up.
+/// A packet's [`Kind`], after looking up the ports of a fragment.
 pub enum Resolved {
     /// A packet of a flow.
     Flow,
-    /// A later fragment of a packet whose first one was not seen.
+    /// A later fragment of a packet whose first fragment was not seen.
     UnknownFragment,
     /// An ICMP error.
     Error,
@@ -111,7 +111,7 @@ pub enum Resolved {
 }
 
 impl Resolved {
-    /// Classifies a packet. If it is a later fragment, its ports become those of its packet.
+    /// Classifies a packet. If it is a later fragment, sets its ports to those of its packet.
     #[inline(always)]
     pub fn of<T: Version>(packet: &mut Packet<T>) -> Self {
         match packet.kind {

@@ -11,12 +11,12 @@ use network_types::vlan::VlanHdr;
 
 use crate::subprogram::Context;
 
-/// Offset of the IP header in an untagged packet of an endpoint. Headers are at fixed offsets: no extension headers
-/// or options are walked.
+/// Offset of the IP header in an endpoint's untagged packet. Headers are at fixed offsets: no extension headers or
+/// options are walked.
 pub const IP_AT: usize = EthHdr::LEN;
 
-/// Length of the header before the IP header or the VLAN tags on the programs' device, bytes: Ethernet's, or 0 for
-/// devices whose packets start with the IP header. Set when the programs are loaded; the verifier treats it as a
+/// Length in bytes of the link header on the programs' device, excluding VLAN tags: that of the Ethernet header, or 0
+/// for devices whose packets start with the IP header. Set when the programs are loaded; the verifier treats it as a
 /// constant.
 #[unsafe(no_mangle)]
 static LINK_HEADER_LEN: Global<u32> = Global::new(IP_AT as u32);
@@ -28,22 +28,22 @@ pub const L4_AT4: usize = IP_AT + 20;
 /// Offset of the data after the IPv6 header.
 pub const L4_AT6: usize = IP_AT + 40;
 
-/// Mark of a packet that one of an endpoint's programs turned round. The other program sees it once and clears it.
-/// Marks do not cross namespaces, so no endpoint can set it; any other packet that this host marks this way came in
-/// on another device, or on none. At an uplink, it marks a packet that leaves unchanged: an error that `to_service`
-/// sends back, or a packet forwarded to a backend that answers the client directly.
+/// Mark of a packet that one of an endpoint's programs turned round. The other program sees the mark once and clears
+/// it. Marks do not cross namespaces, so no endpoint can set this one; any other packet that this host marks this way
+/// came in on another device, or on none. At an uplink, this marks a packet that leaves unchanged: an error that
+/// `to_service` sends back, or a packet forwarded to a backend that answers the client directly.
 pub const MARK_ANSWERED: u32 = 0x6865_616c;
 
-/// Mark of a packet that `to_service` sends to a backend elsewhere, which must get it from this node's address;
-/// `masquerade` clears it. Processes can set it too, so it only counts on packets that came in on a device. In
-/// between, such a packet may pass the host's stack and its netfilter rules.
+/// Mark of a packet that `to_service` sends to a backend elsewhere, which must receive it from this node's address;
+/// `masquerade` clears the mark. Processes can set the mark too, so it only counts on packets that came in on a device.
+/// Between the two programs, such a packet may pass the host's stack and its netfilter rules.
 pub const MARK_SERVED: u32 = 0x6865_2376;
 
 /// Mark of a packet that `from_endpoint` passes to `deliver`, which clears it: the packet answers an outside client.
 pub const MARK_PAST_STACK: u32 = 0x6865_6f75;
 
-/// Mark bits that netfilter rules use to masquerade and drop: those of kube-proxy, which outlive it, and of the mode
-/// `ipvs`.
+/// Mark bits with which netfilter rules masquerade and drop packets: those of kube-proxy, which remain after it is
+/// gone, and those of the mode `ipvs`.
 const MARKS_OF_RULES: u32 = 0xc000;
 const _: () = assert!(MARK_SERVED & MARKS_OF_RULES == 0);
 
@@ -55,7 +55,7 @@ const PACKET_LOOPBACK: u32 = 5;
 /// A packet at a tc hook.
 pub struct Frame {
     ctx: TcContext,
-    /// The device that it counts as being at, if not the hook's.
+    /// The device that the packet is treated as being at, if not the hook's.
     device: Option<u32>,
 }
 
@@ -101,7 +101,7 @@ impl Frame {
         self.ctx.as_ptr().cast()
     }
 
-    /// Length from the Ethernet header on, if there is one, bytes, including parts outside the linear area.
+    /// Length in bytes from the Ethernet header on, if there is one, including parts outside the linear area.
     #[inline(always)]
     pub fn length(&self) -> u32 {
         self.ctx.len()
@@ -112,8 +112,8 @@ impl Frame {
     pub fn ifindex(&self) -> u32 {
         match self.device {
             Some(ifindex) => ifindex,
-            // SAFETY: the context pointer is valid for the program's run. Volatile: otherwise LLVM would merge this
-            // read with another field's wherever either is wanted, through a pointer that verifiers reject.
+            // SAFETY: the context pointer is valid while the program runs. Volatile: otherwise LLVM would merge this
+            // read with that of another field, through a pointer that verifiers reject.
             None => unsafe { (&raw const (*self.skb()).ifindex).read_volatile() },
         }
     }
@@ -125,7 +125,7 @@ impl Frame {
         unsafe { (*self.skb()).ingress_ifindex }
     }
 
-    /// Whether this mark was set on the packet here, not by a process that sent it.
+    /// Whether this mark was set by a program on this host, not by the process that sent the packet.
     #[inline(always)]
     pub fn was_marked(&self, mark: u32) -> bool {
         self.mark() == mark && self.came_by() != 0
@@ -146,7 +146,7 @@ impl Frame {
         unsafe { (*self.skb()).pkt_type == PACKET_LOOPBACK }
     }
 
-    /// Length of the header before the IP header, not counting tags, bytes.
+    /// Length of the link header in bytes, excluding tags.
     #[inline(always)]
     pub fn link_header_len(&self) -> usize {
         LINK_HEADER_LEN.load() as usize
@@ -174,22 +174,22 @@ impl Frame {
         unsafe { (*self.skb()).mark = mark }
     }
 
-    /// Whether the packet has a VLAN tag outside its bytes.
+    /// Whether the packet has a VLAN tag that is stored outside its bytes.
     #[inline(always)]
     pub fn has_vlan_tag(&self) -> bool {
         // SAFETY: as above.
         unsafe { (*self.skb()).vlan_present != 0 }
     }
 
-    /// Ethernet type of the packet, host byte order; a tag inside the bytes shows up as its own type.
+    /// EtherType of the packet in host byte order. A tag inside the bytes shows up as its own type.
     #[inline(always)]
     pub fn protocol(&self) -> u16 {
         // SAFETY: as above. The kernel keeps the 16-bit field in network byte order.
         u16::from_be(unsafe { (*self.skb()).protocol } as u16)
     }
 
-    /// Ethernet type of the packet's content, host byte order, and its offset, after one or two tags in the bytes. A
-    /// tag outside the bytes, where devices with tag offload keep it, shifts nothing.
+    /// EtherType of the packet's content in host byte order, and the content's offset, after any tags (at most two) in
+    /// the bytes. A tag outside the bytes, where devices with tag offload keep it, does not shift the offset.
     #[inline(always)]
     pub fn network(&self) -> Option<(u16, usize)> {
         let at = LINK_HEADER_LEN.load() as usize;
@@ -242,12 +242,12 @@ impl Frame {
         if start + size_of::<T>() > self.ctx.data_end() {
             return None;
         }
-        // SAFETY: in bounds as just compared, and all `T` used are plain integers.
+        // SAFETY: in bounds, as just checked, and all `T` used are plain integers.
         Some(unsafe { &mut *(start as *mut T) })
     }
 
-    /// Ethernet header, IP header and `T` at `offset`, after a single comparison: the verifier loses track when LLVM
-    /// merges the results of several.
+    /// Ethernet header, IP header and the `T` at `offset`, after a single bounds check: the verifier loses track when
+    /// LLVM merges the results of several checks.
     #[inline(always)]
     #[allow(
         clippy::mut_from_ref,
@@ -271,12 +271,12 @@ impl Frame {
 
     /// Overwrites the bytes at `offset`; `false` if that fails. Invalidates earlier references.
     ///
-    /// A helper rather than a plain store: if a program stores into packets, the kernel makes it copy the headers of
-    /// every shared packet first, which includes all TCP packets.
+    /// Uses a helper rather than a plain store: if a program stores into packets directly, the kernel makes it copy the
+    /// headers of every shared packet first, which includes all TCP packets.
     #[inline(always)]
     pub fn store<T>(&self, offset: usize, value: &T) -> bool {
-        // A checksum over the whole packet that the device computed stays right: the caller changes the one in the
-        // message by the same amount.
+        // The device's checksum over the whole packet stays correct: the caller changes the checksum in the message by
+        // the same amount.
         self.ctx.store(offset, value, 0).is_ok()
     }
 
@@ -296,7 +296,7 @@ impl Frame {
         }
     }
 
-    /// Whether this is several merged packets, which are split again when it leaves.
+    /// Whether the packet consists of several merged packets, which are split again when it leaves.
     #[inline(always)]
     pub fn is_merged(&self) -> bool {
         // SAFETY: as above.
@@ -319,8 +319,16 @@ impl Frame {
         unsafe { bpf_redirect_peer(ifindex, 0) }
     }
 
-    /// Passes the packet to a device, as received (`BPF_F_INGRESS`) or to be sent (0). The result is the classifier's
-    /// return value.
+    /// Sends the packet back out of the device that it came in on, where the program lets it pass. The result is the
+    /// classifier's return value.
+    #[inline(always)]
+    pub fn send_back(&self, ifindex: u32) -> i64 {
+        self.set_mark(MARK_ANSWERED);
+        self.redirect(ifindex, 0)
+    }
+
+    /// Passes the packet to a device, as if received (`BPF_F_INGRESS`) or to be sent (0). The result is the
+    /// classifier's return value.
     #[inline(always)]
     pub fn redirect(&self, ifindex: u32, flags: u64) -> i64 {
         // SAFETY: a helper without memory arguments.

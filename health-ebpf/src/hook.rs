@@ -2,11 +2,11 @@
 
 use health_common::service::Origin;
 
-/// A kind of device, where a program's hook is.
+/// The kind of device that a program is attached to.
 pub trait Hook {
     /// Where the flows come from.
     const ORIGIN: Origin;
-    /// At an uplink, not at an endpoint's device.
+    /// Whether the hook is at an uplink rather than at an endpoint's device.
     const IS_UPLINK: bool = matches!(Self::ORIGIN, Origin::Outside);
 }
 

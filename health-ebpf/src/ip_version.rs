@@ -34,7 +34,7 @@ pub trait Version: Tuple<Address: Default> + Sized + 'static {
     fn service_flows() -> Table<Self, Self::ServiceFlow>;
     /// Ports of this version's fragmented packets.
     fn fragments() -> &'static LruHashMap<Self::FragmentKey, FragmentPorts>;
-    /// Bytes of this version's addresses and two ports, which come first in a tuple: a `struct bpf_sock_tuple`.
+    /// Length in bytes of the two addresses and two ports that a tuple starts with: a `struct bpf_sock_tuple`.
     const SOCKET_TUPLE_LEN: u32;
     /// The IP header, without options.
     type Header;
@@ -50,21 +50,21 @@ pub trait Version: Tuple<Address: Default> + Sized + 'static {
     const TTL_AT: u32;
     /// The address family.
     const FAMILY: u8;
-    /// An address in the form of the kernel's route look-up.
+    /// Converts an address to the form that the kernel's route look-up uses.
     fn fib_words(address: Self::Address) -> [u32; 4];
-    /// Source and destination in a header.
+    /// Source and destination addresses in a header.
     fn ends(ip: &Self::Header) -> (Self::Address, Self::Address);
     /// Protocol of the data after a header: with IPv6, possibly an extension header.
     fn protocol_behind(ip: &Self::Header) -> u8;
     /// Whether a packet of this version's ICMP may be a probe of the mesh.
     fn may_be_probe(ip: &Self::Header, message: &ProbeMessage) -> bool;
-    /// Whether the checksums of such a packet are right, given its message in memory order.
+    /// Whether the checksums of such a packet are correct, given its message in memory order.
     fn is_intact(ip: &Self::Header, message: &[u32; MESSAGE_LEN / 4]) -> bool;
-    /// The packet whose IP header is at `ip_at` and which travels in `direction`. `None` if it is truncated or of
+    /// Reads the packet whose IP header is at `ip_at` and which travels in `direction`. `None` if it is truncated or of
     /// another version.
     fn read(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<Self>>;
-    /// The packet inside an ICMP error. The error starts at `error_at`, in the packet at `outer_at`, and travels in
-    /// `direction`.
+    /// Reads the packet inside an ICMP error. The error starts at `error_at`, in the packet at `outer_at`, and travels
+    /// in `direction`.
     fn read_inner(
         frame: &Frame,
         outer_at: usize,

@@ -1,4 +1,4 @@
-//! Identities of addresses.
+//! Identities of addresses, and which addresses belong to endpoints of this node.
 
 use core::ptr;
 
@@ -7,7 +7,7 @@ use health_common::addr::Addr;
 use health_common::identity;
 use health_common::masquerade::Address;
 
-use crate::maps::HEALTH_IPCACHE;
+use crate::maps::{HEALTH_ENDPOINTS, HEALTH_IPCACHE};
 
 /// Number of address bits to match.
 const ADDRESS_BITS: u32 = 128;
@@ -18,11 +18,17 @@ pub fn identity_of<A: Address>(address: A) -> u32 {
     address_identity(&address.to_addr())
 }
 
-/// A separate function in the kernel too: the key needs its own stack.
+/// Whether an address belongs to an endpoint of this node.
+#[inline(always)]
+pub fn is_endpoint(address: Addr) -> bool {
+    HEALTH_ENDPOINTS.get_ptr(address).is_some()
+}
+
+/// A separate function in the kernel as well: the key needs its own stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn address_identity(addr: *const Addr) -> u32 {
-    // SAFETY: made of a reference to an address; the verifier requires a comparison with null.
+    // SAFETY: made from a reference to an address; the verifier requires a null check.
     let Some(&data) = (unsafe { addr.as_ref() }) else {
         return identity::WORLD;
     };
@@ -51,7 +57,7 @@ impl<T> TrieKey<T> {
     #[inline(always)]
     pub fn as_key(&self) -> &Key<T> {
         let () = Self::IS_DENSE;
-        // SAFETY: the same fields at the same offsets, as the size shows, and less alignment.
+        // SAFETY: the same fields at the same offsets, as the equal size shows, with a smaller alignment.
         unsafe { &*ptr::from_ref(self).cast() }
     }
 }

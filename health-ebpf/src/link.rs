@@ -1,4 +1,4 @@
-//! Packets that pass without consulting policy, since an endpoint's link needs them: see [`health_common::link`].
+//! Packets that pass without a policy check because an endpoint's link needs them: see [`health_common::link`].
 
 use health_common::addr::{Addr, v6_is_link_local};
 use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN, Tuple4, Tuple6};
@@ -22,7 +22,7 @@ use crate::subprogram::{Stage, subprogram};
 #[repr(u32)]
 #[derive(Clone, Copy)]
 enum LinkPacket {
-    /// The link does not need it.
+    /// Not needed by the link.
     Other,
     /// Discovery by multicast.
     ToGroup,
@@ -37,16 +37,16 @@ enum LinkPacket {
 // SAFETY: `repr(u32)`, five variants without fields.
 unsafe impl Stage for LinkPacket {}
 
-/// Link-local packets, where the IP versions differ: IPv4 does neighbour discovery outside IP.
+/// How the IP versions differ in link-local packets: IPv4 does neighbour discovery outside IP.
 pub trait Link: Version {
     /// Whether the source is link-local or unspecified.
     fn has_link_source(ip: &Self::Header) -> bool;
     /// Whether the destination is link-local.
     fn has_link_destination(ip: &Self::Header) -> bool;
-    /// Whether a link-local packet must pass. `may_ask`: DHCPv6 requests too.
+    /// Whether a link-local packet must pass. With `may_ask`, DHCPv6 requests pass too.
     fn is_needed(frame: &Frame, may_ask: bool) -> bool;
-    /// Whether an ICMP message of this type and code is neighbour discovery, and travels (`direction` as in a tuple)
-    /// from or to a neighbour: the host, which is then `peer`.
+    /// Whether an ICMP message with this type and code is neighbour discovery and travels in `direction` (as in a
+    /// tuple) from or to a neighbour: the host, which is then `peer`.
     fn is_discovery(frame: &Frame, direction: u8, start: [u8; 2], peer: Self::Address) -> bool;
 }
 
@@ -106,7 +106,7 @@ impl Link for Tuple6 {
         }
         match link_packet(frame) {
             LinkPacket::ToGroup => true,
-            // All others are behind the host.
+            // All other addresses are behind the host.
             LinkPacket::ToNeighbour => v6_is_link_local(&peer) || is_of_host(peer),
             LinkPacket::Other | LinkPacket::OfListener | LinkPacket::OfDhcp => false,
         }

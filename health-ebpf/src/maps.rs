@@ -93,7 +93,7 @@ pub static HEALTH_EARLY_FRAMES: LruHashMap<FrameKey, EarlyFrame> =
 pub static HEALTH_EARLY_SOURCES: LruHashMap<Addr, EarlySource> =
     LruHashMap::with_max_entries(EARLY_SOURCES, 0);
 
-/// Per-CPU scratch space for building one of them.
+/// Per-CPU scratch space for building an entry of these maps.
 #[map]
 pub static HEALTH_EARLY_DRAFT: PerCpuArray<EarlyDraft> = PerCpuArray::with_max_entries(1, 0);
 
@@ -164,7 +164,7 @@ pub static HEALTH_IPCACHE: LpmTrie<Addr, IpcacheEntry> = LpmTrie::pinned(IPCACHE
 #[map]
 pub static HEALTH_OWN: LpmTrie<OwnPrefix, u32> = LpmTrie::pinned(OWN_ENTRIES, 0);
 
-/// Ids of this node's endpoints, by the host's end of their veth pairs.
+/// IDs of this node's endpoints, by the ifindex of the host's end of their veth pairs.
 #[map]
 pub static HEALTH_DEVICES: HashMap<u32, u32> = HashMap::pinned(ENDPOINTS, BPF_F_NO_PREALLOC);
 
@@ -182,7 +182,7 @@ pub static HEALTH_SVC6: HashMap<FrontendKey6, Frontend> =
 #[map]
 pub static HEALTH_SLOTS: Array<u32> = Array::pinned(DEFAULT_SLOTS, 0);
 
-/// The same, for Maglev.
+/// As [`HEALTH_SLOTS`], for Maglev.
 #[map]
 pub static HEALTH_MAGLEV: Array<u32> = Array::pinned(DEFAULT_MAGLEV, 0);
 
@@ -226,13 +226,13 @@ pub static HEALTH_REVNAT_ANY4: LruHashMap<Tuple4, ServiceFlow4> =
 pub static HEALTH_REVNAT_ANY6: LruHashMap<Tuple6, ServiceFlow6> =
     LruHashMap::pinned(REVNAT_ANY_ENTRIES, 0);
 
-/// Where the host's own sockets were sent.
+/// Destinations to which the host's own sockets were redirected.
 #[map]
 pub static HEALTH_SOCKETS: LruHashMap<SocketKey, SocketFlow> =
     LruHashMap::pinned(SOCKET_ENTRIES, 0);
 
-/// Unconnected sockets of the host that reach one backend by several addresses, by the key of its answers. Not
-/// pinned: the next programs have no use for it.
+/// Unconnected sockets of the host that reach the same backend through several addresses, by the key of the backend's
+/// answers. Not pinned: the next programs have no use for it.
 #[map]
 pub static HEALTH_TURNS: LruHashMap<SocketKey, Turns> =
     LruHashMap::with_max_entries(TURN_ENTRIES, 0);
@@ -251,8 +251,8 @@ pub static HEALTH_XDP_FLOWS4: LruHashMap<Tuple4, XdpFlow<u32>> = LruHashMap::pin
 pub static HEALTH_XDP_FLOWS6: LruHashMap<Tuple6, XdpFlow<[u32; 4]>> =
     LruHashMap::pinned(XDP_FLOWS, 0);
 
-/// Scratch space for building such a value, which does not fit on the stack. Used only by the programs, so it is not
-/// pinned.
+/// Scratch space for building an entry of [`HEALTH_XDP_FLOWS4`], which does not fit on the stack. Not pinned, because
+/// only the programs use it.
 #[map]
 pub static HEALTH_XDP_DRAFT4: PerCpuArray<Draft<Tuple4>> = PerCpuArray::with_max_entries(1, 0);
 
@@ -260,7 +260,7 @@ pub static HEALTH_XDP_DRAFT4: PerCpuArray<Draft<Tuple4>> = PerCpuArray::with_max
 #[map]
 pub static HEALTH_XDP_DRAFT6: PerCpuArray<Draft<Tuple6>> = PerCpuArray::with_max_entries(1, 0);
 
-/// How long such values are valid.
+/// How long entries of [`HEALTH_XDP_FLOWS4`] and [`HEALTH_XDP_FLOWS6`] are valid.
 #[map]
 pub static HEALTH_XDP_TIMES: Array<XdpTimes> = Array::pinned(1, 0);
 
@@ -284,8 +284,8 @@ pub static HEALTH_EVENTS: RingBuf = RingBuf::pinned(EVENTS_BYTES, 0);
 #[map]
 pub static HEALTH_MONITOR: Array<MonitorFilter> = Array::pinned(1, 0);
 
-/// Scratch space for building a record before it is known to be wanted: it does not fit on the stack. Used only by
-/// the programs, so it is not pinned.
+/// Scratch space for building a record, which does not fit on the stack, before it is known to be wanted. Not pinned,
+/// because only the programs use it.
 #[map]
 pub static HEALTH_DRAFT: PerCpuArray<Event> = PerCpuArray::with_max_entries(1, 0);
 
@@ -301,6 +301,6 @@ pub static HEALTH_DIRECT: Array<DirectConfig> = Array::pinned(1, 0);
 #[map]
 pub static HEALTH_HANDS: Array<Hand> = Array::pinned(RINGS, 0);
 
-/// Settings.
+/// Settings of the datapath.
 #[map]
 pub static HEALTH_CONFIG: Array<DatapathConfig> = Array::pinned(1, 0);

@@ -54,31 +54,14 @@ pub fn refuse(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
     Verdict(TC_ACT_SHOT)
 }
 
-/// As [`refuse`], if a step returned one of these reasons: as a number, since functions in the kernel can return
-/// nothing else.
-#[inline(always)]
-pub fn refuse_for<const N: usize>(
-    frame: &Frame,
-    returned: u32,
-    reasons: [Reason; N],
-    direction: Direction,
-) -> Option<Verdict> {
-    for reason in reasons {
-        if returned == reason as u32 {
-            return Some(refuse(frame, reason, direction));
-        }
-    }
-    None
-}
-
-/// The packet's bytes are stored, or queued again: drops the rest of the packet without notifying monitors.
+/// Drops a packet whose bytes are stored or queued elsewhere, without notifying monitors.
 #[inline(always)]
 pub fn held(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
     count(frame, reason, direction);
     Verdict(TC_ACT_SHOT)
 }
 
-/// A packet that we do not handle: neither counted nor changed.
+/// Leaves alone a packet that we do not handle: it is neither counted nor changed.
 #[inline(always)]
 pub fn ignore() -> Verdict {
     Verdict(TC_ACT_UNSPEC)
@@ -90,11 +73,11 @@ pub fn count(frame: &Frame, reason: Reason, direction: Direction) {
     count_bytes(frame.length(), reason, direction);
 }
 
-/// Counts a process's request, which has no packet. Such programs may be interrupted.
+/// Counts a request of a process, which involves no packet. The programs that handle such requests may be interrupted.
 #[inline(always)]
 pub fn count_call(reason: Reason, direction: Direction) {
     if let Some(counter) = HEALTH_METRICS.get_ptr_mut(metrics_index(reason, direction)) {
-        // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
+        // SAFETY: an aligned word of a map value. See `conntrack::add` for why this is an intrinsic.
         unsafe {
             atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(&raw mut (*counter).packets, 1)
         };
@@ -105,8 +88,8 @@ pub fn count_call(reason: Reason, direction: Direction) {
 #[inline(always)]
 pub fn count_bytes(length: u32, reason: Reason, direction: Direction) {
     if let Some(counter) = HEALTH_METRICS.get_ptr_mut(metrics_index(reason, direction)) {
-        // SAFETY: a valid pointer into this CPU's slot; programs on one CPU do not interrupt each
-        // other here, as both tc hooks run with bottom halves off.
+        // SAFETY: a valid pointer into this CPU's slot; programs on one CPU do not interrupt each other here, as both
+        // tc hooks run with bottom halves disabled.
         unsafe {
             (*counter).packets += 1;
             (*counter).bytes += u64::from(length);

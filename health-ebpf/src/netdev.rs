@@ -125,7 +125,7 @@ fn arrive<T: Version>(
     config: &DatapathConfig,
 ) -> Verdict {
     let (prober, way) = (prober(message), way::<T>(message));
-    // A packet can cross two uplinks, a bridge and its port: it counts as arriving at the first.
+    // A packet can cross two uplinks (a bridge and its port); only its arrival at the first one counts.
     let is_first = message.payload.turnround_be == 0;
     if !turnround::arrive(frame, ip_at + T::HEADER_LEN, message, config) {
         return ignore();
@@ -157,7 +157,7 @@ fn way<T: Version>(message: &ProbeMessage) -> usize {
     arrivals::way(T::IP_VERSION == 4, message.payload.path)
 }
 
-/// The prober whose message this is, or which it answers.
+/// The agent that sent this probe, or whose probe this answers.
 #[inline(always)]
 fn prober(message: &ProbeMessage) -> Prober {
     Prober {
@@ -182,7 +182,7 @@ fn probe<T: Version>(
     frame: &Frame,
     ip_at: usize,
 ) -> Option<(&T::Header, &ProbeMessage, &'static DatapathConfig)> {
-    // Most packets are not ours; sort them out before pulling anything.
+    // Most packets are not ours; filter them out before pulling anything.
     if T::protocol_behind(frame.at::<T::Header>(ip_at)?) != T::ICMP
         || !frame.pull(ip_at + T::HEADER_LEN + MESSAGE_LEN)
     {

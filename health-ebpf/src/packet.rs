@@ -36,7 +36,7 @@ pub struct Inner<T> {
     pub content_len: u32,
 }
 
-/// The IPv4 packet whose header is at `ip_at` and which travels in `direction`, as in a tuple. `None` if it is
+/// Reads the IPv4 packet whose header is at `ip_at` and which travels in `direction` (as in a tuple). `None` if it is
 /// truncated or not IPv4.
 #[inline(always)]
 pub fn read4(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<Tuple4>> {
@@ -47,8 +47,8 @@ pub fn read4(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<
     Some(ParsedPacket { packet, content_at })
 }
 
-/// The packet inside an IPv4 ICMP error. The error starts at `error_at`, in the packet at `outer_at`, and travels in
-/// `direction`.
+/// Reads the packet inside an IPv4 ICMP error. The error starts at `error_at`, in the packet at `outer_at`, and travels
+/// in `direction`.
 #[inline(always)]
 pub fn read_inner4(
     frame: &Frame,
@@ -107,8 +107,8 @@ pub fn read_inner6(
     })
 }
 
-/// Walks the extension headers of the packet whose IP header is at `ip_at`, and which ends at `end` at the latest.
-/// Returns the header after them, and its offset.
+/// Walks the extension headers of the packet whose IP header is at `ip_at`, and which ends at `end` or earlier. Returns
+/// the header after them, and its offset.
 #[inline(always)]
 fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header, end: u32) -> Option<(Upper, u32)> {
     let mut protocol = ip.next_header;
@@ -143,12 +143,12 @@ fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header, end: u32) -> Option<(Upper,
     Some((upper, at))
 }
 
-/// The first bytes of a transport header, at least `len` of them unless the packet is shorter; the rest is zero.
+/// Reads the first bytes of a transport header: at least `len`, unless the packet is shorter. The rest is zero.
 #[inline(always)]
 fn transport_start(frame: &Frame, at: u32, len: u32) -> TransportStart {
     let mut start = TransportStart::default();
     if let Some(len) = within(len, 1, size_of::<TransportStart>() as u32) {
-        // A shorter packet belongs to no flow, as its length shows.
+        // If this fails, the packet is too short to belong to a flow, as its length shows.
         let _ = load(frame, at, &mut start, len);
     }
     start

@@ -19,7 +19,7 @@ use crate::maps::{HEALTH_POLICY, HEALTH_POLICY_COUNTERS};
 /// How the policy of an endpoint is enforced.
 #[derive(Clone, Copy, Default)]
 pub struct Enforcement {
-    /// The flags of [`EndpointInfo`].
+    /// Flags from [`EndpointInfo`].
     flags: u32,
     /// Number of the policy's table.
     table: u32,
@@ -28,8 +28,8 @@ pub struct Enforcement {
 impl Enforcement {
     /// The enforcement for an endpoint; without one, nothing is enforced.
     ///
-    /// Reads each field once: the agent may replace the value meanwhile, and the kernel reuses its memory at once. A
-    /// recorded table must be the one that was consulted.
+    /// Reads each field only once: the agent may replace the value in the meantime, and the kernel reuses its memory
+    /// immediately. The table that is recorded must be the one that was consulted.
     #[inline(always)]
     pub fn of(endpoint: Option<&EndpointInfo>) -> Self {
         endpoint.map_or(Self::default(), |endpoint| {
@@ -43,8 +43,8 @@ impl Enforcement {
         })
     }
 
-    /// The table that decides on packets to the endpoint (`direction` as in a tuple: in) or from it (out). `None` if
-    /// its policy is not enforced.
+    /// The table for packets to the endpoint (`direction` as in a tuple: in) or from it (out). `None` if policy is not
+    /// enforced in that direction.
     #[inline(always)]
     pub fn table(self, direction: u8) -> Option<u32> {
         let enforced = if direction == TUPLE_IN {
@@ -56,8 +56,8 @@ impl Enforcement {
     }
 }
 
-/// Applies the policy in `table` to a packet of `length` bytes from the Ethernet header on, which comes from `peer`
-/// (`direction` as in a tuple: in) or goes there (out). `port_be` is its destination port; for ICMP, its type.
+/// Applies the policy in `table` to a packet that comes from `peer` (`direction` as in a tuple: in) or goes to it
+/// (out). `length` is in bytes from the Ethernet header on. `port_be` is the destination port; for ICMP, the type.
 #[inline(always)]
 pub fn admit<A: Address>(
     table: u32,
@@ -80,10 +80,10 @@ pub fn admit<A: Address>(
     }
 }
 
-/// The verdict for the direction (bits 24 to 31 of `what`), protocol (16 to 23) and port (network byte order, below).
-/// Also counts the packet.
+/// Looks up the verdict for a direction (bits 24 to 31 of `what`), protocol (16 to 23) and port (0 to 15, network byte
+/// order). Also counts the packet.
 ///
-/// A separate function in the kernel too: the verifier checks it once, and it has its own stack.
+/// A separate function in the kernel as well: the verifier checks it once, and it has its own stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn policy_verdict(table: u32, peer: u32, what: u32, length: u32) -> u32 {
@@ -115,8 +115,8 @@ extern "C" fn policy_verdict(table: u32, peer: u32, what: u32, length: u32) -> u
 #[inline(always)]
 fn note(entry: &PolicyEntry, length: u32) {
     if let Some(counter) = HEALTH_POLICY_COUNTERS.get_ptr_mut(entry.counter) {
-        // SAFETY: a valid pointer into this CPU's slot; programs on one CPU do not interrupt each other here,
-        // as both tc hooks run with bottom halves off.
+        // SAFETY: a valid pointer into this CPU's slot; programs on one CPU do not interrupt each other here, as both
+        // tc hooks run with bottom halves disabled.
         unsafe {
             (*counter).packets += 1;
             (*counter).bytes += u64::from(length);

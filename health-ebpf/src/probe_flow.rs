@@ -12,7 +12,7 @@ use health_common::probe::MESSAGE_LEN;
 use crate::conntrack::{self, Tracked, Traffic};
 use crate::ip_version::Version;
 
-/// Records a probe that left on an uplink, and its answer if there was one. The agent reported it at `now_ns`.
+/// Records a probe that left on an uplink, and its reply if there was one. The agent reported the probe at `now_ns`.
 #[inline(always)]
 pub fn exchanged(probe: &Inflight, is_answered: bool, config: &DatapathConfig, now_ns: u64) {
     if probe.peer.is_v4() {
@@ -49,13 +49,13 @@ fn enter_exchange<T: Version>(
         return;
     }
     let entry = T::translation((local, config.icmp_id_be), NAT_HOST_LOCAL, now_ns);
-    // Host-local entries only reserve the identifier: if there is no space, no translation goes wrong.
+    // Host-local entries only reserve the identifier: if there is no space for them, no translation goes wrong.
     let translations = T::translations().others;
     let _ = translations.insert(tuple, entry, u64::from(BPF_ANY));
     let _ = translations.insert(tuple.reply(), entry, u64::from(BPF_ANY));
 }
 
-/// Records a reply that came at `now_ns` from `peer` to this host's `local`, network byte order.
+/// Records a reply that came in at `now_ns` from `peer` to this host's address `local` (both in network byte order).
 #[inline(always)]
 pub fn received<T: Version>(
     local: T::Address,

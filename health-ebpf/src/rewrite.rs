@@ -1,4 +1,4 @@
-//! Rewrites an end of a packet, or of the packet inside an ICMP error, with all checksums that cover it.
+//! Rewrites one end of a packet, or of the packet inside an ICMP error, and all checksums that cover it.
 
 use core::ffi::c_long;
 
@@ -12,12 +12,12 @@ use crate::frame::Frame;
 use crate::ip_version::Version;
 use crate::packet::{ERROR_LEN, Inner, load};
 
-/// Flag of `bpf_l4_csum_replace`, from Linux 6.16 on: the pseudo header is IPv6's, and no other checksum compensates
-/// for its addresses. Newer than the generated bindings.
+/// Flag of `bpf_l4_csum_replace`, since Linux 6.16: the pseudo header is that of IPv6, and no other checksum
+/// compensates for its addresses. Newer than the generated bindings.
 const BPF_F_IPV6: u64 = 1 << 7;
-/// An offset that no packet reaches, bytes: past the end of the longest one.
+/// An offset in bytes that no packet reaches: past the end of the longest one.
 const NOWHERE: u32 = 1 << 16;
-/// The checksum of an ICMP message; the pseudo header that ICMPv6 also covers does not depend on the message's
+/// The checksum field of an ICMP message. ICMPv6 also covers a pseudo header, but that does not depend on the message's
 /// content.
 const ICMP_CHECK: ChecksumField = ChecksumField {
     at: 2,
@@ -25,7 +25,7 @@ const ICMP_CHECK: ChecksumField = ChecksumField {
     is_optional: false,
 };
 
-/// How to rewrite an end of a packet.
+/// How to rewrite one end of a packet.
 pub struct Ends<T: Version> {
     /// The end to rewrite.
     pub end: End,
@@ -76,7 +76,7 @@ pub fn packet<T: Version>(
     store(frame, ip_at + ends.address_at(), &ends.new.0)
 }
 
-/// Rewrites only the port of an end, from `old` to `new`, network byte order, as [`packet`] does.
+/// Rewrites only the port of one end, from `old` to `new` (network byte order), in the same way as [`packet`].
 #[inline(always)]
 pub fn port(
     frame: &Frame,
@@ -165,7 +165,7 @@ pub fn quoted<T: Version>(frame: &Frame, error_at: u32, quoted: &Quoted<T>) -> O
         store(frame, ip_at + check_at, &new)?;
         around = around.and(Difference::of16(old, new));
     }
-    // A number, not an `Option`: LLVM would split that into two values, one of which the verifier considers
+    // A number, not an `Option`: LLVM would split an `Option` into two values, one of which the verifier considers
     // uninitialised.
     let check_at = forgotten(checksum_field(quoted.protocol).map_or(NOWHERE, |field| field.at));
     if check_at + 2 <= quoted.content_len {
@@ -234,7 +234,7 @@ fn replace_pseudo<T: Version>(
     {
         return Some(());
     }
-    // An older kernel has changed nothing.
+    // An older kernel rejects the flag and has changed nothing.
     replace(frame, content_at, field, difference, pseudo)
 }
 
@@ -276,14 +276,14 @@ pub fn decrement_ttl<T: Version>(frame: &Frame, ip_at: u32) -> Option<()> {
     }
     let left = ttl - 1;
     if let Some(check_at) = T::IP_CHECK_AT {
-        // The upper half of a word of the header.
+        // The TTL is the upper half of a 16-bit word of the header.
         let [old, new] = [ttl, left].map(|ttl| u64::from(u16::from_ne_bytes([ttl, 0])));
         // SAFETY: a valid context; the helper checks the rest.
         let result = unsafe { bpf_l3_csum_replace(frame.skb(), ip_at + check_at, old, new, 2) };
         done(result)?;
     }
-    // The device's checksum over the whole packet covers the IPv6 header, where no checksum compensates for the
-    // change.
+    // The device's checksum over the whole packet covers the IPv6 header, which has no checksum that compensates for
+    // the change.
     let flags = if T::IP_VERSION == 6 {
         BPF_F_RECOMPUTE_CSUM
     } else {
@@ -309,8 +309,8 @@ fn load_check(frame: &Frame, at: u32) -> Option<u16> {
     Some(check)
 }
 
-/// Overwrites bytes. The device's checksum over the whole packet stays right: the packet's checksums change by the
-/// same amount.
+/// Overwrites bytes. The device's checksum over the whole packet stays correct: the packet's own checksums change by
+/// the same amount.
 #[inline(always)]
 fn store<V>(frame: &Frame, at: u32, value: &V) -> Option<()> {
     store_with(frame, at, value, 0)

@@ -1,6 +1,6 @@
-//! Eviction from the TCP tables. A kernel's LRU map evicts 128 entries at a time, and every 128th new flow bears the
-//! cost; a hash map evicts nothing. So the keys of new entries are recorded in a ring, and an entry that finds the
-//! table full replaces another: see [`health_common::ring`].
+//! Evicts entries from the TCP tables. The kernel's LRU maps evict 128 entries at a time, and every 128th new flow
+//! bears the cost; its hash maps evict nothing. So the keys of new entries are recorded in a ring, and a new entry that
+//! finds the table full replaces another: see [`health_common::ring`].
 
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd, atomic_xchg};
 
@@ -26,7 +26,7 @@ use crate::service;
 /// The ring of a table's keys.
 pub struct Ring<K: 'static> {
     keys: &'static Array<K>,
-    take_place: fn() -> u32,
+    take_slot: fn() -> u32,
     evict_one: fn() -> u32,
     vacate: fn(u32) -> u32,
 }
@@ -35,66 +35,66 @@ impl<K: Copy> Ring<K> {
     /// Records the key of a new entry, in a vacated slot or else in the next one.
     #[inline(always)]
     pub fn note(&self, key: &K) {
-        if let Some(place) = (self.take_place)().checked_sub(1)
-            && let Some(noted) = self.keys.get_ptr_mut(place)
+        if let Some(slot) = (self.take_slot)().checked_sub(1)
+            && let Some(noted) = self.keys.get_ptr_mut(slot)
         {
             // SAFETY: a value of that map.
             unsafe { *noted = *key };
         }
     }
 
-    /// Evicts this many entries, at most 2, from a full table. Returns whether that many could be evicted.
+    /// Evicts `entries` entries (at most 2) from a full table. Returns whether all of them could be evicted.
     #[inline(always)]
-    pub fn make_room(&self, entries: u32) -> bool {
-        self.make_one() && (entries < 2 || self.make_one())
+    pub fn evict(&self, entries: u32) -> bool {
+        self.evict_and_vacate() && (entries < 2 || self.evict_and_vacate())
     }
 
     #[inline(always)]
-    fn make_one(&self) -> bool {
-        let place = (self.evict_one)();
-        if place != 0 {
-            (self.vacate)(place);
+    fn evict_and_vacate(&self) -> bool {
+        let slot = (self.evict_one)();
+        if slot != 0 {
+            (self.vacate)(slot);
         }
-        place != 0
+        slot != 0
     }
 }
 
-/// A slot for a new key, counted from 1: a vacated one, or the next one.
+/// Takes a slot for a new key: a vacated one, or else the next one. Returns its number, counted from 1.
 #[inline(always)]
-fn take_place(hand: u32) -> u32 {
+fn take_slot(hand: u32) -> u32 {
     let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
         return 0;
     };
     for index in 0..VACATED {
-        // SAFETY: aligned words of a map value. For why an intrinsic see `conntrack::add`.
+        // SAFETY: aligned words of a map value. See `conntrack::add` for why this is an intrinsic.
         unsafe {
             let vacated = (&raw mut (*hand).vacated).cast::<u32>().add(index);
             if vacated.read_volatile() != 0 {
-                let place = atomic_xchg::<u32, { AtomicOrdering::SeqCst }>(vacated, 0);
-                if place != 0 {
-                    return place;
+                let slot = atomic_xchg::<u32, { AtomicOrdering::SeqCst }>(vacated, 0);
+                if slot != 0 {
+                    return slot;
                 }
             }
         }
     }
-    next_place(hand).map_or(0, |place| place + 1)
+    next_slot(hand).map_or(0, |slot| slot + 1)
 }
 
 /// Advances a hand by one slot, and returns the slot that it passed.
 #[inline(always)]
-fn next_place(hand: *mut Hand) -> Option<u32> {
-    // SAFETY: aligned words of a map value. For why an intrinsic see `conntrack::add`; with relaxed ordering, LLVM
-    // would emit an add that does not return the old value.
+fn next_slot(hand: *mut Hand) -> Option<u32> {
+    // SAFETY: aligned words of a map value. See `conntrack::add` for why this is an intrinsic; with relaxed ordering,
+    // LLVM would emit an add that does not return the old value.
     unsafe {
         let passed = atomic_xadd::<u32, u32, { AtomicOrdering::SeqCst }>(&raw mut (*hand).next, 1);
-        passed.checked_rem((*hand).places)
+        passed.checked_rem((*hand).slots)
     }
 }
 
 /// A value in a table with eviction.
 trait Evictable<T> {
-    /// How much would be lost with an entry, as the second when it was last used. 0: nothing, or a connection of
-    /// which only a handshake or only one side was seen.
+    /// How much would be lost with an entry, given as the second when it was last used. 0 if nothing would be lost, or
+    /// only a connection of which just the handshake or just one side was seen.
     fn worth(key: &T, entry: *const Self) -> u32;
 }
 
@@ -113,7 +113,7 @@ impl<T: Version> Evictable<T> for CtEntry {
 /// Worth of an entry if conntrack cannot tell whether it is in use.
 const LEAST: u32 = 1;
 
-/// Worth of an entry that belongs to a flow, whichever of the flow's packets conntrack saw first.
+/// Worth of an entry that belongs to a flow, whichever side's packet conntrack saw first.
 #[inline(always)]
 fn worth_of_flow<T: Version>(flow: &mut T) -> u32 {
     if let Some(tracked) = T::flows().tcp.map.get_ptr(*flow) {
@@ -126,7 +126,7 @@ fn worth_of_flow<T: Version>(flow: &mut T) -> u32 {
     }
 }
 
-/// Translations and service flows are worth as much as their flow in conntrack.
+/// Translations and service flows are worth as much as their flows in conntrack.
 macro_rules! evictable {
     ($tuple:ty, $translation:ty, $service_flow:ty) => {
         impl Evictable<$tuple> for $translation {
@@ -154,13 +154,13 @@ macro_rules! evictable {
 evictable!(Tuple4, NatEntry4, ServiceFlow4);
 evictable!(Tuple6, NatEntry6, ServiceFlow6);
 
-/// No entry exists.
+/// Worth of an entry that does not exist.
 const NONE: u32 = u32::MAX;
 
 /// Worth of the entry whose key is in a slot, or [`NONE`].
 #[inline(always)]
-fn worth<T: Version, V: Evictable<T>>(table: &HashMap<T, V>, keys: &Array<T>, place: u32) -> u32 {
-    let Some(key) = keys.get(place) else {
+fn worth<T: Version, V: Evictable<T>>(table: &HashMap<T, V>, keys: &Array<T>, slot: u32) -> u32 {
+    let Some(key) = keys.get(slot) else {
         return NONE;
     };
     match table.get_ptr(key) {
@@ -176,19 +176,19 @@ fn candidate(hand: *mut Hand, worth: impl Fn(u32) -> u32) -> u32 {
     // Worth and slot in one word: callers leave little stack space.
     let mut least = u64::MAX;
     let mut passed = 0;
-    // The loop tests its end condition last: Linux 6.1 rejects other loops as LLVM lays them out.
+    // The loop tests its end condition last: Linux 6.1 rejects the code that LLVM generates for other loops.
     loop {
         passed += 1;
-        let Some(place) = next_place(hand) else {
+        let Some(slot) = next_slot(hand) else {
             return 0;
         };
-        let worth = worth(place);
+        let worth = worth(slot);
         if worth == 0 {
             // SAFETY: an aligned word of a map value.
             unsafe { (*hand).spare_until = coarse_now_secs() + SPARE_SECS };
-            return place + 1;
+            return slot + 1;
         }
-        least = least.min(u64::from(worth) << 32 | u64::from(place));
+        least = least.min(u64::from(worth) << 32 | u64::from(slot));
         if passed == CANDIDATES {
             break;
         }
@@ -223,31 +223,31 @@ fn evict_one<T: Version, V>(
         }
         (*hand).full_at = now;
     }
-    let Some(place) = candidate(hand, worth).checked_sub(1) else {
+    let Some(slot) = candidate(hand, worth).checked_sub(1) else {
         return 0;
     };
-    let Some(key) = keys.get(place) else {
+    let Some(key) = keys.get(slot) else {
         return 0;
     };
     // Another CPU may have been faster.
     if table.remove(key).is_err() {
         return 0;
     }
-    place + 1
+    slot + 1
 }
 
-/// Remembers the slot of an evicted entry, counted from 1, for a new key.
+/// Makes the slot of an evicted entry, counted from 1, available to a new key.
 #[inline(always)]
-fn vacate(hand: u32, place: u32) -> u32 {
+fn vacate(hand: u32, slot: u32) -> u32 {
     let Some(hand) = HEALTH_HANDS.get_ptr_mut(hand) else {
         return 0;
     };
     for index in 0..VACATED {
-        // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
+        // SAFETY: an aligned word of a map value. See `conntrack::add` for why this is an intrinsic.
         let (there, _) = unsafe {
             let vacated = (&raw mut (*hand).vacated).cast::<u32>().add(index);
             atomic_cxchg::<u32, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
-                vacated, 0, place,
+                vacated, 0, slot,
             )
         };
         if there == 0 {
@@ -257,40 +257,40 @@ fn vacate(hand: u32, place: u32) -> u32 {
     0
 }
 
-/// The rings, with separate functions in the kernel too: the verifier checks them once, not once per path that leads
-/// there. For conntrack, the worth function is inlined into its caller, because evictions there happen where the
+/// The rings. Their functions are separate in the kernel as well: the verifier checks them once, not once per path that
+/// leads there. For conntrack, the worth function is inlined into its caller, because evictions there happen where the
 /// stack has no space for another frame.
 macro_rules! rings {
-    ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $take_place:ident, $evict_one:ident, $vacate:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
+    ($($ring:ident: $tuple:ty, $table:ident, $keys:ident, $hand:ident, $take_slot:ident, $evict_one:ident, $vacate:ident, $(#[$attribute:meta])+ $worth:ident;)+) => {$(
         #[doc = concat!("That of [`", stringify!($table), "`].")]
         pub const $ring: Ring<$tuple> = Ring {
             keys: &$keys,
-            take_place: || $take_place(),
+            take_slot: || $take_slot(),
             evict_one: || $evict_one(),
-            vacate: |place| $vacate(place),
+            vacate: |slot| $vacate(slot),
         };
 
         $(#[$attribute])+
-        extern "C" fn $worth(place: u32) -> u32 {
-            worth(&$table, &$keys, place)
+        extern "C" fn $worth(slot: u32) -> u32 {
+            worth(&$table, &$keys, slot)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $take_place() -> u32 {
-            take_place($hand)
+        extern "C" fn $take_slot() -> u32 {
+            take_slot($hand)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $vacate(place: u32) -> u32 {
-            vacate($hand, place)
+        extern "C" fn $vacate(slot: u32) -> u32 {
+            vacate($hand, slot)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $evict_one() -> u32 {
-            evict_one(&$table, &$keys, $hand, |place| $worth(place))
+            evict_one(&$table, &$keys, $hand, |slot| $worth(slot))
         }
     )+};
 }

@@ -19,8 +19,8 @@ use crate::clock::{now_ns, utc_now_ns};
 use crate::maps::{HEALTH_CONFIG, HEALTH_INFLIGHT, HEALTH_RTT};
 use crate::probe_flow;
 
-/// How often to try a row's lock. It is held for about ten nanoseconds, unless the holder is a virtual CPU that is
-/// preempted meanwhile.
+/// Maximum number of attempts to take a row's lock. The lock is held for about ten nanoseconds, unless its holder is a
+/// virtual CPU that is preempted meanwhile.
 const LOCK_ATTEMPTS: u32 = 64;
 
 /// Records that a probe to `peer` leaves on `ifindex`. Call this as late as possible: the program's other work is not
@@ -33,11 +33,11 @@ pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage, ifindex: u32) {
         return;
     };
     let ticket = ticket(id, payload.path, Fate::InFlight);
-    // SAFETY: a map value stays valid memory for the program's run. Whoever finds a probe's ticket finds that probe's
-    // fields: the agent gives a sequence number to one probe at a time.
+    // SAFETY: a map value stays valid while the program runs. A slot that holds a probe's ticket also holds that
+    // probe's fields: the agent gives a sequence number to only one probe at a time.
     unsafe {
         let last = ticket_of(slot);
-        // A packet can cross two uplinks, a bridge and its port. An old probe that is sent again is not measured
+        // A packet can cross two uplinks (a bridge and its port). An old probe that is sent again is not measured
         // again.
         if last == ticket || !same_probe(last, ticket) {
             (*slot).peer = peer;
@@ -51,8 +51,8 @@ pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage, ifindex: u32) {
     }
 }
 
-/// Matches a reply from `peer` that came at `now_ns` to its probe, and records its contents. `false` if it does not
-/// answer a waiting probe.
+/// Matches a reply from `peer`, which came in at `now_ns`, to its probe, and records the reply's contents. `false` if
+/// it does not answer a waiting probe.
 #[inline(always)]
 pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_ns: u64) -> bool {
     let ProbeMessage { echo, payload } = message;
@@ -68,7 +68,7 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
     let is_stamped = unsafe { ticket_of(slot) } == waiting;
     // SAFETY: as above.
     let probe = unsafe { &*slot };
-    // A stamped probe had its tag verified then.
+    // The tag of a stamped probe was verified when it was stamped.
     if !is_stamped || probe.tag != payload.tag {
         unexpected(slot, peer, message, config);
         return false;
@@ -121,8 +121,8 @@ fn unexpected(slot: *mut Inflight, peer: Addr, message: &ProbeMessage, config: &
             // SAFETY: as in `stamp`.
             let latest = unsafe { ticket_of(slot) };
             if !same_probe(latest, wanted) {
-                // Its sequence number now belongs to a newer probe: this one was counted long ago. Otherwise it was
-                // not stamped, because it left by another way: the agent counts it.
+                // If a newer probe has the sequence number now, this one was counted long ago. Otherwise, this probe
+                // was not stamped, because it left by another path, and the agent counts it.
                 row.late += u64::from(is_younger(latest, wanted));
                 return;
             }
@@ -183,7 +183,7 @@ pub fn account(request: &mut AccountRequest) -> u32 {
     };
     let is_followed = id != ProbeId::default();
     let returned = ticket(id, key.path, Fate::Returned);
-    // An exchange, so that no field of the slot is read before its ticket.
+    // An atomic exchange, so that no field of the slot is read before its ticket.
     // SAFETY: as in `stamp`.
     let has_returned = is_followed && unsafe { turn(slot, returned, returned) };
     // SAFETY: as in `stamp`; once a probe has returned, only its fate still changes.
@@ -224,7 +224,7 @@ pub fn account(request: &mut AccountRequest) -> u32 {
     );
     let result = result.unwrap_or(BUSY);
     if is_followed && result == ACCOUNTED && probe.sent_ns != 0 {
-        // Not done when the probe leaves and returns: there it would cost as much as everything else.
+        // Not done when the probe leaves or returns, where it would cost as much as everything else.
         if let Some(config) = HEALTH_CONFIG.get(0) {
             probe_flow::exchanged(probe, to != Fate::Lost, config, now_ns);
         }
@@ -236,7 +236,8 @@ pub fn account(request: &mut AccountRequest) -> u32 {
     result
 }
 
-/// Gives the probe of the ticket `to` its final fate, unless it has one. [`BUSY`] while its reply is being matched.
+/// Gives the probe of the ticket `to` its final fate, unless it already has one. Returns [`BUSY`] while its reply is
+/// being matched.
 ///
 /// # Safety
 ///
@@ -264,11 +265,11 @@ unsafe fn decide(slot: *mut Inflight, peer: Addr, from: u64, to: u64) -> u32 {
     }
 }
 
-/// Changes a row while no one else does. `None` if it stayed locked: nothing was changed.
+/// Changes a row under its lock. `None` if the row stayed locked: nothing was changed.
 #[inline(always)]
 fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> Option<T> {
-    // SAFETY: a map value stays valid memory for the program's run, and other writers wait for the lock; readers
-    // recognise a copy that was taken in between.
+    // SAFETY: a map value stays valid while the program runs, and other writers wait for the lock; readers detect a
+    // copy that was taken during the change.
     unsafe {
         let locked = match lock(row) {
             0 => lock_contended(row),
@@ -298,7 +299,7 @@ unsafe fn publish<T: Copy>(word: *mut T, value: T) {
             ptr::write_volatile(word, value);
         }
     } else {
-        // SAFETY: as above. An exchange is how BPF orders stores on every CPU.
+        // SAFETY: as above. An atomic exchange is how BPF orders stores on every CPU.
         unsafe { atomic_xchg::<T, { AtomicOrdering::SeqCst }>(word, value) };
     }
 }
@@ -326,8 +327,8 @@ unsafe fn lock(row: *mut RttRow) -> u64 {
 
 /// Tries repeatedly to lock a row; as [`lock`].
 ///
-/// A separate function in the kernel too, like the one below: the verifier checks its loop once, not once per program
-/// state that leads there.
+/// A separate function in the kernel as well, like the one below: the verifier checks its loop once, not once per
+/// program state that leads there.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn lock_contended(row: *mut RttRow) -> u64 {
@@ -347,7 +348,8 @@ extern "C" fn lock_contended(row: *mut RttRow) -> u64 {
     0
 }
 
-/// Makes space in a histogram, which must be locked. The result is meaningless: the verifier requires one.
+/// Makes space in the histogram of a row, which must be locked. The result is meaningless, but the verifier requires
+/// one.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn halve_histogram(row: *mut RttRow) -> u32 {
@@ -358,14 +360,14 @@ extern "C" fn halve_histogram(row: *mut RttRow) -> u32 {
     0
 }
 
-/// Writes a word, unless another CPU has changed its last value. Ordered with everything before and after.
+/// Writes a word, unless another CPU has changed it since `last` was read. Ordered with all accesses before and after.
 ///
 /// # Safety
 ///
 /// `word` must point into a map value.
 #[inline(always)]
 unsafe fn exchange(word: *mut u64, last: u64, next: u64) -> bool {
-    // SAFETY: the caller's promise. For why an intrinsic see `conntrack::add`.
+    // SAFETY: the caller's promise. See `conntrack::add` for why this is an intrinsic.
     let (seen, _) = unsafe {
         atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
             word, last, next,
@@ -374,7 +376,7 @@ unsafe fn exchange(word: *mut u64, last: u64, next: u64) -> bool {
     seen == last
 }
 
-/// Changes a probe's fate, unless it has changed meanwhile.
+/// Changes a probe's fate, unless it has changed in the meantime.
 ///
 /// # Safety
 ///
@@ -390,8 +392,8 @@ unsafe fn turn(slot: *mut Inflight, from: u64, to: u64) -> bool {
 /// `slot` must point to a value of `HEALTH_INFLIGHT`.
 #[inline(always)]
 unsafe fn ticket_of(slot: *const Inflight) -> u64 {
-    // SAFETY: the caller's promise. Volatile, to read it in one piece each time; and the compiler moves no read of
-    // another field before it.
+    // SAFETY: the caller's promise. Volatile, so that the ticket is read in one piece each time; also, the compiler
+    // moves no read of another field before this one.
     unsafe {
         let ticket = ptr::read_volatile(&raw const (*slot).ticket);
         asm!("", options(nostack, preserves_flags));
@@ -418,8 +420,8 @@ fn row(peer: Addr, path: u8, protocol: u8) -> Option<*mut RttRow> {
     })
 }
 
-/// A bucket with bounds that the verifier sees. They are set before the value is spilled to the stack: if a copy is
-/// compared later, Linux 6.1 learns nothing about the spilled value.
+/// Limits a bucket to bounds that the verifier sees. The bounds are set before the value is spilled to the stack: if a
+/// copy is compared later, Linux 6.1 learns nothing about the spilled value.
 #[inline(always)]
 fn bounded(bucket: usize) -> usize {
     forgotten(forgotten(bucket).min(HISTOGRAM_BUCKETS - 1))

@@ -1,4 +1,4 @@
-//! Sources of packets from outside: no outside host has an address of this node or of its endpoints.
+//! Checks the sources of packets from outside: no outside host has an address of this node or of its endpoints.
 
 use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
@@ -16,8 +16,8 @@ use crate::bounds::header_at;
 use crate::fib::FibLookup;
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::ipcache::TrieKey;
-use crate::maps::{HEALTH_ENDPOINTS, HEALTH_OWN};
+use crate::ipcache::{TrieKey, is_endpoint};
+use crate::maps::HEALTH_OWN;
 use crate::packet::load;
 use crate::subprogram::subprogram;
 
@@ -29,8 +29,8 @@ const _: () = assert!(OWN_DEVICE_BITS == 8 * size_of::<u32>() as u32);
 pub trait Source: Version {
     /// Whether a network may deliver such a packet, judging by its addresses alone.
     fn may_come(ip: &Self::Header) -> bool;
-    /// Reason why no one may send a packet: one end is an IPv4-mapped address, which maps would mistake for the IPv4
-    /// address.
+    /// Reason to refuse a packet, whoever sent it: one end is an IPv4-mapped address, which maps would mistake for the
+    /// IPv4 address.
     fn refused_end(ip: &Self::Header) -> Option<Reason>;
     /// Whether a packet from an address of this host shows that another host has the address too (RFC 4862 section
     /// 5.4.4).
@@ -94,7 +94,7 @@ impl Source for Tuple6 {
     }
 }
 
-/// Whether a packet that came in on an uplink has a source that no outside host has.
+/// Whether a packet that came in on an uplink has a source address that no outside host has.
 #[inline(always)]
 pub fn is_spoofed(frame: &Frame, ethertype: u16, ip_at: usize) -> bool {
     match ethertype {
@@ -123,17 +123,17 @@ fn is_spoofed_of<T: Source>(frame: &Frame, ip_at: u32) -> bool {
     if !is_own::<T>(source, frame.ifindex()) || T::marks_duplicate(frame, ip, ip_at) {
         return false;
     }
-    HEALTH_ENDPOINTS.get_ptr(source.to_addr()).is_some()
+    is_endpoint(source.to_addr())
         || T::is_of_link(&source)
         || leads_here::<T>(frame, source, destination)
 }
 
-/// Whether an address belongs to an endpoint of this node or to the host itself, as far as the agent knows.
-/// `ifindex`: the device that a packet from the address came in on.
+/// Whether an address belongs to an endpoint of this node or to the host itself, as far as the agent knows. `ifindex`
+/// is the device on which a packet from the address came in.
 #[inline(always)]
 pub fn is_own<T: Source>(address: T::Address, ifindex: u32) -> bool {
     let addr = address.to_addr();
-    if HEALTH_ENDPOINTS.get_ptr(addr).is_some() {
+    if is_endpoint(addr) {
         return true;
     }
     let key = TrieKey {

@@ -1,9 +1,10 @@
 //! Functions that are separate in the kernel too: the verifier checks each one once, not once per path that leads
 //! there, and each uses its stack only while it runs.
 //!
-//! The kernel verifies a function by itself if it is global: it has a name of its own, and its arguments and result are
-//! numbers, or pointers that it does not trust (`kernel/bpf/verifier.c`, `do_check_subprogs`). [`subprogram`] makes
-//! such a function of a plain one, which keeps its signature: callers need not know.
+//! The kernel verifies a function by itself if it is global (`kernel/bpf/verifier.c`, `do_check_subprogs`): it has a
+//! name of its own, its arguments are numbers, or pointers that the verifier does not trust, and its result is a
+//! number. The attribute [`subprogram`] puts such a function between a plain one and its callers, which see no
+//! difference. This is the only place where arguments and results are numbers.
 
 use core::mem;
 use core::ptr;
@@ -27,8 +28,8 @@ pub trait Argument: Sized {
     type Raw;
     /// Converts to what the kernel passes.
     fn pass(self) -> Self::Raw;
-    /// The inverse of `pass`. The verifier requires a comparison of pointers with null: `None` for a null pointer, which
-    /// no one passes.
+    /// The inverse of `pass`. The verifier requires a comparison of pointers with null: `None` for a null pointer,
+    /// which no one passes.
     ///
     /// # Safety
     ///
@@ -56,7 +57,7 @@ pub trait Returned: Sized {
 /// It must be `repr(u32)`, without fields, and have at most 128 variants.
 pub unsafe trait Stage: Copy {}
 
-/// The numbers from 128 to 255 are the reasons for drops.
+/// Number of the first [`Reason`] for drops.
 const REASONS: u32 = 128;
 
 impl<S> Argument for &mut S {
@@ -179,7 +180,7 @@ impl<S: Stage> Returned for S {
     }
 }
 
-/// `Err`: the packet is dropped.
+/// `Err`: the packet is dropped. The reason's number must be at least [`REASONS`].
 impl<R: Returned> Returned for Result<R, Reason> {
     #[inline(always)]
     fn encode(self) -> u32 {
@@ -192,7 +193,7 @@ impl<R: Returned> Returned for Result<R, Reason> {
     #[inline(always)]
     fn decode(number: u32) -> Self {
         if number.wrapping_sub(REASONS) < REASONS {
-            // SAFETY: only `encode` creates these numbers, of a reason.
+            // SAFETY: only `encode` creates these numbers, from a reason.
             Err(unsafe { mem::transmute::<u8, Reason>(number as u8) })
         } else {
             Ok(R::decode(number))
@@ -200,9 +201,13 @@ impl<R: Returned> Returned for Result<R, Reason> {
     }
 }
 
-/// Makes a function a subprogram, whose first argument is the packet. The arguments name the functions in the kernel:
-/// one for a function that is not generic; one for each [`Version`](crate::ip_version::Version) `T`; or these for each
-/// [`Hook`](crate::hook::Hook) `P`, endpoints first.
+/// Makes a function a subprogram. Its first argument is the packet, a [`Context`]; the others are [`Argument`]s, and
+/// its result is [`Returned`]. The attribute names the functions in the kernel, as `bpftool` and the verifier show
+/// them:
+///
+/// - `#[subprogram(name)]` for a function that is not generic;
+/// - `#[subprogram(name4, name6)]` for one that is generic over a [`Version`](crate::ip_version::Version) `T`;
+/// - `#[subprogram(endpoint4, endpoint6, uplink4, uplink6)]` for `T` and a [`Hook`](crate::hook::Hook) `P`.
 macro_rules! subprogram {
     attr($($symbol:ident),+) {
         $(#[$meta:meta])*

@@ -1,4 +1,4 @@
-//! Flows and translations: TCP has maps of its own, so that no flood of other packets evicts its entries.
+//! Tables of flows and translations. TCP has maps of its own, so that no flood of other packets evicts its entries.
 
 use core::arch::asm;
 
@@ -18,11 +18,11 @@ pub const EEXIST: i32 = -17;
 pub trait FlowMap<K, V> {
     /// The value under a key, for modification.
     fn get_ptr_mut(&self, key: &K) -> Option<*mut V>;
-    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`; on failure the kernel's error, which is [`E2BIG`] if there is
-    /// no space.
+    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`. On failure, returns the kernel's error, which is [`E2BIG`] if
+    /// there is no space.
     fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32>;
-    /// Makes space for one more entry, unless the kernel does it by itself. Returns whether there is space.
-    fn make_room(&self) -> bool;
+    /// Makes space for one more entry, unless the kernel does that itself. Returns whether there is space.
+    fn evict(&self) -> bool;
 }
 
 impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
@@ -37,7 +37,7 @@ impl<K, V> FlowMap<K, V> for &'static LruHashMap<K, V> {
     }
 
     #[inline(always)]
-    fn make_room(&self) -> bool {
+    fn evict(&self) -> bool {
         true
     }
 }
@@ -80,8 +80,8 @@ impl<K: Copy, V> FlowMap<K, V> for RingMap<K, V> {
     }
 
     #[inline(always)]
-    fn make_room(&self) -> bool {
-        self.ring.make_room(1)
+    fn evict(&self) -> bool {
+        self.ring.evict(1)
     }
 }
 
@@ -97,8 +97,8 @@ pub struct Table<K: 'static, V: 'static> {
 }
 
 impl<K: Tuple, V> Table<K, V> {
-    /// Enters the two entries of a flow; tries again if the result is `no_room` and the TCP map can make space. The
-    /// steps that enter them have no stack space left for that.
+    /// Calls `enter` to create the two entries of a flow. If the result is `no_room` and the TCP map can make space,
+    /// tries again. The steps that create the entries have no stack space left for doing this themselves.
     #[inline(always)]
     pub fn with_room<R: PartialEq>(
         &self,
@@ -107,7 +107,7 @@ impl<K: Tuple, V> Table<K, V> {
         mut enter: impl FnMut() -> R,
     ) -> R {
         let result = enter();
-        if result == *no_room && protocol == IP_PROTOCOL_TCP && self.tcp.ring.make_room(2) {
+        if result == *no_room && protocol == IP_PROTOCOL_TCP && self.tcp.ring.evict(2) {
             return enter();
         }
         result
@@ -133,7 +133,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`; on failure the kernel's error.
+    /// Sets a value, with `BPF_ANY` or `BPF_NOEXIST`. On failure, returns the kernel's error.
     #[inline(always)]
     pub fn insert(&self, key: &K, value: &V, flags: u64) -> Result<(), i32> {
         if is_tcp(key) {
@@ -161,7 +161,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// Removes a key; on failure the kernel's error.
+    /// Removes a key. On failure, returns the kernel's error.
     #[inline(always)]
     pub fn remove(&self, key: &K) -> Result<(), i32> {
         if is_tcp(key) {
@@ -177,10 +177,10 @@ fn is_tcp<K: Tuple>(key: &K) -> bool {
     key.protocol() == IP_PROTOCOL_TCP
 }
 
-/// Keeps LLVM from merging a call with another branch's: no other branch has the statement that follows it.
+/// Keeps LLVM from merging a call with one in another branch, which does not have the statement that follows.
 #[inline(always)]
 fn apart<R>(result: R) -> R {
-    // SAFETY: no instruction.
+    // SAFETY: emits no instruction.
     unsafe { asm!("", options(nomem, nostack, preserves_flags)) };
     result
 }

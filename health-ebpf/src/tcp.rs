@@ -25,7 +25,7 @@ use crate::frame::Frame;
 use crate::maps::{HEALTH_CONFIG, HEALTH_PEERS, HEALTH_RTT, HEALTH_TCP};
 use crate::rtt;
 
-/// Mask: the more-fragments bit and the fragment offset.
+/// Mask for the more-fragments bit and the fragment offset.
 const FRAGMENT_MASK: u16 = 0x3fff;
 
 /// Template for new rows: a row does not fit on the stack.
@@ -125,7 +125,7 @@ pub fn sent(frame: &Frame, packet: &Packet) {
     if takes_up_nothing || !is_passive(config, packet) {
         return;
     }
-    // SAFETY: read at once.
+    // SAFETY: the value is read at once.
     let Some(peer) = (unsafe { HEALTH_PEERS.get(packet.key.peer) }) else {
         return;
     };
@@ -171,11 +171,12 @@ fn time(frame: &Frame, packet: &Packet, flow: &mut Flow) {
     };
     flow.prepare(&packet.segment, clock, coarse_now_ns());
     let now_ns = now_ns();
-    // SAFETY: an aligned word of a map value. The exchange keeps the prepared fields from becoming visible after it.
+    // SAFETY: an aligned word of a map value. The exchange makes the prepared fields visible before the time.
     unsafe { atomic_xchg::<u64, { AtomicOrdering::AcqRel }>(&raw mut flow.timed_ns, now_ns) };
 }
 
-/// Handles a probe that opens its connection. After a retransmission, it is unclear which of the two is answered.
+/// Handles the segment with which a probe opens its connection. After a retransmission, it is unclear which of the two
+/// segments is answered.
 #[inline(always)]
 fn probe_opened(packet: &Packet) {
     let end = packet.segment.end();
@@ -243,7 +244,7 @@ pub fn received(frame: &Frame, packet: &Packet) {
         return;
     };
     let agrees = flow.agrees(clock);
-    // Another CPU may have taken it, or may have timed another segment since.
+    // Another CPU may have taken the time, or may have timed another segment since.
     if take_timed(flow) == timed_ns && agrees {
         record(*peer, flow.path, rtt_ns, now_ns);
     }
@@ -262,7 +263,7 @@ pub fn account(request: &mut ConnectionRequest) -> u32 {
         request.source = SOURCE_KERNEL;
     }
     if rtt::record(&key, request.rtt_ns, now_ns(), request.source) {
-        // It may have been evicted already.
+        // The flow may have been evicted already.
         let _ = HEALTH_TCP.remove(of);
         ACCOUNTED
     } else if HEALTH_RTT.get_ptr(key).is_some() {
@@ -290,7 +291,7 @@ fn record(peer: Addr, path: u8, rtt_ns: u64, now_ns: u64) {
     rtt::record(&key, rtt_ns, now_ns, SOURCE_KERNEL);
 }
 
-/// Whether this is ordinary traffic: not a probe, neither of this agent nor of another.
+/// Whether this is ordinary traffic, not a probe of this agent or of another.
 #[inline(always)]
 fn is_passive(config: &DatapathConfig, packet: &Packet) -> bool {
     config.flags & PASSIVE_RTT != 0
@@ -305,7 +306,7 @@ fn take_timed(flow: &mut Flow) -> u64 {
     unsafe { atomic_xchg::<u64, { AtomicOrdering::AcqRel }>(&raw mut flow.timed_ns, 0) }
 }
 
-/// The whole TCP header.
+/// Reads the whole TCP header.
 #[inline(always)]
 fn header(frame: &Frame, packet: &Packet) -> Option<HeaderBytes> {
     let mut header = HeaderBytes([0; HEADER_ROOM]);
@@ -338,15 +339,15 @@ fn timestamps(header: &HeaderBytes, len: u32) -> Result<Option<Timestamps>, Malf
     }
 }
 
-/// Result of [`tcp_timestamps`]: the options contain none.
+/// Result of [`tcp_timestamps`]: the options contain no timestamps.
 const NO_TIMESTAMPS: u32 = 0;
-/// Result of [`tcp_timestamps`]: they were written to the output argument.
+/// Result of [`tcp_timestamps`]: the timestamps were written to the output argument.
 const TIMESTAMPS: u32 = 1;
 /// Result of [`tcp_timestamps`]: the options are malformed.
 const MALFORMED: u32 = 2;
 
-/// A separate function in the kernel too: the verifier follows the many paths through the options once, not once per
-/// path that leads there.
+/// A separate function in the kernel as well: the verifier follows the many paths through the options once, not once
+/// per path that leads there.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn tcp_timestamps(
@@ -354,7 +355,7 @@ extern "C" fn tcp_timestamps(
     len: u32,
     timestamps: *mut Timestamps,
 ) -> u32 {
-    // SAFETY: made of references; the verifier requires a comparison with null.
+    // SAFETY: made from references; the verifier requires a null check.
     let (Some(header), Some(timestamps)) = (unsafe { (header.as_ref(), timestamps.as_mut()) })
     else {
         return MALFORMED;
@@ -371,8 +372,8 @@ extern "C" fn tcp_timestamps(
 
 #[inline(always)]
 fn flow(key: &FlowKey) -> Option<&'static mut Flow> {
-    // SAFETY: a map value stays valid memory for the program's run. Changes by several CPUs are synchronised through
-    // `timed_ns`, which is exchanged.
+    // SAFETY: a map value stays valid while the program runs. Changes by several CPUs are synchronised by exchanging
+    // `timed_ns` atomically.
     HEALTH_TCP
         .get_ptr_mut(key)
         .map(|flow| unsafe { &mut *flow })

@@ -49,7 +49,8 @@ pub fn depart(
     }
 }
 
-/// The checksum is only updated by the difference of the times (RFC 1624), so a damaged message stays damaged.
+/// Writes the times into a message. The checksum is updated only by their difference (RFC 1624), so a damaged message
+/// stays damaged.
 #[inline(always)]
 fn write(frame: &Frame, offset: usize, message: &ProbeMessage, times: Times) -> bool {
     let before = Times::from(&message.payload);

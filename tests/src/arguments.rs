@@ -1,5 +1,5 @@
-//! Arguments of the programs that `cargo xtask` runs. It compiles this file too, so that it checks them before it
-//! builds.
+//! Arguments of the programs that `cargo xtask` runs. `xtask` compiles this file too, so that it can check the
+//! arguments before building.
 
 use clap::{Args, value_parser};
 
@@ -34,12 +34,12 @@ pub struct BenchArgs {
     /// Print the figures as JSON
     #[arg(long)]
     pub json: bool,
-    /// How to run it.
+    /// How to run the benchmark.
     #[command(flatten)]
     pub options: BenchOptions,
 }
 
-/// Options of a benchmark. It chooses by itself what is not given.
+/// Options of a benchmark. Each benchmark has its own defaults for omitted options.
 #[derive(Args)]
 pub struct BenchOptions {
     /// Number of peers that `mesh` simulates (repeatable, in ascending order)

@@ -1,4 +1,4 @@
-//! Programs on a device, attached by TCX links or by clsact filters.
+//! Programs attached to a device with TCX links or clsact filters.
 
 use std::fs;
 
@@ -9,12 +9,12 @@ use serde_json::Value;
 
 use crate::Node;
 
-/// A program that is attached to a device.
+/// A program attached to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachedProgram {
-    /// Its ID in the kernel.
+    /// The program's ID in the kernel.
     pub id: u32,
-    /// Hash of its instructions, as `bpftool prog` prints it.
+    /// The program's tag, a hash of its instructions, as `bpftool prog` prints it.
     pub tag: String,
 }
 
@@ -31,8 +31,8 @@ pub fn has_tcx() -> anyhow::Result<bool> {
     Ok(tcx("lo", TcAttachType::Ingress)?.is_some())
 }
 
-/// Detaches the programs from a device that `--attach-mode auto` attaches by TCX, where the kernel has it. The agent
-/// must not run: it would reattach them.
+/// Detaches the programs that `--attach-mode auto` attached to a device, by TCX where the kernel supports it. The agent
+/// must be stopped, or it would reattach them.
 pub fn take_off(node: &Node, device: &str) -> anyhow::Result<()> {
     if !has_tcx()? {
         node.exec(&format!("tc qdisc delete dev {device} clsact"))?;

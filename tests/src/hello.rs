@@ -1,9 +1,9 @@
-//! Answers to `GET /hello` like an agent's, with keys that a test chooses.
+//! Responses to `GET /hello` like an agent's, with keys that a test chooses.
 
 use health_mesh::proof::{self, AUTH_HEADER, Answer, HelloKeys};
 
-/// The head of a valid answer from the requested node to an agent's request. `None` if the request was not made with
-/// these keys.
+/// Returns the head of a valid response from the requested node to an agent's request, or `None` if the request was not
+/// authenticated with these keys.
 pub fn answer(keys: &HelloKeys, request: &[u8]) -> Option<Vec<u8>> {
     let request = std::str::from_utf8(request).ok()?;
     let value = |name: &str| {

@@ -10,19 +10,19 @@ use serde::de::DeserializeOwned;
 
 use crate::{Node, PATIENCE};
 
-/// Default port of the agents' metrics.
+/// Default port of the agents' metrics endpoint.
 pub const METRICS_PORT: u16 = 9962;
 
-/// Longest time that an agent may stay silent; the same as in its own command line.
+/// Read timeout for an agent's response, the same as in its own command line.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Status code and body of `GET path`.
+/// Sends `GET path` and returns the status code and the body.
 pub fn get(node: &Node, address: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
     let (code, _, body) = get_as(node, address, path, "*/*")?;
     Ok((code, body))
 }
 
-/// Status code, media type and body of `GET path` with this `Accept` header.
+/// Sends `GET path` with this `Accept` header and returns the status code, the media type and the body.
 pub fn get_as(
     node: &Node,
     address: SocketAddr,
@@ -37,7 +37,7 @@ pub fn get_as(
     split(&response)
 }
 
-/// What a node's agent returns for an API path. Takes a tenth of the time that a command-line process takes.
+/// Queries an API path of a node's agent. Takes a tenth of the time that running the command-line client takes.
 pub fn of_agent<T: DeserializeOwned>(node: &Node, path: &str) -> anyhow::Result<T> {
     let reported = || -> anyhow::Result<T> {
         let stream = UnixStream::connect(node.socket())?;
@@ -50,9 +50,9 @@ pub fn of_agent<T: DeserializeOwned>(node: &Node, path: &str) -> anyhow::Result<
     reported().with_context(|| format!("{path} of {}", node.name()))
 }
 
-/// The response to `GET path`.
+/// Sends `GET path` and returns the whole response.
 fn exchange(mut stream: impl Read + Write, path: &str, accept: &str) -> io::Result<String> {
-    // HTTP/1.0 has no chunks to reassemble.
+    // HTTP/1.0 has no chunked encoding, so there is nothing to reassemble.
     write!(
         stream,
         "GET {path} HTTP/1.0\r\nHost: node\r\nAccept: {accept}\r\n\r\n"
@@ -62,7 +62,7 @@ fn exchange(mut stream: impl Read + Write, path: &str, accept: &str) -> io::Resu
     Ok(response)
 }
 
-/// Status code, media type and body of a response.
+/// Splits a response into status code, media type and body.
 fn split(response: &str) -> anyhow::Result<(u16, String, String)> {
     let (head, body) = response
         .split_once("\r\n\r\n")

@@ -10,7 +10,7 @@ use crate::{Node, http};
 /// Default port of `/healthz`.
 pub const HEALTHZ_PORT: u16 = 9879;
 
-/// Status code and body of `/healthz`.
+/// Returns the status code and the parsed body of `/healthz`.
 pub fn liveness(node: &Node) -> anyhow::Result<(u16, Liveness)> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
     let (code, body) = http::get(node, address, "/healthz")?;

@@ -1,4 +1,4 @@
-//! A workload of a test: a network namespace with an endpoint.
+//! A test workload: a network namespace with an endpoint.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use health_net::netns::{self, NetNs};
 
 use crate::Node;
 
-/// An endpoint with its namespace, which is removed when this value is dropped.
+/// An endpoint in its own namespace, which is removed when this value is dropped.
 #[derive(Debug)]
 pub struct Member {
     /// The namespace's name.
@@ -23,7 +23,7 @@ impl Member {
     /// Creates an endpoint on a node, with flags of `endpoint create`, in its own namespace `h-NAME`.
     pub fn on(node: &Node, name: &str, flags: &str) -> anyhow::Result<Self> {
         let name = format!("h-{name}");
-        // A killed test may have left one.
+        // A killed test may have left a namespace of this name.
         netns::remove(&name)?;
         let netns = NetNs::create(&name)?;
         let made = node.cli(&format!(

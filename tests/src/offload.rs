@@ -1,4 +1,4 @@
-//! Offloads of devices in other namespaces, set as by `ethtool -K` (linux/ethtool.h).
+//! Sets offloads of devices in other namespaces, like `ethtool -K` (linux/ethtool.h).
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd as _;
 use anyhow::{Context as _, ensure};
 use health_net::netns::NetNs;
 
-/// A task that either the device or the stack does, by the command that sets it.
+/// A task that either the device or the stack performs. The discriminant is the ethtool command that sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Offload {
@@ -35,19 +35,20 @@ pub fn set(namespace: &str, device: &str, offload: Offload, is_on: bool) -> anyh
         .with_context(|| format!("{offload:?} of {device} in {namespace}"))
 }
 
-/// Sends a request in the calling thread's namespace.
+/// Sends an ethtool request in the calling thread's namespace.
 fn ask(device: &str, mut value: Value) -> anyhow::Result<()> {
-    // SAFETY: integers and pointers, for which zero is a value.
+    // SAFETY: the struct consists of integers and pointers, for which zero is a valid value.
     let mut message: libc::ifreq = unsafe { std::mem::zeroed() };
     let name = device.as_bytes();
-    // The last byte stays 0.
+    // The last byte stays 0 to terminate the name.
     ensure!(name.len() < message.ifr_name.len(), "the name is too long");
     for (to, from) in message.ifr_name.iter_mut().zip(name) {
         *to = *from as libc::c_char;
     }
     message.ifr_ifru.ifru_data = (&raw mut value).cast();
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    // SAFETY: an open socket, a name that ends, and the structure of these commands; all live until the call returns.
+    // SAFETY: the socket is open, the name is null-terminated, and the data is the struct that these commands expect;
+    // all of them live until the call returns.
     let result =
         unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut message) };
     ensure!(result >= 0, io::Error::last_os_error());

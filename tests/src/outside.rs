@@ -1,5 +1,5 @@
-//! The world outside a bed's cluster: a host behind the router, which has no route to endpoints, and a client behind
-//! a node. They can only talk if the node translates addresses.
+//! The world outside a bed's cluster: a host behind the router, which has no route to endpoints, and a client behind a
+//! node. The two can only talk if the node performs NAT.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
@@ -8,13 +8,13 @@ use crate::bed::{Node, ROUTER, ROUTER4, ROUTER6, add_host, add_router, command_i
 use crate::process::Running;
 use crate::{PATIENCE, wait_for};
 
-/// Namespace of the host outside. It is named like a node's, so that the bed removes it with them.
+/// Namespace of the outside host. It is named like a node's namespace, so that the bed removes it too.
 pub const FAR: &str = "hnode253";
-/// Its IPv4 address.
+/// IPv4 address of the outside host.
 pub const FAR4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
-/// Its IPv6 address.
+/// IPv6 address of the outside host.
 pub const FAR6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
-/// The router's device towards it.
+/// The router's device towards the outside host.
 pub const ROUTER_DEVICE: &str = "out";
 
 /// Namespace of the client.
@@ -22,7 +22,8 @@ pub const CLIENT: &str = "hnode252";
 /// Prefixes of the client's addresses.
 pub const CLIENT_CIDRS: [&str; 2] = ["192.168.77.0/24", "fd00:77::/64"];
 
-/// Creates the router, the host and the client. The client is behind this node, which gets a route to the outside.
+/// Creates the router, the outside host and the client. The client is behind this node, which gets a default route via
+/// the router.
 pub fn add(node: &Node) -> anyhow::Result<()> {
     add_router()?;
     add_host(
@@ -49,12 +50,12 @@ pub fn sources(node: &Node) -> [String; 2] {
     [format!("health-{}", node.name()), CLIENT.to_owned()]
 }
 
-/// Addresses of the host outside.
+/// Addresses of the outside host.
 pub fn far() -> [IpAddr; 2] {
     [FAR4.into(), FAR6.into()]
 }
 
-/// Starts a server in the outside namespace, and waits until something listens on its port there.
+/// Starts a server in the outside host's namespace and waits until something listens on its port there.
 pub fn serve(server: &mut Command, socket: &str, port: u16) -> anyhow::Result<Running> {
     let running = Running::start(server)?;
     wait_for("the server to listen", PATIENCE, || {

@@ -1,15 +1,15 @@
-//! Builds packets byte by byte, with its own code: shares nothing with the code under test.
+//! Builds packets byte by byte. Shares no code with the code under test.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Ethernet type of IPv4.
+/// EtherType of IPv4.
 pub const IPV4: u16 = 0x0800;
-/// Ethernet type of IPv6.
+/// EtherType of IPv6.
 pub const IPV6: u16 = 0x86dd;
-/// Ethernet type of ARP.
+/// EtherType of ARP.
 pub const ARP: u16 = 0x0806;
 
-/// Checksum of a transport header and its payload, with the pseudo-header of its IP version.
+/// Computes the checksum of a transport header and its payload, including the pseudo-header of the IP version.
 pub fn transport_checksum(
     source: IpAddr,
     destination: IpAddr,
@@ -29,7 +29,7 @@ pub fn transport_checksum(
     ])
 }
 
-/// Internet checksum over bytes, as RFC 1071 defines it.
+/// Computes the Internet checksum of RFC 1071 over the concatenated parts.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let bytes: Vec<u8> = parts.concat();
     let mut sum: u32 = bytes
@@ -42,7 +42,7 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     !(sum as u16)
 }
 
-/// An ARP packet: operation, then hardware and protocol address of sender and target (RFC 826).
+/// Builds an ARP packet from the operation and the hardware and protocol addresses of sender and target (RFC 826).
 pub fn arp(operation: u16, sender: ([u8; 6], Ipv4Addr), target: ([u8; 6], Ipv4Addr)) -> Vec<u8> {
     let mut bytes = vec![0, 1, 8, 0, 6, 4];
     bytes.extend(operation.to_be_bytes());
@@ -53,7 +53,7 @@ pub fn arp(operation: u16, sender: ([u8; 6], Ipv4Addr), target: ([u8; 6], Ipv4Ad
     bytes
 }
 
-/// An Ethernet frame.
+/// Builds an Ethernet frame.
 pub fn ethernet(destination: [u8; 6], source: [u8; 6], ethertype: u16, payload: &[u8]) -> Vec<u8> {
     [&destination[..], &source, &ethertype.to_be_bytes(), payload].concat()
 }
@@ -80,7 +80,7 @@ pub struct Ipv4 {
 }
 
 impl Ipv4 {
-    /// ICMP from `source` to `destination`, as `ping` normally sends it.
+    /// An ICMP packet from `source` to `destination` with the header that `ping` normally sends.
     pub fn icmp(source: Ipv4Addr, destination: Ipv4Addr) -> Self {
         Self {
             tos: 0,
@@ -94,7 +94,7 @@ impl Ipv4 {
         }
     }
 
-    /// Header and payload, with the checksum filled in.
+    /// Builds the packet from header and payload, with the checksum filled in.
     pub fn packet(&self, payload: &[u8]) -> Vec<u8> {
         let header_len = 20 + self.options.len();
         let mut header = vec![0x40 | (header_len / 4) as u8, self.tos];
@@ -119,7 +119,7 @@ pub struct Ipv6 {
     pub class: u8,
     /// Flow label.
     pub flow: u32,
-    /// What follows the header.
+    /// Type of the next header.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
@@ -130,7 +130,7 @@ pub struct Ipv6 {
 }
 
 impl Ipv6 {
-    /// ICMPv6 from `source` to `destination`.
+    /// An ICMPv6 packet from `source` to `destination`.
     pub fn icmp(source: Ipv6Addr, destination: Ipv6Addr) -> Self {
         Self {
             class: 0,
@@ -142,7 +142,7 @@ impl Ipv6 {
         }
     }
 
-    /// Header and payload.
+    /// Builds the packet from header and payload.
     pub fn packet(&self, payload: &[u8]) -> Vec<u8> {
         let mut bytes = (6 << 28 | u32::from(self.class) << 20 | self.flow)
             .to_be_bytes()
@@ -184,7 +184,7 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// A segment between these ports, source first, with these flags and nothing else.
+    /// A segment with these ports, source first, and these flags, without options or data.
     pub fn between(ports: (u16, u16), flags: u8) -> Self {
         Self {
             source: ports.0,
@@ -194,7 +194,7 @@ impl Tcp {
         }
     }
 
-    /// Header, options and data, with the checksum filled in.
+    /// Builds the segment, with the checksum filled in.
     pub fn segment(&self, source: IpAddr, destination: IpAddr) -> Vec<u8> {
         let header_len = 20 + self.options.len();
         let mut segment = self.source.to_be_bytes().to_vec();
@@ -218,7 +218,7 @@ impl Tcp {
         segment
     }
 
-    /// The segment in an IP packet and an Ethernet frame.
+    /// Builds an Ethernet frame with the segment in an IP packet.
     pub fn frame(&self, source: IpAddr, destination: IpAddr) -> Vec<u8> {
         let segment = self.segment(source, destination);
         let (ethertype, packet) = match (source, destination) {
@@ -242,7 +242,7 @@ impl Tcp {
     }
 }
 
-/// The options of most segments: two NOPs and the timestamps.
+/// The options that most segments carry: two NOPs and the timestamps.
 pub fn timestamps(value: u32, echo: u32) -> Vec<u8> {
     let mut options = vec![1, 1, 8, 10];
     options.extend(value.to_be_bytes());
@@ -250,7 +250,7 @@ pub fn timestamps(value: u32, echo: u32) -> Vec<u8> {
     options
 }
 
-/// An ICMP message without its checksum: type, code, identifier, sequence number, payload.
+/// Builds an ICMP message without its checksum, from type, code, identifier, sequence number and payload.
 pub fn echo(kind: u8, code: u8, id: u16, sequence: u16, payload: &[u8]) -> Vec<u8> {
     let mut message = vec![kind, code, 0, 0];
     message.extend(id.to_be_bytes());
@@ -259,7 +259,7 @@ pub fn echo(kind: u8, code: u8, id: u16, sequence: u16, payload: &[u8]) -> Vec<u
     message
 }
 
-/// An ICMP message for IPv4, with the checksum filled in.
+/// Like [`echo`], for IPv4 and with the checksum filled in.
 pub fn echo4(kind: u8, code: u8, id: u16, sequence: u16, payload: &[u8]) -> Vec<u8> {
     let mut message = echo(kind, code, id, sequence, payload);
     let check = checksum(&[&message]);
@@ -267,7 +267,7 @@ pub fn echo4(kind: u8, code: u8, id: u16, sequence: u16, payload: &[u8]) -> Vec<
     message
 }
 
-/// Bytes that differ from their neighbours.
+/// Generates a payload in which neighbouring bytes differ.
 pub fn payload(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
 }
@@ -283,11 +283,11 @@ pub struct Probe {
     pub sequence: u16,
     /// The agent's session.
     pub session: u32,
-    /// Number of times that its sequence numbers have wrapped.
+    /// Number of times that the session's sequence numbers have wrapped.
     pub round: u16,
-    /// 1 host, 2 endpoint.
+    /// Path: 1 for the host, 2 for the endpoint.
     pub path: u8,
-    /// 1: asks for the arrival time.
+    /// Flags. 1: asks for the arrival time.
     pub flags: u8,
     /// Turnaround time in the responding host, or the arrival time there.
     pub turnround: u64,
@@ -335,7 +335,7 @@ pub fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The frame with VLAN tags after its addresses, outermost first: Ethernet type and VLAN per tag.
+/// The frame with VLAN tags after its addresses, outermost first: EtherType and VLAN per tag.
 pub fn tagged(frame: &[u8], tags: &[(u16, u16)]) -> Vec<u8> {
     let tags: Vec<u8> = tags
         .iter()

@@ -19,7 +19,7 @@ use crate::wait::slowness;
 /// How long to wait for the reply to a single request.
 const REPLY: Duration = Duration::from_secs(1);
 
-/// No reply came, or the kernel reports that none will.
+/// Errors that mean that no reply came or that the kernel reports that none will come.
 const WITHOUT_REPLY: [ErrorKind; 7] = [
     ErrorKind::WouldBlock,
     ErrorKind::TimedOut,
@@ -30,8 +30,8 @@ const WITHOUT_REPLY: [ErrorKind; 7] = [
     ErrorKind::PermissionDenied,
 ];
 
-/// Whether an echo request from a named network namespace is answered within a second. It spawns no process: some
-/// tests send hundreds at once.
+/// Whether an echo request from a named network namespace is answered within a second. Spawns no process, as some tests
+/// send hundreds of requests at once.
 pub fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
     let answered = NetNs::open(netns)?.run_in(|| echo(address))?;
     let answered = unless_unreachable(answered);
@@ -54,7 +54,7 @@ fn echo(address: IpAddr) -> io::Result<()> {
     Err(ErrorKind::TimedOut.into())
 }
 
-/// A raw socket for the echoes of one address (RFC 792, RFC 4443).
+/// A raw socket for exchanging echoes with one address (RFC 792, RFC 4443).
 #[derive(Debug)]
 struct EchoSocket {
     socket: Socket,
@@ -75,20 +75,21 @@ impl EchoSocket {
         Ok(Self { socket, address })
     }
 
-    /// Sends a request with this identifier. Its reply has the same body.
+    /// Sends a request with this identifier. The reply has the same body.
     fn send(&mut self, id: u16, body: u64) -> io::Result<()> {
         let kind = if self.address.is_ipv4() { 8 } else { 128 };
         let mut request = [0; Self::HEADER_LEN + size_of::<u64>()];
         request[0] = kind;
         request[4..6].copy_from_slice(&id.to_be_bytes());
         request[Self::HEADER_LEN..].copy_from_slice(&body.to_be_bytes());
-        // For ICMPv6, whose checksum also covers addresses, the kernel fills it in.
+        // The kernel fills in the ICMPv6 checksum, which also covers the addresses.
         let sum = checksum(&[&request]).to_be_bytes();
         request[2..4].copy_from_slice(&sum);
         self.socket.send(&request).map(|_| ())
     }
 
-    /// The body of the next reply, to whomever it belongs; none if there is none until then.
+    /// Returns the body of the next reply, no matter who sent the request, or `None` if there is no reply before the
+    /// deadline.
     fn reply(&mut self, deadline: Instant) -> io::Result<Option<u64>> {
         let kind = if self.address.is_ipv4() { 0 } else { 129 };
         loop {
@@ -102,7 +103,7 @@ impl EchoSocket {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
                 length => length?,
             };
-            // IPv4 sockets return the IP header too.
+            // Raw IPv4 sockets return the IP header too.
             let header = match self.address {
                 IpAddr::V4(_) => usize::from(packet[0] & 0xf) * 4,
                 IpAddr::V6(_) => 0,
@@ -118,20 +119,20 @@ impl EchoSocket {
     }
 }
 
-/// How often echoes are sent. `ping` keeps a processor busy if it sends one each millisecond.
+/// How often to send echoes. A `ping` process that sends one per millisecond keeps a CPU busy.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Milliseconds between requests. Grows with the square of the machine's slowness: a slow machine does everything
-    /// that many times more slowly, and each request keeps it busy that many times longer.
+    /// Milliseconds between requests on a fast machine, multiplied by the square of the machine's slowness: a slow
+    /// machine takes that many times longer for everything, including each request.
     pub interval: u32,
-    /// How many requests have the same identifier, and so are of one flow.
+    /// Number of consecutive requests with the same identifier, which belong to the same flow.
     pub flow: usize,
     /// How long to wait for the last replies.
     pub patience: Duration,
 }
 
 impl Pace {
-    /// A thousand requests a second where the machine is fast enough, and none is given up early.
+    /// A thousand requests per second on a fast machine, with a long wait for the last replies.
     pub const DENSE: Self = Self {
         interval: 1,
         flow: 1_500,
@@ -139,14 +140,14 @@ impl Pace {
     };
 }
 
-/// Echo requests to an address, until they are ended.
+/// A running sequence of echo requests to an address.
 #[derive(Debug)]
 pub struct Pinging {
     ends: Ends,
     thread: JoinHandle<anyhow::Result<Summary>>,
 }
 
-/// Prevents further requests once it is dropped, for example when a test fails.
+/// Stops further requests when dropped, for example when a test fails.
 #[derive(Debug)]
 struct Ends(Arc<AtomicBool>);
 
@@ -157,7 +158,7 @@ impl Drop for Ends {
 }
 
 impl Pinging {
-    /// Starts in a named network namespace.
+    /// Starts sending from a named network namespace.
     pub fn start(netns: &str, to: IpAddr, pace: Pace) -> Self {
         let ends = Ends(Arc::new(AtomicBool::new(false)));
         let (netns, may_end) = (netns.to_owned(), ends.0.clone());
@@ -179,7 +180,7 @@ impl Pinging {
     }
 }
 
-/// Sends echoes until `may_end`, and waits for their replies.
+/// Sends echoes until `may_end` is true, then waits for the outstanding replies.
 fn ping(socket: &mut EchoSocket, pace: Pace, may_end: &AtomicBool) -> io::Result<Summary> {
     let interval = Duration::from_millis(u64::from(pace.interval * slowness().pow(2)));
     let mut echoes = Echoes {
@@ -205,13 +206,13 @@ fn ping(socket: &mut EchoSocket, pace: Pace, may_end: &AtomicBool) -> io::Result
     })
 }
 
-/// Requests, and which of them were answered.
+/// The requests sent so far, and which of them were answered.
 struct Echoes {
-    /// Distinguishes them from all others.
+    /// Distinguishes these requests from all others.
     token: u32,
-    /// By number.
+    /// Whether each request was answered, by its number.
     answered: Vec<bool>,
-    /// How many were answered.
+    /// Number of answered requests.
     received: u64,
 }
 
@@ -223,7 +224,7 @@ impl Echoes {
         u64::from(self.token) << 32 | number
     }
 
-    /// Takes a reply. False if there is none until the deadline.
+    /// Receives a reply and marks its request as answered. Returns false if none arrives before the deadline.
     fn hear(&mut self, socket: &mut EchoSocket, deadline: Instant) -> io::Result<bool> {
         let body = match unless_unreachable(socket.reply(deadline))? {
             None => return Ok(true),
@@ -253,12 +254,12 @@ fn unless_unreachable<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 pub struct Summary {
     /// Echo requests sent.
     pub transmitted: u64,
-    /// Replies.
+    /// Replies received.
     pub received: u64,
 }
 
 impl Summary {
-    /// Finds the line `N packets transmitted, M received, ...`.
+    /// Parses the line `N packets transmitted, M received, ...` in the output of `ping`.
     pub fn parse(output: &str) -> anyhow::Result<Self> {
         let line = output
             .lines()
@@ -275,7 +276,7 @@ impl Summary {
         })
     }
 
-    /// Requests without a reply.
+    /// Number of requests without a reply.
     pub fn lost(&self) -> u64 {
         self.transmitted.saturating_sub(self.received)
     }

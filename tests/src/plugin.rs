@@ -1,4 +1,4 @@
-//! Calls the CNI plugin as a container runtime does: through its link, with parameters in the environment.
+//! Calls the CNI plugin as a container runtime does: through its symlink, with parameters in the environment.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,24 +11,24 @@ use serde_json::{Value, json};
 use crate::Node;
 use crate::bed::agent_binary;
 
-/// A plugin, and the network that it is called for.
+/// A plugin and its network configuration.
 #[derive(Clone, Debug)]
 pub struct Plugin {
     program: PathBuf,
     network: Value,
 }
 
-/// The result of a call.
+/// The result of a plugin call.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Whether it exited with 0.
+    /// Whether the plugin exited with 0.
     pub is_success: bool,
-    /// Its output; null if empty.
+    /// The plugin's standard output; null if empty.
     pub json: Value,
 }
 
 impl Answer {
-    /// The code of the printed error, 0 for none.
+    /// Code of the printed error, or 0 if none was printed.
     pub fn code(&self) -> u64 {
         self.json["code"].as_u64().unwrap_or_default()
     }
@@ -40,7 +40,7 @@ impl Answer {
 }
 
 impl Plugin {
-    /// Our own plugin, through a link in `folder`, for a network of `node`'s agent.
+    /// The agent's own plugin, called through a symlink in `folder`, for a network of `node`'s agent.
     pub fn of(node: &Node, folder: &Path) -> anyhow::Result<Self> {
         let program = folder.join(LINK_NAME);
         std::os::unix::fs::symlink(agent_binary()?, &program)
@@ -55,7 +55,7 @@ impl Plugin {
         Ok(Self { program, network })
     }
 
-    /// Any plugin, by the path of its program.
+    /// Any plugin, by the path of its executable.
     pub fn at(program: &Path, network: Value) -> Self {
         Self {
             program: program.to_owned(),
@@ -63,7 +63,7 @@ impl Plugin {
         }
     }
 
-    /// The plugin with another field in the network's configuration.
+    /// Returns a copy of the plugin with a field of the network configuration added or replaced.
     #[must_use]
     pub fn with(&self, key: &str, value: Value) -> Self {
         let mut plugin = self.clone();
@@ -71,12 +71,12 @@ impl Plugin {
         plugin
     }
 
-    /// Calls it for a container's `eth0`.
+    /// Calls the plugin for a container's `eth0`.
     pub fn call(&self, command: &str, container: &str, netns: &str) -> anyhow::Result<Answer> {
         self.call_for(command, container, "eth0", netns)
     }
 
-    /// Calls it for another device of a container.
+    /// Calls the plugin for a device of a container.
     pub fn call_for(
         &self,
         command: &str,
@@ -92,12 +92,12 @@ impl Plugin {
         ])
     }
 
-    /// Calls it with this environment.
+    /// Calls the plugin with these environment variables.
     pub fn call_with(&self, environment: &[(&str, &str)]) -> anyhow::Result<Answer> {
         self.call_raw(environment, self.network.to_string().as_bytes())
     }
 
-    /// Calls it with this environment and this standard input.
+    /// Calls the plugin with these environment variables and this standard input.
     pub fn call_raw(&self, environment: &[(&str, &str)], config: &[u8]) -> anyhow::Result<Answer> {
         let mut child = Command::new(&self.program)
             .envs(environment.iter().copied())
@@ -108,7 +108,7 @@ impl Plugin {
             .spawn()
             .with_context(|| format!("cannot run {}", self.program.display()))?;
         let mut stdin = child.stdin.take().context("the plugin has no stdin")?;
-        // It may have exited without reading it.
+        // The plugin may have exited without reading its input.
         let _ = stdin.write_all(config);
         drop(stdin);
         let output = child

@@ -1,4 +1,4 @@
-//! Real containers: podman with runc, and the agent as their CNI plugin.
+//! Runs real containers: podman with runc, and the agent as the CNI plugin.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,10 +15,10 @@ use crate::process::{RunOutput, run};
 
 /// Name of the network in podman.
 const NETWORK: &str = "health";
-/// Programs in the containers.
+/// Programs available in the containers.
 const APPLETS: [&str; 5] = ["sh", "sleep", "ip", "ping", "nc"];
 
-/// A private podman. Its images, containers and networks are in a folder that is deleted with it.
+/// A private podman instance. Its images, containers and networks are in a folder that is deleted on drop.
 #[derive(Debug)]
 pub struct Podman {
     dir: TempDir,
@@ -42,7 +42,7 @@ impl Podman {
         for folder in ["bin", "proc", "sys", "dev", "etc", "tmp", "run"] {
             fs::create_dir_all(rootfs.join(folder))?;
         }
-        // A static binary, so that the container needs nothing else.
+        // A static binary, which needs no libraries in the container.
         fs::copy("/bin/busybox", rootfs.join("bin/busybox"))?;
         for applet in APPLETS {
             symlink("busybox", rootfs.join("bin").join(applet))?;
@@ -67,7 +67,7 @@ impl Podman {
         Ok(())
     }
 
-    /// A podman command.
+    /// Builds a podman command.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let path = |name: &str| self.dir.path().join(name);
         let mut command = Command::new("podman");
@@ -93,7 +93,7 @@ impl Podman {
         let rootfs = self.dir.path().join("rootfs");
         let mut command = self.command(&["run", "--detach", "--quiet", "--network", NETWORK]);
         command
-            // The limits that CI machines allow.
+            // Limits that CI machines allow.
             .args(["--ulimit=nofile=1000:1000", "--ulimit=nproc=1000:1000"])
             .args(["--name", name, "--rootfs"])
             .arg(rootfs)
@@ -116,12 +116,12 @@ impl Podman {
 
 impl Drop for Podman {
     fn drop(&mut self) {
-        // A failed test may have left some; if one cannot be removed, the next snapshot of the machine shows it.
+        // A failed test may have left containers; if one cannot be removed, the next snapshot of the machine shows it.
         let _ = run(&mut self.command(&["rm", "--force", "--all", "--time=0"]));
     }
 }
 
-/// The network's configuration.
+/// The network configuration.
 fn network(node: &Node) -> String {
     let plugin = serde_json::json!({
         "type": LINK_NAME,

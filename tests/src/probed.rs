@@ -1,4 +1,4 @@
-//! The containers of `cargo xtask run --probes`: each shows a different life cycle.
+//! The containers of `cargo xtask run --probes`. Each shows a different life cycle.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::Node;
 use crate::containerd::Containerd;
 
-/// A container, and its probes.
+/// A container and its probes.
 struct Life {
     name: &'static str,
     script: &'static str,
@@ -46,7 +46,7 @@ const LIVES: [Life; 4] = [
     },
 ];
 
-/// The folder for the manifests and for containerd.
+/// The folder for the manifests and containerd's socket.
 #[derive(Debug)]
 pub struct ProbedContainers {
     dir: TempDir,
@@ -69,7 +69,7 @@ impl ProbedContainers {
         self.dir.path().join("pods")
     }
 
-    /// Flags for the agent that probes them.
+    /// Flags for the agent that probes the containers.
     pub fn agent_args(&self) -> String {
         format!(
             "--pod-manifests {} --runtime-endpoint {}",

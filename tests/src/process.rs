@@ -11,21 +11,21 @@ use nix::unistd::Pid;
 
 use crate::wait_for;
 
-/// The result of a program that exited.
+/// The result of a program that has exited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunOutput {
-    /// Its command line.
+    /// The command line.
     pub command: String,
-    /// Its exit code; `None` when a signal ended it.
+    /// The exit code; `None` if a signal ended the program.
     pub code: Option<i32>,
-    /// Its standard output.
+    /// The standard output.
     pub stdout: String,
-    /// Its standard error.
+    /// The standard error.
     pub stderr: String,
 }
 
 impl RunOutput {
-    /// Its standard output, or an error if it failed.
+    /// Returns the standard output, or an error if the program failed.
     pub fn success(self) -> anyhow::Result<String> {
         ensure!(
             self.code == Some(0),
@@ -58,7 +58,7 @@ pub fn run(command: &mut Command) -> anyhow::Result<RunOutput> {
     Ok(RunOutput::from_output(shown, output))
 }
 
-/// Runs a command that must exit by itself within `deadline`; otherwise kills it and fails.
+/// Runs a command that must exit by itself within `deadline`. Kills it and fails otherwise.
 pub fn run_within(deadline: Duration, command: &mut Command) -> anyhow::Result<RunOutput> {
     let shown = shown(command);
     let mut child = command
@@ -103,22 +103,22 @@ pub fn run_with_input(command: &mut Command, input: &str) -> anyhow::Result<RunO
     Ok(RunOutput::from_output(shown, output))
 }
 
-/// A program that runs until this is dropped, which kills it.
+/// A running program, which is killed on drop.
 #[derive(Debug)]
 pub struct Running(Child);
 
 impl Running {
-    /// Starts it with no input and discards its standard output.
+    /// Starts a program with no input and discards its standard output.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
         Self::start_with(command, Stdio::null(), Stdio::inherit())
     }
 
-    /// Starts it with no input; its standard error goes to a file.
+    /// Starts a program with no input and writes its standard error to a file.
     pub fn start_logging(command: &mut Command, log: File) -> anyhow::Result<Self> {
         Self::start_with(command, Stdio::null(), log.into())
     }
 
-    /// Starts it with no input; it prints to this program's output.
+    /// Starts a program with no input, which inherits standard output and standard error.
     pub fn start_printing(command: &mut Command) -> anyhow::Result<Self> {
         Self::start_with(command, Stdio::inherit(), Stdio::inherit())
     }
@@ -134,7 +134,7 @@ impl Running {
             .with_context(|| format!("cannot run {shown}"))
     }
 
-    /// Waits for it to exit, and fails if it failed.
+    /// Waits for the program to exit, and fails unless it succeeded.
     pub fn success(mut self) -> anyhow::Result<()> {
         let status = self.0.wait().context("cannot wait for a process")?;
         ensure!(
@@ -145,7 +145,7 @@ impl Running {
         Ok(())
     }
 
-    /// Its process ID.
+    /// Process ID of the program.
     pub fn pid(&self) -> Pid {
         // A process ID is a positive i32 that the standard library returns as u32.
         Pid::from_raw(self.0.id().cast_signed())
@@ -160,13 +160,13 @@ impl Drop for Running {
     }
 }
 
-/// Prints a line on standard error. Unlike `eprintln!` it does not panic if the reader is gone, which would end a bed
-/// before it is removed.
+/// Prints a line on standard error. Unlike `eprintln!`, it does not panic when the reader is gone, since that would end
+/// a bed before it is removed.
 pub fn print_line(message: impl Display) {
     let _ = writeln!(io::stderr(), "{message}");
 }
 
-/// The command line, for messages and for copying to a shell.
+/// Formats a command line for messages and for copying to a shell.
 pub fn shown(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())

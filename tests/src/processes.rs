@@ -1,4 +1,4 @@
-//! Processes of this machine, and the resources that this process holds.
+//! Counts processes on this machine and the resources that this process holds.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-/// Number of processes with this word on their command line, without zombies.
+/// Number of processes with this word on their command line, not counting zombies.
 pub fn with_word(word: &str) -> usize {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -18,7 +18,7 @@ pub fn with_word(word: &str) -> usize {
         .count()
 }
 
-/// Number of processes that have exited but were not reaped.
+/// Number of processes that have exited but have not been reaped.
 pub fn zombies() -> usize {
     stats()
         .filter(|stat| stat.first().is_some_and(|state| state == "Z"))
@@ -31,7 +31,7 @@ pub fn children() -> usize {
     stats().filter(|stat| stat.get(1) == Some(&own)).count()
 }
 
-/// The fields of each process's `/proc/PID/stat` after its name: state, parent and more.
+/// The fields of each process's `/proc/PID/stat` after the process name: state, parent and so on.
 fn stats() -> impl Iterator<Item = Vec<String>> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| {
@@ -41,7 +41,7 @@ fn stats() -> impl Iterator<Item = Vec<String>> {
     })
 }
 
-/// Number of control groups below this folder whose names contain `name`.
+/// Number of control groups below `folder` whose names contain `name`.
 pub fn control_groups(folder: &Path, name: &str) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
@@ -60,21 +60,21 @@ pub struct Held {
     pub files: usize,
     /// Child processes.
     pub children: usize,
-    /// TCP sockets by side and state, including sockets without a process, such as those in TIME_WAIT.
+    /// Number of TCP sockets by side and state, including sockets without a process, such as those in TIME_WAIT.
     pub sockets: BTreeMap<(Side, u8), usize>,
 }
 
 /// The side of a connection that a socket is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// Connects.
+    /// A socket that connects.
     Client,
-    /// Listens, or was connected to.
+    /// A socket that listens or was accepted.
     Server,
 }
 
 impl Held {
-    /// Takes a count. Sockets on these ports are servers'.
+    /// Counts the resources. Sockets on these ports count as servers'.
     pub fn now(servers: &[u16]) -> anyhow::Result<Self> {
         Ok(Self {
             files: files()?,
@@ -84,8 +84,8 @@ impl Held {
     }
 }
 
-/// Number of open files. A thread that probes keeps the kernel's accounting of its CPU time open from its first probe
-/// on.
+/// Number of open files, except `schedstat`: a probing thread keeps this file with its CPU time open after its first
+/// probe.
 fn files() -> anyhow::Result<usize> {
     let open = fs::read_dir("/proc/self/fd")?;
     let is_counted = |entry: &fs::DirEntry| {
@@ -99,7 +99,7 @@ fn files() -> anyhow::Result<usize> {
 fn sockets(servers: &[u16]) -> anyhow::Result<BTreeMap<(Side, u8), usize>> {
     let mut sockets = BTreeMap::new();
     for path in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
-        // The second does not exist where there is no IPv6.
+        // `tcp6` does not exist on machines without IPv6.
         let table = fs::read_to_string(path).unwrap_or_default();
         for line in table.lines().skip(1) {
             let fields: Vec<_> = line.split_whitespace().collect();
@@ -118,12 +118,12 @@ fn sockets(servers: &[u16]) -> anyhow::Result<BTreeMap<(Side, u8), usize>> {
     Ok(sockets)
 }
 
-/// Resets this process's peak memory.
+/// Resets this process's peak memory use.
 pub fn forget_peak() -> anyhow::Result<()> {
     fs::write("/proc/self/clear_refs", "5").context("cannot forget the peak of memory")
 }
 
-/// Memory of this process, KiB: the current use, and the peak since its last reset.
+/// Memory of this process in KiB: current use, and peak since the last reset.
 pub fn memory() -> anyhow::Result<(u64, u64)> {
     let status = fs::read_to_string("/proc/self/status")?;
     let field = |name: &str| {

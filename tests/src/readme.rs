@@ -1,8 +1,8 @@
-//! The parts of README.md that come from a run: samples of output, and figures. `cargo xtask docs` writes them, a
-//! test compares them.
+//! The parts of README.md that come from a run: sample output and figures. `cargo xtask docs` updates them, and a test
+//! compares them.
 //!
-//! A sample is the code block after a line `<!-- sample: NAME -->`, a figure the text between `<!-- figure: NAME -->`
-//! and `<!-- -->`.
+//! A sample is the code block after a line `<!-- sample: NAME -->`; a figure is the text between
+//! `<!-- figure: NAME -->` and `<!-- -->`.
 
 use std::path::Path;
 use std::time::Instant;
@@ -20,36 +20,36 @@ const FIGURE_END: &str = "<!-- -->";
 const FENCE: &str = "```";
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Size limit of a released program, megabytes.
+/// Size limit of a released executable, megabytes.
 pub const PROGRAM_LIMIT_MB: f64 = 20.0;
-/// Relative error at which a figure of the README must be updated.
+/// Relative error above which a figure in the README must be updated.
 const TOLERANCE: f64 = 0.05;
 
-/// Prefixes of words that only some runs print: statistics over several answers.
+/// Prefixes of words that only some runs print: statistics over several replies.
 const SOMETIMES: [&str; 3] = ["p90=", "jitter=", "network"];
 
-/// Texts for the README, each with the name of its slot.
+/// Strings for the README, each with the name of its slot.
 pub type Shown = Vec<(&'static str, String)>;
 
-/// The samples, from runs on this machine.
+/// Produces the samples from runs on this machine.
 pub fn samples() -> anyhow::Result<Shown> {
     let mut samples = well()?;
     samples.extend(faulty()?);
     Ok(samples)
 }
 
-/// A healthy cluster.
+/// Samples from a healthy cluster.
 fn well() -> anyhow::Result<Shown> {
     let start = Instant::now();
     let bed = Bed::builder().nodes(3).start()?;
     bed.wait_all_reachable(PATIENCE)?;
-    // The same text as `cargo xtask run` prints.
+    // The same line that `cargo xtask run` prints.
     let reachable = format!(
         "3 nodes, all reachable after {:.1} s",
         start.elapsed().as_secs_f64()
     );
     let node = bed.node(1);
-    // Right after the start, parts of the agent may still connect.
+    // Right after the start, parts of the agent may still be connecting.
     let status = wait_for("a status without warnings", PATIENCE, || {
         let status = node.cli("status")?.success()?;
         Ok((!status.contains("Agent warning")).then_some(status))
@@ -76,8 +76,8 @@ fn well() -> anyhow::Result<Shown> {
     ])
 }
 
-/// A faulty cluster: one agent is killed, another node drops echo requests, and the route to an endpoint is a black
-/// hole.
+/// Samples from a faulty cluster: one agent is killed, another node drops echo requests, and the route to an endpoint
+/// is a blackhole.
 fn faulty() -> anyhow::Result<Shown> {
     let bed = Bed::builder().nodes(4).probing(500, 400).start()?;
     bed.wait_all_reachable(PATIENCE)?;
@@ -96,7 +96,7 @@ fn faulty() -> anyhow::Result<Shown> {
         Ok(is_known.then_some(ran.stdout))
     })?;
     let details = prober.cli(&format!("status --verbose --node {}", killed.name()))?;
-    // The host's part is enough.
+    // Showing only the host's part is enough.
     let host = details
         .stdout
         .lines()
@@ -114,7 +114,7 @@ fn faulty() -> anyhow::Result<Shown> {
     ])
 }
 
-/// Figures of maps: the README's numbers for an agent's kernel memory, MiB.
+/// Figures for the maps: an agent's kernel memory, MiB.
 pub fn map_figures() -> anyhow::Result<Shown> {
     let folder = TempDir::new()?;
     let bed = Bed::builder().nodes(1).without_agents().start()?;
@@ -141,7 +141,7 @@ pub fn map_figures() -> anyhow::Result<Shown> {
     ])
 }
 
-/// The figure for the size of a program's file.
+/// The figure for the size of an executable.
 pub fn program_figure(program: &Path) -> anyhow::Result<Shown> {
     let file = program
         .metadata()
@@ -155,7 +155,7 @@ pub fn program_figure(program: &Path) -> anyhow::Result<Shown> {
     Ok(vec![("program", format!("{megabytes:.1}"))])
 }
 
-/// Names of maps without `HEALTH_`, and their memory in bytes.
+/// Map names without the prefix `HEALTH_`, and their memory in bytes.
 struct Maps(Vec<(String, f64)>);
 
 impl Maps {
@@ -164,7 +164,7 @@ impl Maps {
         let maps = listed.as_array().context("no maps")?.iter();
         let read = |map: &Value| {
             let name = map["name"].as_str()?.trim_start_matches("HEALTH_");
-            // This map has a row per target and comes on top.
+            // Excluded: this map has a row per target, and the README counts it separately.
             (name != "RTT").then_some((name.to_owned(), map["memory-bytes"].as_f64()?))
         };
         Ok(Self(maps.filter_map(read).collect()))
@@ -183,7 +183,7 @@ impl Maps {
     }
 }
 
-/// Inserts these samples into their slots. Each must have one.
+/// Inserts these samples into their slots. Fails if a slot is missing.
 pub fn with_samples(readme: &str, samples: &Shown) -> anyhow::Result<String> {
     let mut text = readme.to_owned();
     for (name, sample) in samples {
@@ -193,7 +193,7 @@ pub fn with_samples(readme: &str, samples: &Shown) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Inserts these figures into their slots. Each must have one.
+/// Inserts these figures into their slots. Fails if a slot is missing.
 pub fn with_figures(readme: &str, figures: &Shown) -> anyhow::Result<String> {
     let mut text = readme.to_owned();
     for (name, figure) in figures {
@@ -203,7 +203,7 @@ pub fn with_figures(readme: &str, figures: &Shown) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Checks that the README's samples have the same form as these.
+/// Checks that the README's samples have the same form as these samples.
 pub fn check_samples(readme: &str, samples: &Shown) -> anyhow::Result<()> {
     for (name, sample) in samples {
         let (begin, end) = sample_range(readme, name)?;
@@ -217,7 +217,7 @@ pub fn check_samples(readme: &str, samples: &Shown) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that the README's figures are close to these.
+/// Checks that the README's figures are close to these figures.
 pub fn check_figures(readme: &str, figures: &Shown) -> anyhow::Result<()> {
     for (name, figure) in figures {
         let written = written_figure(readme, name)?;
@@ -232,7 +232,7 @@ pub fn check_figures(readme: &str, figures: &Shown) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A figure of the README.
+/// Parses a figure in the README.
 pub fn written_figure(readme: &str, name: &str) -> anyhow::Result<f64> {
     let (begin, end) = figure_range(readme, name)?;
     let text = &readme[begin..end];
@@ -258,8 +258,8 @@ fn figure_range(readme: &str, name: &str) -> anyhow::Result<(usize, usize)> {
     Ok((begin, begin + length))
 }
 
-/// The part of a text that is the same in every run: words and their order, without numbers, addresses, times, column
-/// widths, and statistics that need more answers than some runs have.
+/// Reduces output to the part that is the same in every run: words and their order, without numbers, addresses, times,
+/// column widths, and statistics that need more replies than some runs have.
 fn form(text: &str) -> String {
     let lines = text.lines().filter(|line| {
         let first = line.split_whitespace().next();
@@ -269,7 +269,7 @@ fn form(text: &str) -> String {
         let words = line.split_whitespace();
         let words = words.filter(|word| !SOMETIMES.iter().any(|some| word.starts_with(some)));
         let words = words.map(|word| match word.find(|c: char| c.is_ascii_digit()) {
-            // Names of the bed's nodes remain.
+            // Keep the names of the bed's nodes.
             Some(_) if word.contains("hnode") => word.to_owned(),
             Some(at) if is_label(&word[..at]) => format!("{}N", &word[..at]),
             Some(_) => "N".to_owned(),
@@ -280,7 +280,7 @@ fn form(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Whether the text before a number is its label: `p50=` is one, the start of an address is not.
+/// Whether the string before a number is its label: `p50=` is one, the start of an address is not.
 fn is_label(text: &str) -> bool {
     text.contains('=')
 }

@@ -1,5 +1,5 @@
-//! A wire between two devices that delays each packet by a set time and may drop some, like netem where the kernel
-//! has it.
+//! A wire between two devices that delays each packet by a set time and may drop some, like netem on kernels that have
+//! it.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _};
@@ -23,17 +23,17 @@ use socket2::{Domain, Socket, Type};
 
 use crate::process::{print_line, run};
 
-/// Receive buffer of a socket, bytes.
+/// Size of a socket's receive buffer, bytes.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// The longest packet: segments to be split later, with all headers.
+/// Maximum packet size: a GSO packet that is yet to be segmented, with all headers.
 const LONGEST: usize = 1 << 17;
 /// Length of the header that describes a packet's pending offloads (`struct virtio_net_hdr`).
 const VNET_HEADER_LEN: usize = 10;
-/// Longest time between two checks of the stop flag.
+/// Maximum time between two checks of the stop flag.
 const PAUSE: Duration = Duration::from_millis(100);
 
 sockopt_impl!(
-    /// Passes unfinished checksums and segments from one device to the other unchanged.
+    /// Passes partial checksums and unsegmented packets from one device to the other unchanged.
     VnetHeader,
     SetOnly,
     libc::SOL_PACKET,
@@ -51,21 +51,21 @@ pub fn is_echo_request(frame: &[u8]) -> bool {
         && frame.get(ICMP_AT) == Some(&8)
 }
 
-/// Selects packets to drop, by their bytes from the Ethernet header on.
+/// Decides whether to drop a packet, given its bytes from the Ethernet header on.
 type Drops = Box<dyn FnMut(&[u8]) -> bool + Send>;
 
 /// How a relay treats packets.
 pub struct Handling {
     /// Initial delay per packet, in either direction.
     hold: Duration,
-    /// Whether to busy-wait for it.
+    /// Whether to busy-wait for the end of the delay.
     busy: bool,
     /// Which packets to drop.
     drops: Drops,
 }
 
 impl Handling {
-    /// Delays packets and drops none. Busy-waits for any delay other than zero: on its own CPU, the relay is accurate
+    /// Delays packets and drops none. Busy-waits unless the delay is zero: with a CPU to itself, the relay is accurate
     /// to a microsecond.
     pub fn hold(hold: Duration) -> Self {
         Self {
@@ -75,8 +75,8 @@ impl Handling {
         }
     }
 
-    /// Passes packets on at once, until [`Relay::set_hold`] sets a delay. Sleeps until they are due, which leaves the
-    /// CPU to others.
+    /// Passes packets on immediately until [`Relay::set_hold`] sets a delay. Sleeps until packets are due, which leaves
+    /// the CPU to other threads.
     pub fn pass() -> Self {
         Self {
             hold: Duration::ZERO,
@@ -85,7 +85,7 @@ impl Handling {
         }
     }
 
-    /// Passes packets on at once, except those that `drops` selects by their bytes from the Ethernet header on.
+    /// Passes packets on immediately, except those that `drops` selects by their bytes from the Ethernet header on.
     pub fn drop_if(drops: impl FnMut(&[u8]) -> bool + Send + 'static) -> Self {
         Self {
             drops: Box::new(drops),
@@ -114,7 +114,7 @@ impl Shared {
     }
 }
 
-/// A thread that carries packets between two devices of a namespace. It stops when this is dropped.
+/// A thread that carries packets between two devices of a namespace. It stops on drop.
 #[derive(Debug)]
 pub struct Relay {
     shared: Arc<Shared>,
@@ -123,7 +123,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Joins two devices of `netns` that are up and not used otherwise.
+    /// Joins two devices of `netns` that are up and otherwise unused.
     pub fn start(netns: &NetNs, devices: [&str; 2], handling: Handling) -> anyhow::Result<Self> {
         let [a, b] = devices;
         let ends = netns.run_in(|| anyhow::Ok([open(a)?, open(b)?]))??;
@@ -176,14 +176,14 @@ impl Drop for Relay {
     }
 }
 
-/// Makes the calling thread run as soon as it has work: a wire is no slower when all CPUs are busy.
+/// Gives the calling thread real-time priority, so that the wire is no slower when all CPUs are busy.
 fn run_before_others() -> anyhow::Result<()> {
     let mut chrt = Command::new("chrt");
     chrt.args(["--fifo", "--pid", "1", &gettid().to_string()]);
     run(&mut chrt)?.success().map(drop)
 }
 
-/// A packet socket on one device of the calling thread's namespace.
+/// Opens a packet socket on a device of the calling thread's namespace.
 fn open(device: &str) -> anyhow::Result<Socket> {
     let open = || {
         let all = i32::from((libc::ETH_P_ALL as u16).to_be());
@@ -201,10 +201,10 @@ fn open(device: &str) -> anyhow::Result<Socket> {
     open().with_context(|| format!("cannot relay packets of {device}"))
 }
 
-/// Both directions between two sockets.
+/// A pair of sockets, and the packets in both directions.
 struct Wire<'a> {
     ends: [Socket; 2],
-    /// Packets received at an end, and when to send them at the other.
+    /// Packets received at each end, and when to send them at the other end.
     held: [VecDeque<(Instant, Vec<u8>)>; 2],
     handling: Handling,
     shared: &'a Shared,
@@ -222,7 +222,7 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Receives packets and sends those that are due; waits a while if there was nothing to do.
+    /// Receives packets and sends those that are due. Sleeps if it received none and does not busy-wait.
     fn turn(&mut self) -> anyhow::Result<()> {
         let mut received = false;
         for end in 0..2 {
@@ -268,7 +268,7 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// The length of the next packet; `None` if none is waiting.
+/// Receives the next packet and returns its length, or `None` if none is waiting.
 fn receive(mut socket: &Socket, buffer: &mut [u8]) -> std::io::Result<Option<usize>> {
     match socket.read(buffer) {
         Ok(len) => Ok(Some(len)),
@@ -279,7 +279,7 @@ fn receive(mut socket: &Socket, buffer: &mut [u8]) -> std::io::Result<Option<usi
     }
 }
 
-/// Packets that the device cannot take are lost, as on any wire.
+/// Sends a packet. If the device cannot take it, the packet is lost, as on any wire.
 fn send(socket: &Socket, packet: &[u8]) -> std::io::Result<()> {
     match socket.send(packet) {
         Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN)) => {

@@ -1,4 +1,4 @@
-//! Snapshots of the machine before and after: nothing may be left behind.
+//! Snapshots of the machine before and after a test, to check that nothing is left behind.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,14 +19,14 @@ const SYSCTLS: [(&str, &[&str]); 2] = [
     ("ipv6/conf", &["forwarding", "disable_ipv6", "proxy_ndp"]),
 ];
 
-/// The state of a machine or of one network namespace, a line per item.
+/// The state of a machine or of one network namespace, one line per item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     lines: BTreeSet<String>,
 }
 
 impl Snapshot {
-    /// The machine: devices, namespaces, routes, mounts, pins, files in `/run` and `/var/lib`, sysctls.
+    /// Captures the machine: devices, namespaces, routes, mounts, pins, files in `/run` and `/var/lib`, sysctls.
     pub fn machine() -> anyhow::Result<Self> {
         let mut lines = network(|program| Command::new(program))?;
         lines.extend(files("netns", Path::new("/run/netns"))?);
@@ -38,8 +38,8 @@ impl Snapshot {
         Ok(Self { lines })
     }
 
-    /// A node's network namespace and its agent's files: devices, routes, sysctls, pins, files, its endpoint's
-    /// namespace.
+    /// Captures a node's network namespace and its agent's files: devices, routes, sysctls, pins, files, and the
+    /// namespace of its endpoint.
     pub fn node(node: &Node) -> anyhow::Result<Self> {
         let mut lines = network(|program| node.command(program))?;
         lines.extend(files("pin", &node.pins())?);
@@ -50,7 +50,7 @@ impl Snapshot {
         Ok(Self { lines })
     }
 
-    /// Like [`Self::node`], once duplicate address detection has finished (RFC 4862, 5.4).
+    /// Like [`Self::node`], but waits until duplicate address detection has finished (RFC 4862, 5.4).
     pub fn settled(node: &Node) -> anyhow::Result<Self> {
         wait_for("addresses to be settled", PATIENCE, || {
             let now = Self::node(node)?;
@@ -58,8 +58,8 @@ impl Snapshot {
         })
     }
 
-    /// Waits until a node is as in this snapshot, except what agents learn about their peers, the folder of the
-    /// endpoints' files, and the file of the rules, which may be empty.
+    /// Waits until a node is as in this snapshot, except for what agents learn about their peers, the folder of
+    /// endpoint files, and the policy file, which may be empty.
     pub fn wait_nothing_left(&self, node: &Node) -> anyhow::Result<()> {
         let may_differ = [
             "/state/learned.json",
@@ -77,7 +77,7 @@ impl Snapshot {
         })
     }
 
-    /// Whether a line contains `text`.
+    /// Whether any line contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
         self.lines.iter().any(|line| line.contains(text))
     }
@@ -97,7 +97,7 @@ impl Snapshot {
         diff
     }
 
-    /// Waits until `now` returns the same as `self`, as the kernel removes namespaces and devices with some delay.
+    /// Waits until `now` returns a snapshot equal to `self`: the kernel removes namespaces and devices with some delay.
     /// Fails with the difference.
     pub fn wait_same(&self, mut now: impl FnMut() -> anyhow::Result<Self>) -> anyhow::Result<()> {
         wait_for("the machine to be as before", PATIENCE, || {
@@ -137,7 +137,7 @@ fn network(mut command: impl FnMut(&str) -> Command) -> anyhow::Result<BTreeSet<
     Ok(lines)
 }
 
-/// A line of `ip` output without the parts that change by themselves: countdowns.
+/// Removes the countdowns, which change by themselves, from a line of `ip` output.
 fn stable(line: &str) -> String {
     let mut words = line.split_whitespace().peekable();
     let mut kept = Vec::new();

@@ -1,4 +1,4 @@
-//! Runs the datapath's programs on crafted packets with `BPF_PROG_TEST_RUN`: no device, no traffic.
+//! Runs the datapath's programs on crafted packets with `BPF_PROG_TEST_RUN`, without devices or traffic.
 
 pub mod contents;
 mod pool;
@@ -28,16 +28,16 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 pub use self::pool::Pool;
 use self::pool::{SHARED, Set};
 
-/// Return value for a packet that passes (`TC_ACT_UNSPEC`).
+/// Return value for a packet that continues (`TC_ACT_UNSPEC`).
 pub const GO_ON: i32 = -1;
 /// Return value for a dropped packet (`TC_ACT_SHOT`).
 pub const DROP: i32 = 2;
 /// Return value for a redirected packet (`TC_ACT_REDIRECT`).
 pub const REDIRECT: i32 = 7;
-/// The device that test runs pretend to use: the loopback.
+/// The device that test runs pretend to use: the loopback device.
 pub const IFINDEX: u32 = 1;
 
-/// Timeouts that no test outlasts, however busy the machine is. Seconds.
+/// Timeouts in seconds that outlast any test, however busy the machine is.
 pub const LONG_TIMEOUTS: Timeouts = Timeouts {
     tcp_syn: 36_000,
     tcp_established: 36_000,
@@ -56,7 +56,7 @@ const SK_BUFF_INGRESS_IFINDEX: usize = 36;
 const SK_BUFF_TSTAMP: usize = 152;
 const SK_BUFF_GSO_SIZE: usize = 176;
 
-/// Context of a packet that the kernel timestamped on receipt: nanoseconds since 1970.
+/// Context of a packet that the kernel timestamped on receipt, in nanoseconds since 1970.
 pub fn stamped(at_ns: u64) -> Vec<u8> {
     context(SK_BUFF_TSTAMP, &at_ns.to_ne_bytes())
 }
@@ -121,7 +121,7 @@ impl Bpffs {
         Self(dir)
     }
 
-    /// Its mount point.
+    /// Path of the mount point.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -135,8 +135,8 @@ impl Drop for Bpffs {
     }
 }
 
-/// Runs a program on a packet, with an optional context. `None` if the kernel rejects the packet for a test run: it
-/// requires the IP header that the Ethernet type announces.
+/// Runs a program on a packet, with an optional context. Returns `None` if the kernel rejects the packet for a test
+/// run: the packet must have the IP header that its EtherType announces.
 pub fn run_program(
     program: &SchedClassifier,
     packet: &[u8],
@@ -175,7 +175,8 @@ fn run_program_often(
     })
 }
 
-/// A bpffs that is no longer mounted anywhere. It disappears with the process that has it open, however that exits.
+/// A bpffs that is no longer mounted anywhere. It disappears with the process that has it open, even if that process is
+/// killed.
 #[derive(Debug)]
 struct DetachedBpffs {
     path: PathBuf,
@@ -186,7 +187,7 @@ impl DetachedBpffs {
     fn open() -> Self {
         let mounted = Bpffs::mount();
         let root = File::open(mounted.path()).expect("the folder of the bpffs");
-        // Other processes can use this path, too.
+        // Other processes can use this path too.
         let path = format!("/proc/{}/fd/{}", process::id(), root.as_raw_fd());
         Self {
             path: path.into(),
@@ -197,9 +198,9 @@ impl DetachedBpffs {
 
 /// Programs and maps, loaded and pinned.
 pub struct Loaded {
-    /// Owner of the typed maps.
+    /// The datapath, which owns the typed maps.
     pub datapath: Datapath,
-    /// The location of its pins.
+    /// The location of the pins.
     pub location: Location,
     _bpffs: DetachedBpffs,
 }
@@ -226,8 +227,8 @@ impl Loaded {
     }
 }
 
-/// Sizes for what tests write. Arrays of the default sizes have a million more slots, all of which are read after
-/// each test.
+/// Map sizes that are enough for the tests. Arrays of the default sizes have a million more slots, all of which are
+/// read after each test.
 fn shared_sizes() -> MapSizes {
     const PART: u32 = 16;
     let services = ServiceMapSizes::default();
@@ -246,18 +247,18 @@ fn shared_sizes() -> MapSizes {
     }
 }
 
-/// The owner of a test's programs.
+/// The owner of the programs that a test uses.
 enum Owner {
-    /// The test alone owns them.
+    /// The test itself owns them.
     Alone(Box<Loaded>),
     /// A pool owns them.
     Pool(Box<Set>, Arc<Pool>),
-    /// They were returned.
+    /// They were returned to the pool.
     Nobody,
 }
 
-/// The loaded datapath of one test. Other tests of the process use it before and after: dropping it resets its maps
-/// to their state after loading. If a test panics, its programs are not reused.
+/// The loaded datapath of one test. Other tests in the process use it before and after: dropping this value resets the
+/// maps to their state after loading. If a test panics, its programs are not reused.
 pub struct TestRun(Owner);
 
 impl Deref for TestRun {
@@ -294,15 +295,15 @@ impl Drop for TestRun {
 }
 
 impl TestRun {
-    /// Takes idle programs from the pool, or loads new ones. Their maps are as after loading.
+    /// Takes idle programs from the pool, or loads new ones. The maps are in their state after loading.
     ///
-    /// Tests that do more than run programs and change map contents need [`load_alone`](Self::load_alone): those that
-    /// attach programs, add or remove pins, or depend on the order in which a full map evicts entries.
+    /// Tests that do more than run programs and change map contents must use [`load_alone`](Self::load_alone): those
+    /// that attach programs, add or remove pins, or depend on the order in which a full map evicts entries.
     pub fn load() -> Self {
         Self::of_pool(&SHARED)
     }
 
-    /// Like [`load`](Self::load), from this pool instead of the process's.
+    /// Like [`load`](Self::load), but from this pool instead of the process-wide one.
     pub fn of_pool(pool: &Arc<Pool>) -> Self {
         let set = pool.take().unwrap_or_else(|| {
             let loaded = Loaded::new(shared_sizes());
@@ -311,7 +312,7 @@ impl TestRun {
         Self(Owner::Pool(Box::new(set), Arc::clone(pool)))
     }
 
-    /// Loads the programs for this test alone.
+    /// Loads programs that only this test uses.
     pub fn load_alone() -> Self {
         Self::load_sized(MapSizes::default())
     }
@@ -321,7 +322,7 @@ impl TestRun {
         Self(Owner::Alone(Box::new(Loaded::new(sizes))))
     }
 
-    /// Returns the programs, as dropping does. After an error they are not reused.
+    /// Returns the programs to the pool, as dropping does. After an error, the programs are not reused.
     pub fn give_back(mut self) -> anyhow::Result<()> {
         self.return_to_pool()
     }
@@ -335,20 +336,20 @@ impl TestRun {
         }
     }
 
-    /// A pinned program.
+    /// Opens a pinned program.
     pub fn program(&self, name: &str) -> SchedClassifier {
         SchedClassifier::from_pin(self.location.pins().join("programs").join(name))
             .expect("a pinned program")
     }
 
-    /// A pinned hash map, LRU or not.
+    /// Opens a pinned hash map, LRU or not.
     pub fn hash_map<K: Pod, V: Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
         let data = MapData::from_pin(self.location.pins().join(name)).expect("a pinned map");
         let map = Map::from_map_data(data).expect("a known kind");
         map.try_into().expect("a hash map")
     }
 
-    /// Changes all conntrack entries of a map.
+    /// Modifies every conntrack entry of a map.
     pub fn change_flows<K: Pod>(&self, name: &str, change: impl Fn(&mut CtEntry)) {
         let mut flows: HashMap<MapData, K, CtEntry> = self.hash_map(name);
         let keys: Vec<K> = flows.keys().map(|key| key.expect("a key")).collect();
@@ -376,7 +377,7 @@ impl TestRun {
         self.run_with(program, packet, &offloaded(size))
     }
 
-    /// Runs a program on a packet with a context, a `struct __sk_buff`.
+    /// Runs a program on a packet with this context (`struct __sk_buff`).
     pub fn run_with(&self, program: &str, packet: &[u8], context: &[u8]) -> Outcome {
         run_program(&self.program(program), packet, Some(context)).unwrap_or_else(|| {
             panic!(
@@ -386,7 +387,7 @@ impl TestRun {
         })
     }
 
-    /// Runs a program on a packet; `None` if the kernel rejects the packet for a test run.
+    /// Runs a program on a packet. Returns `None` if the kernel rejects the packet for a test run.
     pub fn try_run(&self, program: &str, packet: &[u8]) -> Option<Outcome> {
         run_program(&self.program(program), packet, None)
     }
@@ -396,7 +397,7 @@ impl TestRun {
         Pinned::open(&self.location).expect("pinned maps")
     }
 
-    /// Packets counted for a reason, in both directions.
+    /// Number of packets counted for a reason, in both directions.
     pub fn counted(&self, reason: health_common::metrics::Reason) -> u64 {
         let rows = self.maps().metrics().expect("the counters");
         rows.iter()
@@ -405,7 +406,7 @@ impl TestRun {
             .sum()
     }
 
-    /// Configures the health endpoint: its addresses, its MAC addresses and the other settings.
+    /// Configures the health endpoint: its IP and MAC addresses and the other settings.
     pub fn set_health_endpoint(
         &mut self,
         addresses: (Ipv4Addr, Ipv6Addr),

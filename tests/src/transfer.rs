@@ -1,5 +1,5 @@
-//! Transfers between two namespaces. All data is counted and must come back, however long that takes on a busy
-//! machine: no more is in flight than the sockets' buffers hold.
+//! Transfers between two namespaces. All data is counted and must come back, however long that takes on a busy machine:
+//! the data in flight never exceeds the sockets' buffers.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,7 +12,7 @@ use health_net::netns::NetNs;
 
 use crate::{PATIENCE, wait_for};
 
-/// Datagrams in flight. The smallest default buffer (`net.core.rmem_default`) holds more.
+/// Maximum number of datagrams in flight. The smallest default buffer (`net.core.rmem_default`) holds more.
 const WINDOW: u64 = 32;
 /// Bytes per write.
 const CHUNK: usize = 16 << 10;
@@ -25,7 +25,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// From one named namespace to a port of an address in another.
+    /// Opens a path from one named namespace to an address and port in another.
     pub fn open(from: &str, to: &str, address: IpAddr, port: u16) -> anyhow::Result<Self> {
         Ok(Self {
             from: NetNs::open(from)?,
@@ -34,8 +34,8 @@ impl Path {
         })
     }
 
-    /// Sends this many bytes over a TCP connection and receives the same number, both at once. Returns the client's
-    /// address as the server sees it.
+    /// Sends this many bytes over a TCP connection in both directions at once. Returns the client's address as the
+    /// server sees it.
     pub fn stream(&self, bytes: u64) -> anyhow::Result<IpAddr> {
         let listener = self.to.run_in(|| TcpListener::bind(self.address))??;
         let client = self
@@ -65,8 +65,9 @@ impl Path {
         Ok(peer.ip())
     }
 
-    /// Sends datagrams, at most one per `interval`, while `go_on` returns true for their number. The server echoes
-    /// each. Returns the number of datagrams and the client's address as the server sees it. Fails if one was lost.
+    /// Sends datagrams, at most one per `interval`, while `go_on` returns true for the number sent so far. The server
+    /// echoes each. Returns the number of datagrams and the client's address as the server sees it. Fails if one was
+    /// lost.
     pub fn datagrams(
         &self,
         interval: Duration,
@@ -95,7 +96,7 @@ impl Path {
                 }
                 wait_until_back(&returned, sent)
             })();
-            // Both threads stop at an empty datagram, or else at their timeouts.
+            // Both threads stop at an empty datagram or at their timeouts.
             let ended = client.send(&[]);
             let peer = echo.join().expect("no panic");
             let count = count.join().expect("no panic");
@@ -139,7 +140,7 @@ fn receive(mut stream: &TcpStream) -> io::Result<u64> {
     }
 }
 
-/// Echoes datagrams until one is empty. Returns the sender of that one.
+/// Echoes datagrams until an empty one arrives. Returns the sender of the empty one.
 fn echo(server: &UdpSocket) -> anyhow::Result<IpAddr> {
     let mut buffer = [0; 16];
     loop {
@@ -151,7 +152,7 @@ fn echo(server: &UdpSocket) -> anyhow::Result<IpAddr> {
     }
 }
 
-/// Counts returned datagrams, each once, until one is empty.
+/// Counts returned datagrams until an empty one arrives. Fails on a duplicate.
 fn count(client: &UdpSocket, returned: &AtomicU64) -> anyhow::Result<()> {
     let mut seen = std::collections::HashSet::new();
     let mut buffer = [0; 16];

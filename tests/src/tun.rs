@@ -21,12 +21,12 @@ use crate::process::{print_line, run};
 
 /// Device file that creates tun devices.
 const TUN: &str = "/dev/net/tun";
-/// Buffer size for the longest packet.
+/// Buffer size, which fits the longest packet.
 const LONGEST: usize = 1 << 16;
-/// Longest time between two checks of the stop flag.
+/// Maximum time between two checks of the stop flag.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Two joined tun devices. Dropping this removes both.
+/// Two joined tun devices. Both are removed on drop.
 #[derive(Debug)]
 pub struct TunLink {
     stop: Arc<AtomicBool>,
@@ -34,8 +34,8 @@ pub struct TunLink {
 }
 
 impl TunLink {
-    /// Creates a device of this name on each of the nodes, both down and without addresses. `link_type` (`ARPHRD_*`,
-    /// linux/if_arp.h) replaces the link type of tun devices.
+    /// Creates a device with this name on each of the two nodes, both down and without addresses. `link_type`
+    /// (`ARPHRD_*`, linux/if_arp.h) replaces the link type of tun devices.
     pub fn join(nodes: [&Node; 2], device: &str, link_type: Option<u16>) -> anyhow::Result<Self> {
         if !Path::new(TUN).exists() {
             run(Command::new("modprobe").arg("tun"))?.success()?;
@@ -75,28 +75,29 @@ impl Drop for TunLink {
     }
 }
 
-/// Creates a device in the calling thread's namespace. It exists as long as its file is open.
+/// Creates a device in the calling thread's namespace. The device exists as long as the file is open.
 fn open(device: &str, link_type: Option<u16>) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true);
     let file = options.custom_flags(libc::O_NONBLOCK).open(TUN)?;
-    // SAFETY: plain data, of which all zero is a valid value.
+    // SAFETY: plain data, for which all zeros is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
         *to = from.cast_signed();
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
-    // SAFETY: an open file and a request that the kernel reads; it ends the name itself.
+    // SAFETY: the file is open and the kernel only reads the request; it terminates the name itself.
     Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw const request) })?;
     if let Some(link_type) = link_type {
         let link_type = libc::c_ulong::from(link_type);
-        // SAFETY: an open file and a number. The kernel takes it since the device is still down.
+        // SAFETY: the file is open and the argument is a number. The kernel accepts it because the device is still
+        // down.
         Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETLINK, link_type) })?;
     }
     Ok(file)
 }
 
-/// Waits for packets and carries them across.
+/// Waits for packets and carries them to the other end.
 fn carry(ends: &[File; 2]) -> anyhow::Result<()> {
     let [a, b] = ends;
     let mut waiting = [a, b].map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN));
@@ -112,7 +113,7 @@ fn carry(ends: &[File; 2]) -> anyhow::Result<()> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error).context("cannot read a packet"),
             };
-            // A device that is down or full drops packets, as any device does.
+            // A device that is down or full drops packets, like any device.
             let _ = to.write(&buffer[..len]);
         }
     }

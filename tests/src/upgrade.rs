@@ -22,15 +22,15 @@ use crate::bed::agent_binary;
 const ELF: &[u8] = b"\x7fELF\x02\x01\x01";
 /// Size of an instruction, bytes.
 const INSTRUCTION: usize = 8;
-/// `BPF_LD | BPF_IMM | BPF_DW`: takes two instruction slots.
+/// `BPF_LD | BPF_IMM | BPF_DW`, which takes two instruction slots.
 const LOAD_WIDE: u8 = 0x18;
 /// `BPF_ALU64 | BPF_MOV | BPF_K`, which sign-extends its immediate.
 const MOVE_64: u8 = 0xb7;
-/// `BPF_ALU | BPF_MOV | BPF_K`, which zero-extends it.
+/// `BPF_ALU | BPF_MOV | BPF_K`, which zero-extends its immediate.
 const MOVE_32: u8 = 0xb4;
 
-/// Copies the agent's binary to `path` and changes its programs without changing what they do: each load of a
-/// non-negative immediate uses the other of two instructions. Returns the number of changed instructions.
+/// Copies the agent's binary to `path` and changes its BPF programs without changing their behaviour: each load of a
+/// non-negative immediate uses the other of two equivalent instructions. Returns the number of changed instructions.
 pub fn with_other_programs(path: &Path) -> anyhow::Result<usize> {
     let original = agent_binary()?;
     fs::copy(&original, path).with_context(|| format!("cannot write {}", path.display()))?;
@@ -49,7 +49,7 @@ pub fn with_other_programs(path: &Path) -> anyhow::Result<usize> {
     Ok(changed)
 }
 
-/// Ranges of the instructions of embedded BPF objects.
+/// Byte ranges of the instructions in embedded BPF objects.
 fn program_sections(binary: &[u8]) -> Vec<Range<usize>> {
     elf_files(binary)
         .filter_map(|at| Some((at, bpf_object(&binary[at..])?)))
@@ -65,8 +65,8 @@ fn program_sections(binary: &[u8]) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// Offsets of ELF files, including the binary itself. The standard library finds each first byte: a loop here would
-/// not be optimised, and would take seconds per binary.
+/// Offsets of ELF files, including the binary itself. The standard library searches for the first byte: a loop here
+/// would take seconds per binary in an unoptimised build.
 fn elf_files(binary: &[u8]) -> impl Iterator<Item = usize> {
     let mut rest = binary;
     iter::from_fn(move || {
@@ -87,7 +87,7 @@ fn bpf_object(bytes: &[u8]) -> Option<ElfFile64<'_, LittleEndian>> {
     is_bpf.then(|| ElfFile64::parse(bytes).ok()).flatten()
 }
 
-/// Returns the number of exchanged instructions.
+/// Replaces each load of a non-negative immediate with its equivalent. Returns the number of replaced instructions.
 fn exchange_moves(code: &mut [u8]) -> usize {
     let mut changed = 0;
     let mut at = 0;
@@ -108,7 +108,7 @@ fn exchange_moves(code: &mut [u8]) -> usize {
     changed
 }
 
-/// Makes the maps of a node's agent look like another version's. The agent must not run.
+/// Makes the maps of a node's agent look like another version's. The agent must be stopped.
 pub fn pretend_layout(node: &Node, layout_version: u32) -> anyhow::Result<()> {
     let map = MapData::from_pin(node.pins().join(layout::CONFIG.name))?;
     let mut settings: Array<MapData, DatapathConfig> = Array::try_from(Map::from_map_data(map)?)?;

@@ -1,4 +1,4 @@
-//! Waiting for a condition, up to a deadline.
+//! Waits for a condition, up to a deadline.
 
 use std::env;
 use std::fs;
@@ -8,23 +8,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// How long a test waits for something that must happen, however busy the machine is. `cargo xtask bench` measures
-/// how soon it happens.
+/// How long a test waits for something that must happen, however busy the machine is. `cargo xtask bench` measures how
+/// soon it actually happens.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Shortest pause between two checks.
+/// Minimum pause between two checks.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Longest pause of a long wait, unless the checks themselves take long.
+/// Maximum pause in a long wait, unless the checks themselves take long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
-/// Environment variable: by how much to multiply waits on a slow machine.
+/// Environment variable: factor by which to multiply waits on a slow machine.
 const SLOWNESS: &str = "HEALTH_AGENT_SLOWNESS";
-/// Environment variable: `1` if tests may take their time.
+/// Environment variable: `1` allows tests to take long.
 const LONG: &str = "HEALTH_AGENT_LONG";
-/// Environment variable: the seed of random numbers, as for property tests.
+/// Environment variable: the seed for random numbers, the same one that property tests use.
 const SEED: &str = "PROPTEST_RNG_SEED";
 
-/// Raises a flag on drop, so that a thread that polls it also stops when the test fails.
+/// Sets a flag on drop, so that a thread that polls the flag also stops when the test fails.
 pub struct RaisedAtEnd<'a>(pub &'a AtomicBool);
 
 impl Drop for RaisedAtEnd<'_> {
@@ -33,9 +33,9 @@ impl Drop for RaisedAtEnd<'_> {
     }
 }
 
-/// Calls `look` until it finds something, and returns it. Fails after `deadline`, with `what` it waited for and the
-/// last error of `look`, if any. `HEALTH_AGENT_SLOWNESS` in the environment multiplies the deadline. Time in which
-/// processes wait for a processor counts a quarter: a busy machine has up to four times as long.
+/// Calls `look` until it returns a value, and returns that value. Fails after `deadline`, reporting `what` it waited
+/// for and the last error of `look`, if any. `HEALTH_AGENT_SLOWNESS` in the environment multiplies the deadline. Time
+/// in which processes wait for a CPU counts a quarter: a busy machine gets up to four times as long.
 pub fn wait_for<T>(
     what: &str,
     deadline: Duration,
@@ -63,8 +63,8 @@ pub fn wait_for<T>(
     }
 }
 
-/// For how long, since the machine started, some process was ready to run and had no processor. Zero where the kernel
-/// does not say (Documentation/accounting/psi.rst).
+/// How long since boot at least one process was ready to run but had no CPU. Zero if the kernel does not report it
+/// (Documentation/accounting/psi.rst).
 fn cpu_stall() -> Duration {
     let pressure = fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let some = pressure.lines().find(|line| line.starts_with("some "));
@@ -73,13 +73,13 @@ fn cpu_stall() -> Duration {
     Duration::from_micros(micros.unwrap_or(0))
 }
 
-/// The pause after a check that started at `begin`. Checks that cost much CPU time take a third of the time at most,
-/// and least on a slow machine, whose only CPU also does the awaited work.
+/// The pause after a check that started at `begin`. Expensive checks take at most a third of the time, and even less on
+/// a slow machine, whose only CPU also does the awaited work.
 pub(crate) fn pause_since(begin: Instant) -> Duration {
     PAUSE.max(begin.elapsed() * 2 * slowness())
 }
 
-/// How many times as long everything takes on this machine.
+/// How many times slower this machine is than a fast one.
 pub fn slowness() -> u32 {
     env::var(SLOWNESS)
         .ok()
@@ -87,8 +87,7 @@ pub fn slowness() -> u32 {
         .unwrap_or(1)
 }
 
-/// Seed of the tests' random numbers: the same for all runs, except for long ones and where the caller sets another
-/// seed.
+/// Seed of the tests' random numbers: the same for all runs, unless a long run or the caller sets another seed.
 pub fn seed() -> u64 {
     env::var(SEED)
         .ok()
@@ -96,7 +95,7 @@ pub fn seed() -> u64 {
         .unwrap_or(1)
 }
 
-/// Whether tests should do more of their usual work.
+/// Whether tests should do more of their usual work and take longer.
 pub fn is_long() -> bool {
     env::var_os(LONG).is_some_and(|value| value == "1")
 }

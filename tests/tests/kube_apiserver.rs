@@ -1,6 +1,5 @@
-//! The registry of a Kubernetes cluster, the pods of a node and services, against a real kube-apiserver, which
-//! `KUBE_APISERVER` names, on Debian's etcd, with the access that `deploy/kubernetes/rbac.yaml` grants. Needs
-//! `kubectl`.
+//! A Kubernetes cluster's registry, the pods of a node, and services, against a real kube-apiserver (`KUBE_APISERVER`)
+//! on Debian's etcd, with the permissions that `deploy/kubernetes/rbac.yaml` grants. Needs `kubectl`.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
@@ -48,7 +47,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have exited by itself.
+        // The process may have exited by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -155,14 +154,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// By SIGKILL.
+    /// Kills the API server with SIGKILL.
     fn kill_apiserver(&mut self) {
         self.apiserver = None;
     }
 
     fn write_kubeconfig(&self, user: &str, token: &str) -> anyhow::Result<PathBuf> {
         let server = format!("https://127.0.0.1:{}", self.port);
-        // The server generated the certificate itself at its first start.
+        // The server generated its own certificate at its first start.
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": user,
             "clusters": [{
@@ -204,7 +203,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The annotation according to kubectl, and who wrote it.
+    /// The annotation as kubectl reports it, and whether the agent wrote it.
     fn annotation(&self, name: &str) -> anyhow::Result<(Option<String>, bool)> {
         let args = ["get", "node", name, "-o", "json", "--show-managed-fields"];
         let object: Value = serde_json::from_str(&self.kubectl(&args, "")?)?;
@@ -315,7 +314,7 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     assert_eq!(set.sources[0].rejected[0].key, "z");
     assert!(is_right(&set, NODES));
 
-    // Killed, and started again: nothing is lost meanwhile.
+    // Kills and restarts the server, during which nothing is lost.
     cluster.kill_apiserver();
     let set = until(&mut watch, "stale", PATIENCE, |set| reason(set).is_some()).await?;
     assert_eq!(set.nodes.len(), NODES);
@@ -325,7 +324,7 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     })
     .await?;
 
-    // Changes that the watch misses and that no history keeps: another server makes them.
+    // A second server makes changes that the watch misses and that no history contains.
     cluster.kill_apiserver();
     until(&mut watch, "stale", PATIENCE, |set| reason(set).is_some()).await?;
     let port = std::mem::replace(&mut cluster.port, free_port()?);
@@ -359,7 +358,7 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     })
     .await?;
 
-    // Access is revoked, which a server reports with the next request.
+    // Access is revoked, which the server reports at the next request.
     cluster.kubectl(&["delete", "clusterrolebinding", "health-agent"], "")?;
     cluster.kill_apiserver();
     cluster.start_apiserver()?;
@@ -389,7 +388,7 @@ async fn until_pods(
     }
 }
 
-/// A pod that is already on a node, so that no scheduler is needed.
+/// A pod that already has a node, so that no scheduler is needed.
 fn pod(node: &str, name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -410,7 +409,7 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     let mut cluster = Cluster::start()?;
     cluster.kubectl(&["apply", "-f", RBAC], "")?;
     let account = ["create", "serviceaccount", "default"];
-    // In a cluster, the controllers create it.
+    // In a real cluster, a controller creates this account.
     cluster.kubectl(&account, "")?;
     let token = [
         "create",
@@ -430,7 +429,7 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     let is_right = |pods: &Pods, count| pods.stale.is_none() && pods.objects.len() == count;
     let seen = until_pods(&mut watch, "the pods", |pods| is_right(pods, 2)).await?;
     let a = seen.objects["default/a"].pod().context("a pod")?;
-    // With the server's additions: a UID, defaults.
+    // The server added a UID and defaults.
     assert_eq!(a.spec.uid.len(), 36);
     assert!(a.spec.containers[0].liveness.is_some());
     assert_eq!(seen.objects["default/a"].problems().count(), 0);
@@ -438,7 +437,7 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
 
     cluster.create(vec![pod("n1", "b")])?;
     until_pods(&mut watch, "another one", |pods| is_right(pods, 3)).await?;
-    // A pod with a grace period is being deleted until its kubelet reports that it is gone.
+    // With a grace period, a pod stays in deletion until its kubelet reports that it is gone.
     cluster.kubectl(&["delete", "pod", "b", "--wait=false"], "")?;
     until_pods(&mut watch, "its end to be reported", |pods| {
         let b = pods.objects.get("default/b").and_then(|b| b.pod());
@@ -490,7 +489,7 @@ fn service(name: &str) -> Value {
     })
 }
 
-/// As a controller of a cluster writes it.
+/// An EndpointSlice as a cluster's controller writes it.
 fn slice(service: &str, address: &str) -> Value {
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
@@ -506,7 +505,7 @@ fn slice(service: &str, address: &str) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
     let mut cluster = Cluster::start()?;
-    // The API came with 1.21.
+    // The API exists since Kubernetes 1.21.
     let has_slices = cluster
         .kubectl(&["get", "--raw", "/apis/discovery.k8s.io/v1"], "")
         .is_ok();
@@ -548,7 +547,7 @@ async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
     })
     .await?;
     assert!(!has(&set, "foreign"));
-    // The server assigned it an address.
+    // The server assigned the service an address.
     let web = set.services[&ServiceName::new("default", "web")]
         .object
         .as_ref();

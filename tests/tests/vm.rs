@@ -1,5 +1,5 @@
-//! Virtual machines of `cargo xtask`: a command's output and exit code come back, and any failure is reported in one
-//! line and leaves no process behind.
+//! Virtual machines of `cargo xtask`: they return a command's output and exit code. A failure is reported in one line
+//! and leaves no process behind.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -14,10 +14,11 @@ use tests::bed::agent_binary;
 use tests::process::RunOutput;
 use tests::{PATIENCE, wait_for};
 
-/// Environment variable of every process that a test starts, with the test's own number, so that it finds leftovers.
+/// Environment variable in every process that a test starts. Its value is unique to the test, so that the test finds
+/// leftover processes.
 const MARK: &str = "HEALTH_AGENT_VM_TEST";
 
-/// The smaller one of the tested kernels.
+/// The smaller of the tested kernels.
 const KERNEL: &str = "--vm=6.1";
 
 #[test]
@@ -43,7 +44,7 @@ fn output_and_exit_code_of_a_command_come_back() -> anyhow::Result<()> {
 #[ignore = "needs qemu"]
 fn any_kernel_image_boots_with_the_modules_beside_it() -> anyhow::Result<()> {
     let xtask = Xtask::new("image")?;
-    // Installs the kernel, if this test is the first one.
+    // Installs the kernel if no earlier test did.
     let release = xtask.run(&[KERNEL, "--", "uname", "-r"])?.success()?;
     let image = xtask
         .root
@@ -96,7 +97,8 @@ fn an_image_that_does_not_boot_is_reported() -> anyhow::Result<()> {
     let xtask = Xtask::new("dead")?;
     let folder = tempfile::tempdir()?;
     let image = folder.path().join("image");
-    // The fields that a boot loader checks (Documentation/arch/x86/boot.rst of Linux), and no code.
+    // The header fields that a boot loader checks (Documentation/arch/x86/boot.rst in the kernel tree), without any
+    // code.
     let mut bytes = vec![0; 64 * 1024];
     bytes[0x1f1] = 4;
     bytes[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
@@ -141,7 +143,7 @@ fn a_missing_qemu_is_reported() -> anyhow::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let shown = name.to_string_lossy();
-        // Otherwise, it would be installed.
+        // With apt-get, xtask would install QEMU.
         if !shown.starts_with("qemu-system") && shown != "apt-get" {
             symlink(entry.path(), programs.path().join(&name))?;
         }
@@ -159,7 +161,7 @@ fn a_full_disk_for_the_cache_is_reported() -> anyhow::Result<()> {
     let xtask = Xtask::new("disk")?;
     let cache = xtask.root.join("target/kernels");
     fs::create_dir_all(&cache)?;
-    // Only visible to this command.
+    // The mount is only visible to this command.
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "sh", "-c"])
@@ -210,7 +212,7 @@ fn nothing_outlives_a_killed_xtask() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that it failed with one error line that contains this text.
+/// Checks that the command failed with exactly one error line, which contains `expected`.
 fn fails_with(ran: &RunOutput, expected: &str) {
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let errors: Vec<_> = ran
@@ -223,12 +225,12 @@ fn fails_with(ran: &RunOutput, expected: &str) {
     assert!(errors[0].contains(expected), "{}", ran.stderr);
 }
 
-/// `cargo xtask vm`, as one test calls it.
+/// Runs `cargo xtask vm` for one test.
 struct Xtask {
     program: PathBuf,
     root: PathBuf,
     mark: String,
-    /// Folder for temporary files, if not the usual one.
+    /// Folder for temporary files, if not the default.
     temporary: Option<PathBuf>,
 }
 
@@ -270,7 +272,7 @@ impl Xtask {
         tests::process::run(&mut self.command(arguments))
     }
 
-    /// Starts one that prints `ready`, and waits for that.
+    /// Starts a command that prints `ready`, and waits for that line.
     fn start(&self, arguments: &[&str]) -> anyhow::Result<Child> {
         let mut child = self
             .command(arguments)
@@ -280,19 +282,19 @@ impl Xtask {
             .context("cannot run xtask")?;
         let stdout = child.stdout.as_mut().context("no standard output")?;
         let mut line = String::new();
-        // One line only, and nothing follows before the signal: no byte is lost in the buffer.
+        // The command prints nothing between this line and the signal, so no byte is lost in the buffer.
         BufReader::new(stdout).read_line(&mut line)?;
         ensure!(line == "ready\n", "it printed {line:?}");
         Ok(child)
     }
 
-    /// Command lines of its processes that are still running.
+    /// Command lines of the test's processes that are still running.
     fn processes(&self) -> anyhow::Result<Vec<String>> {
         let mark = format!("{MARK}={}", self.mark);
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc")? {
             let process = entry?.path();
-            // Processes that exit meanwhile, and zombies, have none.
+            // Exiting processes and zombies have no environment.
             let environment = fs::read(process.join("environ")).unwrap_or_default();
             if environment
                 .split(|&byte| byte == 0)

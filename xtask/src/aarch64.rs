@@ -1,4 +1,5 @@
-//! `cargo xtask check-aarch64`: compiles the architecture-dependent code for the other architecture that hosts have.
+//! `cargo xtask check-aarch64`: compiles the architecture-dependent code for aarch64, the other supported host
+//! architecture.
 
 use crate::arch::Arch;
 use crate::process::run;
@@ -13,8 +14,8 @@ const CRATES: &[&str] = &[
     "--package=vm-init",
 ];
 
-/// Compiles them without their tests, and links and runs nothing: Debian's compiler for that architecture builds C
-/// parts.
+/// Compiles [`CRATES`] without tests, and neither links nor runs anything. Debian's compiler for that architecture
+/// builds the C parts.
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     setup::setup(workspace)?;
     let arch = Arch::Aarch64;

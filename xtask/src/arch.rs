@@ -1,11 +1,11 @@
-//! Processor architectures: this machine's, and those of guests.
+//! Processor architectures of this machine and of guests.
 
 use std::env::consts;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 
-/// A kind of processor.
+/// A processor architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Arch {
     #[value(name = "x86_64")]
@@ -25,7 +25,7 @@ impl Arch {
         Self::own().is_ok_and(|own| own == self)
     }
 
-    /// Its name in the kernel and in Rust.
+    /// The architecture's name in the kernel and in Rust.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -33,7 +33,7 @@ impl Arch {
         }
     }
 
-    /// Its name in Debian.
+    /// The architecture's name in Debian.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -41,7 +41,7 @@ impl Arch {
         }
     }
 
-    /// The emulator for such machines.
+    /// The emulator for machines with this architecture.
     pub(crate) fn qemu(self) -> &'static str {
         match self {
             Self::X86_64 => "qemu-system-x86_64",
@@ -49,7 +49,7 @@ impl Arch {
         }
     }
 
-    /// The target of programs that are one static file.
+    /// The target for statically linked programs.
     pub(crate) fn static_target(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-linux-musl",
@@ -57,7 +57,7 @@ impl Arch {
         }
     }
 
-    /// The target of programs that use Debian's libraries.
+    /// The target for programs that use Debian's shared libraries.
     pub(crate) fn shared_target(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-linux-gnu",

@@ -14,7 +14,7 @@ const PAGE: &str = "docs/architecture.md";
 /// The heading above it.
 const HEADING: &str = "## Crates";
 
-/// Cargo's metadata of the workspace.
+/// Cargo's metadata about the workspace.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -37,7 +37,7 @@ struct Dependency {
     path: Option<String>,
 }
 
-/// Fails, and names each offender, if a crate of the table uses one that is not above it.
+/// Fails if a crate in the table uses a crate that is not above it. The error names each offender.
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     let page = workspace.root().join(PAGE);
     let text =
@@ -58,7 +58,7 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     bail!("{}", offences.join("\n"));
 }
 
-/// The crates of the table, lowest first.
+/// The crates in the table, lowest first.
 fn order(page: &str) -> Vec<&str> {
     let rows = page
         .lines()
@@ -70,7 +70,7 @@ fn order(page: &str) -> Vec<&str> {
         .collect()
 }
 
-/// All violations, a line each.
+/// All violations, one line each.
 fn offences(order: &[&str], packages: &[Package]) -> Vec<String> {
     let place = |name: &str| order.iter().position(|known| *known == name);
     let mut offences: Vec<_> = order

@@ -1,5 +1,5 @@
-//! Debian's package archives, for this machine's architecture and for others. Packages from them are unpacked into
-//! folders, not installed.
+//! Debian's package archives, for this machine's architecture and for others. Packages are unpacked into folders, not
+//! installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,10 +23,10 @@ pub(crate) enum PackageScope {
     WithDependencies,
 }
 
-/// The archives that this machine knows, with their packages for one architecture.
+/// The archives configured on this machine, with their packages for one architecture.
 pub(crate) struct Archives {
     arch: Arch,
-    /// Package lists for a foreign architecture. The machine's own lists are not changed.
+    /// Package lists for a foreign architecture, separate from the machine's own.
     own_lists: Option<TempDir>,
 }
 
@@ -46,7 +46,7 @@ impl Archives {
             fs::create_dir_all(&path)
                 .with_context(|| format!("cannot create {}", path.display()))?;
         }
-        // Nothing is installed there.
+        // An empty status file: no packages are installed there.
         let status = folder.path().join("state/status");
         fs::write(&status, "").with_context(|| format!("cannot write {}", status.display()))?;
         let archives = Self {
@@ -68,7 +68,8 @@ impl Archives {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Updates this machine's lists, which may be absent or old. Those for foreign architectures are fresh.
+    /// Updates this machine's package lists, which may be missing or outdated. Lists for foreign architectures are
+    /// always new.
     pub(crate) fn refresh(&self) -> anyhow::Result<()> {
         if self.own_lists.is_some() {
             return Ok(());
@@ -76,7 +77,7 @@ impl Archives {
         run(as_root("apt-get", "fetching package lists")?.args(["-q", "update"]))
     }
 
-    /// Downloads a package and unpacks it into a new folder. Returns the file name of the package.
+    /// Downloads a package and unpacks it into a new folder. Returns the package's file name.
     pub(crate) fn unpack(&self, package: &str, place: &Path) -> anyhow::Result<String> {
         let folder = place.parent().context("the folder has no parent")?;
         let folder = folder_in(folder)?;
@@ -90,7 +91,7 @@ impl Archives {
         Ok(file_name(&archive))
     }
 
-    /// Downloads packages for a foreign architecture, and unpacks them into a new folder.
+    /// Downloads packages for a foreign architecture and unpacks them into a new folder.
     fn unpack_all(
         &self,
         packages: &[&str],
@@ -119,7 +120,7 @@ impl Archives {
     /// An apt program that uses these archives.
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        // Otherwise it warns that its own user cannot write here.
+        // Otherwise apt warns that its sandbox user cannot write here.
         command.args(["-o", "APT::Sandbox::User=root"]);
         if let Some(folder) = &self.own_lists {
             let path = |name: &str| folder.path().join(name).display().to_string();
@@ -140,7 +141,7 @@ impl Archives {
     }
 }
 
-/// Packages for a foreign architecture, unpacked into a folder of that name. Rebuilds the folder if it holds other
+/// Unpacks packages for a foreign architecture into a folder of that name. Rebuilds the folder if it contains other
 /// packages.
 pub(crate) fn unpacked(
     workspace: &Workspace,
@@ -170,7 +171,7 @@ pub(crate) fn unpacked(
     Ok(place)
 }
 
-/// Moves a finished folder to its path, unless another process was faster.
+/// Moves a finished folder to its final path, unless another process has already created that.
 pub(crate) fn move_to(made: &Path, place: &Path) -> anyhow::Result<()> {
     match fs::rename(made, place) {
         Err(_) if place.is_dir() => Ok(()),
@@ -186,7 +187,7 @@ pub(crate) fn folder_in(folder: &Path) -> anyhow::Result<TempDir> {
         .with_context(|| format!("cannot create a folder in {}", folder.display()))
 }
 
-/// Fails unless this many bytes are free.
+/// Fails unless this many bytes are free in the folder's file system.
 pub(crate) fn require_room(folder: &Path, who_needs: &str, bytes: u64) -> anyhow::Result<()> {
     let disk = statvfs(folder)
         .with_context(|| format!("cannot read the free disk space of {}", folder.display()))?;
@@ -201,7 +202,7 @@ pub(crate) fn require_room(folder: &Path, who_needs: &str, bytes: u64) -> anyhow
     Ok(())
 }
 
-/// The only entry of a folder.
+/// Returns the only entry of a folder.
 pub(crate) fn only_entry(folder: &Path) -> anyhow::Result<PathBuf> {
     let mut entries = entries(folder)?;
     ensure!(
@@ -213,7 +214,7 @@ pub(crate) fn only_entry(folder: &Path) -> anyhow::Result<PathBuf> {
     entries.pop().context("no entry")
 }
 
-/// Runs a command to completion, and shows its output only in an error.
+/// Runs a command to completion. Its output appears only in an error.
 pub(crate) fn quietly(command: &mut Command) -> anyhow::Result<()> {
     let output = command
         .stdin(Stdio::null())

@@ -1,11 +1,11 @@
-//! Checks of the documentation: named and linked files exist, and docs/limits.md is complete.
+//! Checks that files named or linked in the documentation exist, and that docs/limits.md is complete.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::workspace::Workspace;
 
-/// Extensions of files that pages name relative to the workspace.
+/// Extensions of the files that pages name by paths relative to the workspace.
 const EXTENSIONS: &[&str] = &["c", "json", "md", "rs", "service", "sh", "toml", "yaml"];
 
 /// Files that a page names in code spans, relative to the workspace.
@@ -67,8 +67,8 @@ fn names_and_links_are_found() {
     assert_eq!(linked(page), ["e.md"]);
 }
 
-/// Maps that neither objects nor packets of tenants fill: settings, a fixed number of entries, or entries per node of
-/// the mesh.
+/// Maps that tenants can fill neither with objects nor with packets. They hold settings, a fixed number of entries, or
+/// entries per node of the mesh.
 const OF_NO_TENANT: &[&str] = &[
     "HEALTH_CALLS",
     "HEALTH_CONFIG",
@@ -128,7 +128,7 @@ fn tests_that_the_page_of_limits_names_are_there() {
     assert!(named.is_empty(), "no such tests: {named:?}");
 }
 
-/// Appends the text of all sources in a folder.
+/// Appends the contents of all source files in a folder.
 fn read_sources(folder: &Path, sources: &mut String) {
     for entry in fs::read_dir(folder).expect("a folder of sources") {
         let path = entry.expect("an entry").path();

@@ -1,5 +1,5 @@
-//! `cargo xtask docs`: the samples and figures of README.md, from runs on this machine, and the files that
-//! `health-agent config` prints: the reference of settings and the example file. And the OpenAPI document.
+//! `cargo xtask docs`: writes the samples and figures of README.md, from runs on this machine; the files that
+//! `health-agent config` prints, which are the reference of settings and the example file; and the OpenAPI document.
 
 use std::fs;
 use std::process::Command;

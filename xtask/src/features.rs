@@ -1,4 +1,4 @@
-//! Tests that need features which this machine's kernel may lack. In virtual machines they all run.
+//! Tests that need kernel features that this machine may lack. In virtual machines, all of them run.
 
 use crate::privilege::as_root;
 use crate::process::output;
@@ -8,11 +8,11 @@ use crate::test::programs::TestProgram;
 /// A kernel feature that tests need.
 struct Feature {
     name: &'static str,
-    /// The tests' file.
+    /// The file with the tests.
     file: &'static str,
-    /// A part of the names of the tests in it that need the feature.
+    /// Substring of the names of those tests in the file that need the feature.
     tests: &'static str,
-    /// A command that fails without the feature, run in a fresh network namespace. Arguments are separated by spaces.
+    /// A command that fails without the feature, run in a new network namespace. Arguments are separated by spaces.
     attempt: &'static str,
 }
 
@@ -49,10 +49,10 @@ const FEATURES: &[Feature] = &[
     },
 ];
 
-/// Tests by program.
+/// The selected tests of each program.
 type ChosenTests<'a> = [(&'a TestProgram, Vec<&'a str>)];
 
-/// Removes the tests that this machine's kernel cannot run, and returns their names with the missing feature.
+/// Removes the tests that this machine's kernel cannot run. Returns each test's name with the missing feature.
 pub(crate) fn without(chosen: &mut ChosenTests) -> anyhow::Result<Vec<(String, &'static str)>> {
     let mut skipped = Vec::new();
     for feature in FEATURES {

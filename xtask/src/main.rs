@@ -1,4 +1,4 @@
-//! Sets up a machine, runs a local cluster, the tests and the benchmarks: `cargo xtask --help`.
+//! Sets up a machine and runs local clusters, tests and benchmarks: `cargo xtask --help`.
 
 mod aarch64;
 mod arch;
@@ -59,8 +59,8 @@ enum Command {
     Bench(bench::Args),
     /// Run a command in a virtual machine
     Vm(vm::CommandArgs),
-    /// Write the samples and figures of README.md from runs on this machine, docs/settings.md, deploy/config.yaml and the
-    /// OpenAPI document
+    /// Write the samples and figures of README.md from runs on this machine, docs/settings.md, deploy/config.yaml and
+    /// the OpenAPI document
     Docs,
     /// Write the OpenAPI document from the handlers and types of the API
     Openapi,

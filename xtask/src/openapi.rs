@@ -4,7 +4,7 @@ use crate::process::run;
 use crate::setup;
 use crate::workspace::Workspace;
 
-/// Makes the test that compares the document write it instead.
+/// Makes the test write the document instead of comparing it.
 const WRITE: &str = "HEALTH_AGENT_WRITE_OPENAPI";
 
 pub(crate) fn write(workspace: &Workspace) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! Programs of the distribution that the test bed calls.
+//! Programs from the distribution that building and testing need.
 
 use std::process::Command;
 
@@ -15,7 +15,7 @@ pub(crate) struct Tool {
 }
 
 impl Tool {
-    /// Its name if it is a program.
+    /// The name, if this is a program.
     pub(crate) fn program(&self) -> Option<&'static str> {
         (!self.program.contains('/')).then_some(self.program)
     }
@@ -25,8 +25,8 @@ const fn tool(program: &'static str, package: &'static str) -> Tool {
     Tool { program, package }
 }
 
-/// Needed to build: `make` for jemalloc, and `protoc` for etcd's client, which is generated from its protocol
-/// definition. That imports a file that `protoc` looks for next to itself.
+/// Needed to build: `make` for jemalloc, and `protoc` for etcd's client, which is generated from a protocol definition.
+/// The definition imports a file that `protoc` looks for next to itself.
 pub(crate) const BUILD: &[Tool] = &[
     tool("make", "make"),
     tool("protoc", "protobuf-compiler"),
@@ -89,7 +89,7 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("mandoc", "mandoc"),
 ];
 
-/// Needed for CI's share in guests. All others would be most of what a guest has to unpack.
+/// Needed for the tests that CI runs in guests. All other tools would make up most of what a guest has to unpack.
 pub(crate) const CI_GUESTS: &[Tool] = &[
     tool("ip", "iproute2"),
     tool("nsenter", "util-linux"),
@@ -193,7 +193,7 @@ pub(crate) fn require(tools: &[Tool]) -> anyhow::Result<()> {
         );
     }
     println!("installing {}", missing.join(" "));
-    // The package lists may be absent (a fresh container) or old; only then fetch them.
+    // Fetches the package lists only if they are missing (a new container) or outdated.
     if run(&mut install(&missing)?).is_err() {
         run(as_root("apt-get", "installing packages")?.args(["-q", "update"]))?;
         run(&mut install(&missing)?)?;

@@ -6,7 +6,7 @@ use clap::{ArgMatches, Args, Command, Error, FromArgMatches};
 /// Arguments of another program.
 pub(crate) struct Passed<T> {
     pub(crate) args: T,
-    /// The given ones, as words of its command line.
+    /// The arguments that were given, as words of a command line.
     pub(crate) words: Vec<String>,
 }
 

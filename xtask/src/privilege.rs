@@ -1,4 +1,4 @@
-//! Root for the parts that need it.
+//! Root privileges for the parts that need them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,13 +9,13 @@ use anyhow::{Context as _, ensure};
 
 use crate::process;
 
-/// Whether this process is root already.
+/// Whether this process already runs as root.
 pub(crate) fn is_root() -> anyhow::Result<bool> {
     let own = fs::metadata("/proc/self").context("cannot read /proc/self")?;
     Ok(own.uid() == 0)
 }
 
-/// A command that runs as root: directly if we are root, otherwise through sudo.
+/// A command that runs as root: directly if this process is root, otherwise through sudo.
 pub(crate) fn as_root(program: impl AsRef<OsStr>, what_for: &str) -> anyhow::Result<Command> {
     if is_root()? {
         return Ok(Command::new(program));

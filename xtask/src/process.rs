@@ -1,4 +1,4 @@
-//! Runs other programs, with errors that say which one failed.
+//! Runs other programs. Errors name the program that failed.
 
 use std::env;
 use std::io::ErrorKind;
@@ -32,7 +32,7 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<Option<String>> {
         .with_context(|| format!("{} printed something that is not UTF-8", shown(command)))
 }
 
-/// Why a program did not start.
+/// The error for a program that could not be started.
 pub(crate) fn cannot_run(command: &Command, error: std::io::Error) -> anyhow::Error {
     let program = command.get_program().to_string_lossy();
     match error.kind() {
@@ -55,7 +55,8 @@ pub(crate) fn installed(program: &str) -> bool {
     find(program).is_some()
 }
 
-/// The path of a program. Searches system folders even if `PATH` lacks them, as it often does for non-root users.
+/// The path of a program. Searches system folders even if they are missing from `PATH`, as is common for non-root
+/// users.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)

@@ -1,4 +1,4 @@
-//! Says what a long build is doing.
+//! Shows the progress of long builds.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,12 +12,12 @@ use nix::unistd::{Pid, getpgid};
 
 use crate::process::{cannot_run, shown};
 
-/// How often a build says what it is doing.
+/// How often a build reports its progress.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How often to check whether it has ended.
+/// How often to check whether the build has finished.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Runs cargo to completion. Where it shows no progress bar, prints every few seconds what is being compiled.
+/// Runs cargo to completion. Where cargo shows no progress bar, prints the packages being compiled every few seconds.
 pub(crate) fn build(cargo: &mut Command) -> anyhow::Result<()> {
     let mut child = cargo.spawn().map_err(|error| cannot_run(cargo, error))?;
     let begin = Instant::now();
@@ -39,7 +39,7 @@ pub(crate) fn build(cargo: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The packages that compilers and build scripts of this process group work on.
+/// The packages that this process group's compilers and build scripts are working on.
 fn being_compiled() -> BTreeSet<String> {
     let own = getpgid(None).ok();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -54,12 +54,12 @@ fn being_compiled() -> BTreeSet<String> {
         .collect()
 }
 
-/// The package that a process with this command line, whose words end with zero bytes, works on.
+/// The package that a process with this command line is working on. The words of `line` end with zero bytes.
 fn package(line: &str) -> Option<String> {
     let mut words = line.split('\0');
     let program = words.next()?;
     if let Some(folder) = program.strip_suffix("/build-script-build") {
-        // The package's name and a hash.
+        // The folder is named after the package and a hash.
         let (name, _) = folder.rsplit('/').next()?.rsplit_once('-')?;
         return Some(format!("{name} (build script)"));
     }

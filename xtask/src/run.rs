@@ -30,7 +30,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
     if args.bed.args.services {
         packages::require(packages::SERVICES)?;
     }
-    // Without what the bed does not need: a third of a first build.
+    // Leaves out everything that the bed does not need, which saves a third of a first build.
     progress::build(workspace.cargo()?.args([
         "build",
         "--package=health-agent",
@@ -49,8 +49,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
 
 #[cfg(test)]
 mod tests {
-    /// The modules that the bed needs, in `tests/src/lib.rs`. These must do with the dependencies that are not
-    /// optional.
+    /// The modules of `tests/src/lib.rs` that the bed needs. They may use only non-optional dependencies.
     const OF_THE_BED: [&str; 12] = [
         "arguments",
         "bed",

@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: installs what a build needs beyond the toolchain. Silent if nothing is missing.
+//! `cargo xtask setup`: installs the tools that a build needs besides the toolchain. Silent if nothing is missing.
 
 use std::env;
 use std::ffi::OsString;
@@ -42,7 +42,8 @@ fn sysroot(channel: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Installs what static programs need: a compiler for their C parts with musl's headers, and Rust's library.
+/// Installs the requirements of static programs: a compiler with musl's headers for C parts, and Rust's standard
+/// library.
 pub(crate) fn static_target(workspace: &Workspace, arch: Arch) -> anyhow::Result<()> {
     if arch.is_own() {
         packages::require(packages::STATIC)?;
@@ -52,7 +53,7 @@ pub(crate) fn static_target(workspace: &Workspace, arch: Arch) -> anyhow::Result
     target(workspace, arch.static_target())
 }
 
-/// Installs Rust's library for a target.
+/// Installs Rust's standard library for a target.
 pub(crate) fn target(workspace: &Workspace, target: &str) -> anyhow::Result<()> {
     let channel = workspace.channel()?;
     let library = sysroot(channel)?.join("lib/rustlib").join(target);
@@ -87,13 +88,13 @@ fn bpf_linker(workspace: &Workspace, sysroot: &Path) -> anyhow::Result<()> {
     run(workspace
         .cargo()?
         .env("LLVM_PREFIX", llvm)
-        // The wrapper for our own crates does not apply to it.
+        // The wrapper for the workspace's own crates does not apply to bpf-linker.
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
-        // LLVM does the work, and it is already built: optimising the rest gains nothing.
+        // LLVM does the work and is already built, so optimising the rest gains nothing.
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
-        // Otherwise cargo tells the user to do this, which is not necessary.
+        // Otherwise cargo would tell the user to extend `PATH`, which is not necessary.
         .env("PATH", path_with(&tools.join("bin"))?)
         .args(["install", "bpf-linker", "--version", BPF_LINKER_VERSION])
         .args(["--locked", "--force", "--no-default-features"])

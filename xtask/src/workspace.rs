@@ -25,7 +25,7 @@ impl Workspace {
             .parent()
             .context("the package xtask is not in a workspace")?
             .to_owned();
-        // Cargo put this program into `<target>/<profile>/`, wherever `<target>` is configured.
+        // Cargo put this program into `<target>/<profile>/`, wherever `<target>` is configured to be.
         let own = env::current_exe().context("cannot find this program's own file")?;
         let profiles = own
             .ancestors()
@@ -40,8 +40,8 @@ impl Workspace {
         &self.root
     }
 
-    /// The folder of installed tools. `CARGO_TARGET_DIR` does not move it, so that the agent's build script finds
-    /// them.
+    /// The folder of installed tools. It is independent of `CARGO_TARGET_DIR`, so that the agent's build script finds
+    /// the tools.
     pub(crate) fn tools(&self) -> PathBuf {
         self.root.join("target/tools")
     }
@@ -94,13 +94,14 @@ impl Workspace {
             .context("rust-toolchain.toml names no channel")
     }
 
-    /// Cargo of the pinned toolchain, in the workspace's folder.
+    /// A command that runs the pinned toolchain's cargo in the workspace's folder.
     pub(crate) fn cargo(&self) -> anyhow::Result<Command> {
         let mut cargo = Command::new("rustup");
         cargo
             .args(["run", self.channel()?, "cargo"])
             .current_dir(&self.root);
-        // Variables that describe this program's package: build scripts that depend on them would rerun each time.
+        // Drops the variables that describe this program's package: build scripts that depend on them would rerun each
+        // time.
         for (name, _) in env::vars_os() {
             let of_package = ["CARGO_MANIFEST_", "CARGO_PKG_"];
             if name

@@ -22,10 +22,10 @@ use tokio::net::UnixStream;
 
 pub use self::error::ClientError;
 
-/// Reads return at once with what is known.
+/// Read requests return at once with whatever is known.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// A probe of all nodes takes up to the agent's probe timeout, and longer if the probe rate requires it; a streamed
-/// probe sends something all the time.
+/// A probe of all nodes takes up to the agent's probe timeout, and longer if the probe rate requires it. A streamed
+/// probe sends data all the time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Creating an endpoint takes milliseconds, unless its namespace or the disk is slow.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// Calls `begin` when the agent starts to report these events, and then `each` with every line up to
-    /// [`MonitorLine::End`], until it breaks. There is no limit on idle time.
+    /// [`MonitorLine::End`], until `each` breaks. There is no limit on idle time.
     pub async fn monitor(
         &self,
         filter: &EventFilter,
@@ -123,7 +123,7 @@ impl Client {
         self.send_json(Method::POST, path, body).await
     }
 
-    /// Posts a text to `path`, and reads the result within 30 s.
+    /// Posts a document to `path`, and reads the result within 30 s.
     pub async fn post_text<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -147,7 +147,7 @@ impl Client {
         self.send(Method::DELETE, path, CHANGE_TIMEOUT).await
     }
 
-    /// Calls `each` with every line of a continuous answer, until it breaks. There is no limit on idle time.
+    /// Calls `each` with every line of a continuous response, until `each` breaks. There is no limit on idle time.
     pub async fn watch<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -207,7 +207,7 @@ impl Client {
             .unwrap_or_else(|_| Err(self.timeout(&name, limit)))
     }
 
-    /// Sends a request whose answer must begin within `limit`, and passes a successful answer to `read`.
+    /// Sends a request whose response must begin within `limit`, and passes a successful response to `read`.
     async fn exchange<T>(
         &self,
         request: Request<Full<Bytes>>,
@@ -235,7 +235,8 @@ impl Client {
                 Err(self.refusal(name, response, limit).await)
             }
         };
-        // The connection only makes progress while it is polled. If it ends without an error, the answer is on its way.
+        // The connection only makes progress while it is polled. If it ends without an error, the response is on its
+        // way.
         tokio::select! {
             answer = exchange => answer,
             Err(source) = connection => Err(self.broken(name, source)),
@@ -254,7 +255,7 @@ impl Client {
         }
     }
 
-    /// The agent's message in an unsuccessful answer.
+    /// Reads the agent's message from an error response.
     async fn refusal(
         &self,
         name: &str,
@@ -316,7 +317,7 @@ impl Client {
     }
 }
 
-/// A request, which errors call `name`.
+/// Builds a request that errors refer to as `name`.
 fn request(
     method: Method,
     path: &str,
@@ -334,7 +335,7 @@ fn request(
         })
 }
 
-/// The lines of an answer as they arrive.
+/// The lines of a response as they arrive.
 struct Lines {
     body: Incoming,
     received: BytesMut,

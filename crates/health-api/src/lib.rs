@@ -1,5 +1,5 @@
-//! What both sides of the agent's API share: the client for its Unix socket, and how round-trip times and numbers of
-//! the datapath are shown, by the API and by commands that read the maps themselves. The other types of the API are in
+//! Code shared by both sides of the agent's API: the client for its Unix socket, and the formatting of round-trip times
+//! and datapath numbers, for the API and for commands that read the maps themselves. The other types of the API are in
 //! `health_model::api`; the server is in `health-server`.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Rows of round-trip times as the API and the command line show them.
+//! Rows of round-trip times as shown by the API and the command line.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::rtt_summary::{Histogram, RttSummary};
 
-/// `cluster/node` for each address of nodes and their health endpoints.
+/// The `cluster/node` name for each address of the nodes and their health endpoints.
 pub fn names_by_address(list: NodeList) -> HashMap<IpAddr, String> {
     let mut names = HashMap::new();
     for node in list.nodes {
@@ -42,7 +42,7 @@ pub struct RttEntry<'a> {
     pub figures: RttFigures,
 }
 
-/// The subject of a row in `HEALTH_RTT`.
+/// The path measured by a row of `HEALTH_RTT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct RttPath {
@@ -77,7 +77,7 @@ impl fmt::Display for RttPath {
     }
 }
 
-/// The name of a [`Path`] that a map holds as a byte.
+/// The name of a [`Path`] that is stored as a byte in a map.
 pub fn path_name(path: u8) -> &'static str {
     match Path::from_u8(path) {
         Some(Path::Host) => "host",
@@ -96,14 +96,14 @@ pub struct RttFigures {
     pub source: Option<&'static str>,
     /// Round trips measured.
     pub samples: u64,
-    /// Probes without an answer.
+    /// Probes without a reply.
     pub lost: u64,
-    /// Share of the probes that was lost, 0 to 1.
+    /// Share of the probes that were lost, 0 to 1.
     #[cfg_attr(feature = "openapi", schemars(range(min = 0, max = 1)))]
     pub loss_ratio: Option<f64>,
-    /// Answers to probes that had already timed out.
+    /// Replies to probes that had already timed out.
     pub late: u64,
-    /// Additional answers to probes that were already answered.
+    /// Additional replies to probes that had already been answered.
     pub duplicates: u64,
     /// The last round trip.
     pub last_ns: Option<u64>,
@@ -125,7 +125,7 @@ pub struct RttFigures {
     pub jitter_ns: Option<u64>,
     /// Round trips with a known time in the peer's host.
     pub remote_samples: u64,
-    /// Time in the peer's host in the last one.
+    /// Time in the peer's host in the last round trip.
     pub remote_last_ns: Option<u64>,
     /// Mean time in the peer's host.
     pub remote_mean_ns: Option<u64>,
@@ -138,13 +138,13 @@ pub struct RttFigures {
     pub network_share: Option<f64>,
     /// Round trips with a known delay per direction.
     pub one_way_samples: u64,
-    /// From this host to the peer, in the last one.
+    /// Delay to the peer in the last round trip.
     pub forward_last_ns: Option<i64>,
     /// The shortest delay to the peer.
     pub forward_min_ns: Option<i64>,
     /// Smoothed delay to the peer, gain 1/8.
     pub forward_smoothed_ns: Option<i64>,
-    /// From the peer to this host, in the last one.
+    /// Delay back in the last round trip.
     pub back_last_ns: Option<i64>,
     /// The shortest delay back.
     pub back_min_ns: Option<i64>,
@@ -161,7 +161,7 @@ pub struct RttFigures {
 }
 
 impl RttFigures {
-    /// The values of `row`, with its one-way delays judged by this host's `clock`.
+    /// The values of `row`. This host's `clock` determines the accuracy of the one-way delays.
     pub fn new(row: RttSummary, clock: Option<ClockState>) -> Self {
         let remote = |ns| (row.remote.samples > 0).then_some(ns);
         let one_way = |ns| (row.one_way.samples > 0).then_some(ns);
@@ -279,7 +279,7 @@ fn ratio(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// A ratio as text.
+/// Formats a ratio as a percentage.
 pub fn percent(ratio: f64) -> String {
     let thousandths = (ratio * 1e3).round();
     if thousandths % 10.0 == 0.0 {
@@ -289,7 +289,7 @@ pub fn percent(ratio: f64) -> String {
     }
 }
 
-/// A delay, which the clocks' error may make negative.
+/// Formats a delay, which clock errors may make negative.
 pub fn signed(ns: i64) -> String {
     let sign = if ns < 0 { "-" } else { "" };
     format!("{sign}{}", short_duration(ns.unsigned_abs()))

@@ -1,11 +1,11 @@
-//! Rows of round-trip times as readers keep them, and the difference between two reads of a row.
+//! Compact rows of round-trip times, and the difference between two reads of a row.
 
 use health_common::rtt::{HISTOGRAM_BUCKETS, RttRow, bucket_bounds, percentiles_ns};
 use serde::ser::SerializeSeq as _;
 use serde::{Serialize, Serializer};
 
-/// A row of `HEALTH_RTT` in a third of its size: most histogram buckets are empty. Times are in nanoseconds; without
-/// samples, they are meaningless.
+/// A row of `HEALTH_RTT` at a third of its size, since most histogram buckets are empty. Times are in nanoseconds, and
+/// meaningless without samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RttSummary {
     pub(super) source: u8,
@@ -91,11 +91,11 @@ impl From<&RttRow> for RttSummary {
 }
 
 impl RttSummary {
-    /// The measurements since `earlier`, a read of the same row. If the row was reset in between, the whole row.
+    /// The measurements since `earlier`, a previous read of the same row; the whole row if it was reset in between.
     ///
-    /// The row does not keep an interval's shortest and longest times. They are exact if no earlier one was shorter or
-    /// longer; otherwise the histogram gives them within 6.25 %. If the row's counts were halved in between, neither
-    /// they nor percentiles are known.
+    /// The row does not keep the shortest and longest times of an interval. They are exact if no earlier time was
+    /// shorter or longer; otherwise the histogram gives them within 6.25 %. If the row's counts were halved in between,
+    /// neither these times nor percentiles are known.
     pub fn since(&self, earlier: &Self) -> Self {
         if self.began_anew_after(earlier) {
             return self.clone();
@@ -152,7 +152,7 @@ impl RttSummary {
         self.sum_ns.checked_div(self.samples)
     }
 
-    /// The share of the probes that was lost, 0 to 1; `None` without probes.
+    /// The share of the probes that were lost, 0 to 1; `None` without probes.
     pub fn loss_ratio(&self) -> Option<f64> {
         let probes = self.samples + self.lost;
         (probes > 0).then(|| self.lost as f64 / probes as f64)
@@ -171,12 +171,12 @@ impl RttSummary {
         self.known(self.last_ns)
     }
 
-    /// The shortest; `None` if unknown.
+    /// The shortest round trip; `None` if unknown.
     pub fn min_ns(&self) -> Option<u64> {
         self.min_ns
     }
 
-    /// The longest; `None` if unknown.
+    /// The longest round trip; `None` if unknown.
     pub fn max_ns(&self) -> Option<u64> {
         self.max_ns
     }
@@ -186,7 +186,7 @@ impl RttSummary {
         self.known(self.jitter_ns)
     }
 
-    /// The values below which these percentages of the round trips lie, given in ascending order; `None` if unknown.
+    /// The percentiles of the round trips for `percents`, which must ascend; `None` if unknown.
     pub fn percentiles_ns<const N: usize>(&self, percents: [f64; N]) -> Option<[u64; N]> {
         let (min, max) = (self.min_ns?, self.max_ns?);
         let values = percentiles_ns(self.histogram.buckets(), percents)?;
@@ -228,7 +228,7 @@ impl OneWay {
     }
 }
 
-/// Whether an extreme was reached only after the earlier read.
+/// Whether an extreme is new since the earlier read.
 fn is_new<T>(now: T, before: Option<T>, exceeds: impl Fn(&T, &T) -> bool) -> bool {
     before.is_none_or(|before| exceeds(&now, &before))
 }
@@ -273,7 +273,7 @@ impl Histogram {
             .map(|&(index, count)| (usize::from(index), count))
     }
 
-    /// The counts since `earlier`; empty if they do not cover all `samples`. They do not if the counts were halved in
+    /// The counts since `earlier`; empty if they do not add up to `samples`, which happens if the counts were halved in
     /// between.
     fn since(&self, earlier: &Self, samples: u64) -> Self {
         let mut before = earlier.0.iter().peekable();
@@ -296,8 +296,8 @@ impl Histogram {
     }
 }
 
-/// A nonempty bucket: its bounds in nanoseconds, of which it includes the lower one only, and its number of round trips.
-/// The last bucket has no upper bound.
+/// A nonempty bucket: its lower bound (inclusive) and its upper bound (exclusive) in nanoseconds, and its number of
+/// round trips. The last bucket has no upper bound.
 #[derive(Serialize)]
 #[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 struct RttBucket(

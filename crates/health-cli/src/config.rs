@@ -82,7 +82,7 @@ impl ConfigArgs {
             anyhow::ensure!(Uid::effective().is_root(), UnmetRequirement::NotRoot);
             let report = Report::of_this_kernel(&location.bpf_root);
             self.output.output.print_object(&report, report_table)?;
-            // Scripts check whether an agent would start.
+            // Lets scripts check whether an agent would start.
             choose(&report, &location.bpf_root, AttachMode::Auto)?;
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! `health-agent config check`: settings files, and the files that agents with such settings read.
+//! `health-agent config check`: checks settings files, node registries, policies and manifests.
 
 use std::path::{Path, PathBuf};
 
@@ -41,8 +41,7 @@ pub(super) struct CheckArgs {
 }
 
 impl CheckArgs {
-    /// Checks all files. Returns what was found to be valid, a line a file; prints each problem, and fails if there are
-    /// any.
+    /// Checks all files. Returns one line for each valid file. Prints each problem, and fails if there are any.
     pub(super) fn execute(&self, location: Location) -> Result<String, Failure> {
         let kinds: [(&[PathBuf], Check); 4] = [
             (&self.nodes, check_nodes),
@@ -96,10 +95,10 @@ impl CheckArgs {
     }
 }
 
-/// Returns the problems of a text.
+/// Finds the problems in a document.
 type Check = fn(&str) -> Vec<String>;
 
-/// These files, with those of folders among them.
+/// Expands the folders among these paths to the manifests in them.
 fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {

@@ -1,20 +1,20 @@
-//! What commands need of the daemon. The program passes it in, so that this crate does not depend on the daemon.
+//! The interface of commands to the daemon. The binary passes in the daemon, so that this crate does not depend on it.
 
 use std::pin::Pin;
 
 use health_model::settings::Location;
 use health_settings::{ServiceProxyMode, Settings};
 
-/// A future, boxed so that the crate that makes it also compiles it.
+/// A future, boxed so that it is compiled in the crate that creates it.
 pub type Task<'a, T, E = anyhow::Error> = Pin<Box<dyn Future<Output = Result<T, E>> + 'a>>;
 
-/// The daemon of `run`, and the removal of what it leaves.
+/// Runs the daemon, and removes whatever it leaves behind.
 pub trait Daemon {
     /// Runs until SIGINT or SIGTERM.
     fn run(&self, settings: Settings) -> Task<'_, ()>;
-    /// Removes everything that an agent created on this machine, and returns what it was.
+    /// Removes everything that an agent created on this machine, and returns a description of each removed item.
     fn cleanup<'a>(&'a self, location: &'a Location) -> Task<'a, Vec<String>>;
-    /// Removes what serves services in these modes, and returns what it was.
+    /// Removes everything that serves services in these modes, and returns a description of each removed item.
     fn cleanup_services<'a>(
         &'a self,
         location: &'a Location,

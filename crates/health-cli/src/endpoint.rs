@@ -126,7 +126,7 @@ pub struct ShowArgs {
 /// Flags of `endpoint create`.
 #[derive(Args, Debug)]
 pub struct CreateArgs {
-    // In place of the global option of this name, which commands that speak to an agent have no use for.
+    // Replaces the global option of this name, which is of no use to commands that talk to an agent.
     /// Path of the network namespace
     #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     netns: PathBuf,

@@ -21,10 +21,10 @@ pub(super) const UNREACHABLE: u8 = 3;
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A flag has an unusable value.
+    /// A flag has an invalid value.
     #[error(transparent)]
     Usage(#[from] InvalidSetting),
-    /// A setting is unusable.
+    /// A setting is invalid.
     #[error(transparent)]
     Settings(#[from] SettingsError),
     /// Anything else.

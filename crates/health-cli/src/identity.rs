@@ -63,7 +63,7 @@ impl IdentityCommand {
     }
 }
 
-/// One label per line; the users of an identity are blank if they are not counted.
+/// Formats identities with one label per line. The users of an identity are left blank if they are not counted.
 fn identities_table(identities: &[IdentityEntry]) -> String {
     let rows = identities.iter().map(|identity| {
         let references = identity.references.as_ref();

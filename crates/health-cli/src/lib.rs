@@ -1,5 +1,5 @@
-//! The command line: one file per command, plus shared code. Commands ask an agent through `health-api`, or read the
-//! pinned maps themselves. The daemon is not here: the program passes it in as [`Daemon`].
+//! The command line: one file per command, plus shared code. Commands query an agent through `health-api`, or read the
+//! pinned maps themselves. The binary passes in the daemon as [`Daemon`].
 
 #![forbid(unsafe_code)]
 
@@ -52,15 +52,15 @@ Examples:
 #[derive(Debug, Parser)]
 #[command(name = "health-agent", version, after_help = EXAMPLES)]
 pub struct Cli {
-    /// Which agent is meant.
+    /// Selects the agent.
     #[command(flatten)]
     pub global: GlobalArgs,
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Flags of every command: daemon and command line take the same ones, so they find each other.
+/// Flags of every command. The daemon and the other commands take the same ones, so that they find each other.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Global options")]
 pub struct GlobalArgs {
@@ -165,7 +165,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Runs the command for the agent at `location`. The code is 0, or specific to the command.
+    /// Runs the command for the agent at `location`. Returns exit code 0, or one specific to the command.
     pub fn execute(self, location: Location, daemon: &dyn Daemon) -> Task<'_, ExitCode, Failure> {
         Box::pin(self.execute_with(location, daemon))
     }

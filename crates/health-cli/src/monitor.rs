@@ -147,7 +147,7 @@ impl Printer {
         if let Outcome::Ended(result) = self.outcome {
             return result;
         }
-        // A reader that has gone misses nothing.
+        // If the reader is gone, nobody misses this.
         let _ = print_more(|out| match (self.format, self.is_empty) {
             (Format::Json | Format::Yaml, true) => out.write_all(b"[]\n"),
             (Format::Json, false) => out.write_all(b"\n]\n"),

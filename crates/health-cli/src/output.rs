@@ -16,7 +16,7 @@ pub(super) const UNWRITABLE: &str = "cannot write to standard output";
 /// Spaces between two columns.
 const COLUMN_GAP: usize = 3;
 
-/// The flag of commands that print.
+/// The output flag of commands that print.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct OutputArgs<F = Format>
 where
@@ -33,7 +33,7 @@ where
     pub(super) output: F,
 }
 
-/// The form of the output.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Human-readable table
@@ -46,7 +46,7 @@ pub enum Format {
     Yaml,
 }
 
-/// The form of a listing whose table has more columns on request.
+/// The output format of a listing whose table has a wide form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum ListFormat {
     /// Human-readable table
@@ -62,7 +62,7 @@ pub(super) enum ListFormat {
 }
 
 impl ListFormat {
-    /// Whether the table has all its columns.
+    /// Whether to show all columns of the table.
     pub(super) fn is_wide(self) -> bool {
         self == Self::Wide
     }
@@ -119,7 +119,7 @@ impl Format {
     }
 }
 
-// The values are type-erased: a serializer is compiled once, not once for each printed type.
+// Values are type-erased, so that the serializer is compiled once instead of once per printed type.
 fn write_json(out: &mut dyn Write, value: &dyn erased_serde::Serialize) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)
@@ -144,7 +144,7 @@ pub(super) fn write_yaml(
     })
 }
 
-/// Writes to stdout. A reader who has seen enough and closed it (`| head`) is not a failure.
+/// Writes to stdout. A reader that closes the pipe early (`| head`) is not a failure.
 pub(super) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     print_more(write).map(|_| ())
 }
@@ -156,7 +156,7 @@ pub(super) fn print_more(
     let written = stdout().and_then(|out| {
         let mut out = BufWriter::new(out.lock());
         let written = write(&mut out).and_then(|()| out.flush());
-        // After a failure, the rest of the buffer has no reader.
+        // After a failure, discard the rest of the buffer instead of flushing it on drop.
         let _ = out.into_parts();
         written
     });
@@ -171,13 +171,13 @@ pub(super) fn finish(written: io::Result<()>) -> anyhow::Result<ControlFlow<()>>
     }
 }
 
-/// The text of a cell, in lines.
+/// The lines of a table cell.
 pub(super) trait CellText {
     /// The raw lines of the cell. Not called `lines`, which would shadow `str::lines`.
     fn text_lines(&self) -> impl Iterator<Item = &str>;
 }
 
-/// A line break within a text does not start a new line: it is escaped.
+/// A single line: line breaks in the string are escaped.
 impl<T: AsRef<str>> CellText for T {
     fn text_lines(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.as_ref())
@@ -189,7 +189,7 @@ impl<T: AsRef<str>> CellText for T {
 pub(super) struct Cell(Vec<String>);
 
 impl Cell {
-    /// A cell with these lines; without lines, [`NONE`].
+    /// A cell with these lines, or with [`NONE`] if there are none.
     pub(super) fn lines_or_none(lines: impl IntoIterator<Item: Into<String>>) -> Self {
         let lines: Vec<String> = lines.into_iter().map(Into::into).collect();
         if lines.is_empty() {
@@ -287,7 +287,7 @@ fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: CellText>) -> 
 /// The text of an empty cell.
 pub(super) const NONE: &str = "-";
 
-/// The items separated by commas, or [`NONE`].
+/// Joins items with commas; [`NONE`] if there are none.
 pub(super) fn comma_separated<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
     if items.is_empty() {

@@ -15,31 +15,31 @@ use super::{Cli, Command};
 /// The name of the command with settings.
 const RUN: &str = "run";
 
-/// The command line cannot be used, or asks for help only.
+/// The command line is invalid, or only asks for help.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
-    /// As clap reports it.
+    /// An error or a help request that clap reports.
     #[error(transparent)]
     Usage(#[from] clap::Error),
-    /// The settings of `run`.
+    /// A setting of `run` is invalid.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The location of the agent.
+    /// The agent's location is invalid.
     #[error(transparent)]
     Location(#[from] InvalidSetting),
 }
 
-/// The whole program, as clap knows it.
+/// The clap definition of the whole program.
 pub fn command() -> clap::Command {
     Cli::command().mut_subcommand(RUN, |run| with_ranges_in_help(with_one_form(run)))
 }
 
-/// The command `run` with its settings alone.
+/// The `run` command with only its settings.
 pub(super) fn run_command() -> clap::Command {
     with_one_form(Settings::augment_args(clap::Command::new(RUN)))
 }
 
-/// Checks the settings of files by themselves: flags and the environment do not count.
+/// Checks only the settings in files, and ignores flags and the environment.
 pub(super) fn check_files(file: Option<&Path>, location: Location) -> Result<Settings, ParseError> {
     let run = run_command();
     let layers = Layers::read_files(&run, file)?;
@@ -49,7 +49,7 @@ pub(super) fn check_files(file: Option<&Path>, location: Location) -> Result<Set
     Ok(layers.finish(&run, &matches, settings, location)?)
 }
 
-/// Reads the settings of this process's command line again.
+/// Reads the settings for this process's command line again.
 pub fn reread() -> Result<Settings, String> {
     match parse(env::args_os().collect()) {
         Ok(Cli {
@@ -61,7 +61,7 @@ pub fn reread() -> Result<Settings, String> {
     }
 }
 
-/// Why clap refuses a command line; a setting of `run` with a bad value is reported like one of a file.
+/// Converts clap's error. An invalid value for a setting of `run` is reported like one in a file.
 fn refused(error: clap::Error, words: &[OsString]) -> ParseError {
     let lenient = command().ignore_errors(true).try_get_matches_from(words);
     let is_run = lenient.is_ok_and(|matches| matches.subcommand_name() == Some(RUN));
@@ -71,9 +71,9 @@ fn refused(error: clap::Error, words: &[OsString]) -> ParseError {
     }
 }
 
-/// Parses the words of a command line, the program's name first.
+/// Parses a command line, starting with the program's name.
 pub fn parse(words: Vec<OsString>) -> Result<Cli, ParseError> {
-    // First to find `--config`, and to report wrong flags before wrong files.
+    // The first pass finds `--config`, and reports invalid flags before invalid files.
     let early = command().try_get_matches_from(&words);
     let early = early.map_err(|error| refused(error, &words))?;
     let Some((RUN, flags)) = early.subcommand() else {

@@ -10,7 +10,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::node;
 use super::output::{NONE, OutputArgs, table};
 
-/// Pause before asking the agent again for results that it did not have yet.
+/// Pause before asking the agent again for missing results.
 const PAUSE: Duration = Duration::from_millis(500);
 /// How long to keep asking while no path completes. A single path takes up to half a minute with the default timeout.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -93,7 +93,7 @@ fn paths_table(paths: &[PathMtuEntry]) -> String {
     table(header, rows)
 }
 
-/// What happens to packets that are too large.
+/// What happens to packets larger than the path MTU.
 pub(super) fn larger(seen: &PathMtuStatus) -> String {
     match (seen.larger, seen.rejected_by) {
         (LargerPackets::None, _) => NONE.to_owned(),

@@ -11,8 +11,8 @@ use unicode_width::UnicodeWidthChar;
 /// Initial capacity of the buffer, bytes: more than the text of a large terminal.
 const DRAWING_BYTES: usize = 64 * 1024;
 
-/// The part of the terminal from the cursor down. The cursor is hidden until this is dropped; then it is below the
-/// text.
+/// The part of the terminal from the cursor down. The cursor is hidden until this is dropped, and then reappears below
+/// the text.
 pub(super) struct Screen<W: Write> {
     /// Buffers a drawing until it is complete, so that no partial drawing is visible.
     out: BufWriter<W>,
@@ -34,12 +34,12 @@ impl<W: Write> Screen<W> {
         })
     }
 
-    /// Replaces the last text with `text`. If the text is taller than the terminal, a last line says how much is
-    /// missing; lines that are too wide are cut off.
+    /// Replaces the last text with `text`. If it is taller than the terminal, the last line says how many lines are
+    /// missing. Lines that are too wide are truncated.
     pub(super) fn draw(&mut self, text: &str, size: (u16, u16)) -> io::Result<()> {
         queue!(self.out, BeginSynchronizedUpdate)?;
         match self.size {
-            // The terminal has moved and wrapped the lines in its own way.
+            // Resizing has moved and rewrapped the lines.
             Some(before) if before != size => {
                 queue!(self.out, Clear(ClearType::All), MoveTo(0, 0))?;
             }
@@ -68,12 +68,12 @@ impl<W: Write> Screen<W> {
 
 impl<W: Write> Drop for Screen<W> {
     fn drop(&mut self) {
-        // A terminal that has gone needs no cursor.
+        // If the terminal is gone, there is no cursor to show.
         let _ = queue!(self.out, Show).and_then(|()| self.out.flush());
     }
 }
 
-/// As many lines as fit, with the cursor's own line below them, each cut to the width.
+/// The lines that fit above the cursor's own line, each truncated to the width.
 fn clip(text: &str, (columns, rows): (u16, u16)) -> Vec<String> {
     let room = usize::from(rows).saturating_sub(1).max(1);
     let lines: Vec<&str> = text.lines().collect();
@@ -118,7 +118,7 @@ mod tests {
         terminal
     }
 
-    /// The contents of a terminal of 20 columns and 5 rows that had `before` on it.
+    /// The contents of a terminal of 20 columns and 5 rows that showed `before`, after drawing `texts`.
     fn shown(before: &str, texts: &[&str]) -> String {
         let mut bytes = before.as_bytes().to_vec();
         {

@@ -36,7 +36,7 @@ pub(super) struct WatchArgs {
     pub(super) period: Option<Duration>,
 }
 
-/// How often something is shown, and how.
+/// How often and how updates are shown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// Time from one update to the next.
@@ -45,7 +45,7 @@ pub(super) struct Pace {
     pub(super) is_drawn: bool,
     /// Whether successive texts need a separator line.
     pub(super) is_separated: bool,
-    /// Whether the first update comes only after a period.
+    /// Whether to wait for one period before the first update.
     pub(super) is_first_awaited: bool,
 }
 
@@ -70,7 +70,7 @@ fn parse_period(text: &str) -> Result<Duration, &'static str> {
         .ok_or("expected seconds from 0.1 to 3600")
 }
 
-/// Columns and rows of the terminal; the usual ones without a terminal.
+/// Columns and rows of the terminal; [`USUAL_SIZE`] without a terminal.
 pub(super) fn terminal_size() -> (u16, u16) {
     if io::stdout().is_terminal() {
         terminal::size().unwrap_or(USUAL_SIZE)

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use health_model::address::parse_network_or_ip;
+use health_model::labels::pod::{K8S, POD_NAMESPACE};
 use health_model::labels::{Label, LabelSet};
 use health_model::settings::Location;
 use serde::Deserialize;
@@ -210,7 +211,7 @@ impl NetworkConfig {
         let of_runtime = self.args.cni.labels.iter();
         let of_runtime = of_runtime.map(|ArgLabel { key, value }| format!("{key}={value}"));
         let of_pod = arguments.pod_namespace.iter();
-        let of_pod = of_pod.map(|name| format!("k8s:io.kubernetes.pod.namespace={name}"));
+        let of_pod = of_pod.map(|name| format!("{K8S}:{POD_NAMESPACE}={name}"));
         let labels: Result<Vec<Label>, _> = of_network
             .chain(of_runtime)
             .chain(of_pod)

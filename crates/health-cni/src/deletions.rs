@@ -62,8 +62,8 @@ pub struct Deletions {
 }
 
 impl Deletions {
-    /// Locks the deletions folder of the agent at this location, and creates it if it is missing. Blocks for at most 5
-    /// s.
+    /// Locks the deletions folder of the agent at this location, and creates it if it is missing. Blocks for at most
+    /// 5 s.
     pub fn lock(location: &Location) -> Result<Self, DeletionsError> {
         let folder = location.deletions();
         private::make_folder(&folder).map_err(|source| error("make", &folder, source))?;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use health_model::address::parse_ip;
-use health_model::api::Endpoint;
+use health_model::api::{Endpoint, PodName};
 use health_net::netns;
 
 use super::error::{CniError, Code};
@@ -140,7 +140,8 @@ pub(super) struct Arguments {
     /// The requested address.
     pub(super) ip: Option<IpAddr>,
     pub(super) pod_namespace: Option<String>,
-    pub(super) pod: Option<String>,
+    pub(super) pod_name: Option<String>,
+    pub(super) pod_uid: Option<String>,
 }
 
 impl Arguments {
@@ -167,10 +168,11 @@ impl Arguments {
         let arguments = Self {
             ip: ip.transpose()?,
             pod_namespace: name("K8S_POD_NAMESPACE"),
-            pod: name("K8S_POD_NAME"),
+            pod_name: name("K8S_POD_NAME"),
+            pod_uid: name("K8S_POD_UID"),
         };
-        // These keys say no more about the pod than the container id does.
-        pairs.retain(|key, _| !matches!(*key, "K8S_POD_INFRA_CONTAINER_ID" | "K8S_POD_UID"));
+        // This key says no more about the pod than the container id does.
+        pairs.remove("K8S_POD_INFRA_CONTAINER_ID");
         match pairs.keys().next() {
             Some(key) if !ignores_unknown => Err(bad(format!(
                 "CNI_ARGS: unknown key {key}; set IgnoreUnknown=1 to ignore it"
@@ -179,13 +181,21 @@ impl Arguments {
         }
     }
 
-    /// The pod's usual name: `NAMESPACE/POD`.
-    pub(super) fn pod_name(&self) -> Option<String> {
-        let pod = self.pod.as_deref()?;
-        Some(match &self.pod_namespace {
-            Some(namespace) => format!("{namespace}/{pod}"),
-            None => pod.to_owned(),
+    /// The pod, if it is a Kubernetes pod.
+    pub(super) fn pod(&self) -> Option<PodName> {
+        Some(PodName {
+            namespace: self.pod_namespace.clone()?,
+            name: self.pod_name.clone()?,
+            uid: self.pod_uid.clone(),
         })
+    }
+
+    /// The name of the pod's endpoint.
+    pub(super) fn endpoint_name(&self) -> Option<String> {
+        match self.pod() {
+            Some(pod) => Some(pod.to_string()),
+            None => self.pod_name.clone(),
+        }
     }
 }
 
@@ -235,8 +245,15 @@ mod tests {
     #[test]
     fn arguments_name_the_pod_and_unknown_ones_are_refused_unless_allowed() {
         let read = Arguments::read;
-        let pod = read("IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;X=y").unwrap();
-        assert_eq!(pod.pod_name().as_deref(), Some("a/b"));
+        let text = "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=u;X=y";
+        let arguments = read(text).unwrap();
+        assert_eq!(arguments.endpoint_name().as_deref(), Some("a/b"));
+        assert_eq!(arguments.pod().unwrap().uid.as_deref(), Some("u"));
+        let name = read("K8S_POD_NAME=b").unwrap();
+        assert_eq!(
+            (name.endpoint_name().as_deref(), name.pod()),
+            (Some("b"), None)
+        );
         assert_eq!(read("IP=10.0.0.7").unwrap().ip, "10.0.0.7".parse().ok());
         assert_eq!(read("").unwrap(), Arguments::default());
         for bad in ["X=y", "IP=nobody", "K8S_POD_NAME"] {

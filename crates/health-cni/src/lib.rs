@@ -209,7 +209,8 @@ fn wanted(
     Ok(EndpointRequest {
         netns,
         labels: config.labels(&arguments)?,
-        name: arguments.pod_name(),
+        name: arguments.endpoint_name(),
+        pod: arguments.pod(),
         container_id: Some(attachment.container_id),
         ifname: Some(attachment.ifname),
         network: Some(config.name.clone()),

@@ -20,10 +20,10 @@ use crate::error::DatapathError;
 use crate::events::{KernelRing, KernelSwitch};
 use crate::ipcache::Ipcache;
 use crate::kernel_rtt::KernelRtt;
-use crate::maps::{MapSizes, Maps, PendingResize, make_room};
+use crate::maps::{MapSizes, Maps, PendingResize, move_other_layout_aside};
 use crate::optional_parts::OptionalParts;
 use crate::own::OwnAddresses;
-use crate::pin_folder::{PinFolder, remove_tree, set_aside};
+use crate::pin_folder::{PinFolder, former_layout_pins, remove_tree};
 use crate::policy::PolicyTables;
 use crate::programs::{LoadedObject, LogError, ProgramLog, Programs};
 use crate::services::{ServiceMaps, ServiceTables, ServicesError, SocketTable};
@@ -75,7 +75,7 @@ impl Datapath {
             services: settings.sizes.services.is_some(),
             masquerade: settings.masquerade,
         };
-        let folder = PinFolder::open(location.pins(), make_room)?;
+        let folder = PinFolder::open(location.pins(), move_other_layout_aside)?;
         let pins = folder.path();
         let resizing = PendingResize::prepare(pins, settings.sizes)?;
         let object = LoadedObject::load(pins, parts, settings.log, &resizing)?;
@@ -100,7 +100,7 @@ impl Datapath {
     pub fn remove(location: &Location) -> Result<Vec<String>, DatapathError> {
         let pins = location.pins();
         let mut removed = Clsact::of(&pins).remove_others(&[])?;
-        for path in [set_aside(&pins), pins.clone()] {
+        for path in [former_layout_pins(&pins), pins.clone()] {
             if path.exists() {
                 // Removing the pins ends the instance's links: none of its programs may stay attached.
                 remove_tree(&path)?;
@@ -230,7 +230,7 @@ impl Datapath {
         self.programs.clear_unused_calls(&mut self.maps)?;
         self.programs.remove_unused_pins(pins, &self.maps)?;
         self.note_xdp_devices()?;
-        self.workloads.remove_set_aside(self.folder.path())
+        self.workloads.remove_former_layout(self.folder.path())
     }
 
     /// Attaches programs to these hooks and copies entries that former programs wrote into the new maps. Detaches

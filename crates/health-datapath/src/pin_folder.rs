@@ -27,15 +27,15 @@ pub(crate) struct PinFolder {
 }
 
 impl PinFolder {
-    /// Locks the folder and creates whatever is missing in it. While an existing folder is locked, `make_room` may set
-    /// it aside.
+    /// Locks the folder and creates whatever is missing in it. While an existing folder is locked, `prepare` may set it
+    /// aside.
     pub(crate) fn open(
         path: PathBuf,
-        make_room: impl FnOnce(&Path) -> Result<(), DatapathError>,
+        prepare: impl FnOnce(&Path) -> Result<(), DatapathError>,
     ) -> Result<Self, DatapathError> {
         // The lock on a folder that was set aside is no longer needed.
         let former = lock(&path)?;
-        make_room(&path)?;
+        prepare(&path)?;
         make_folders(&path)?;
         drop(former);
         let lock = locked(&path)?;
@@ -77,7 +77,7 @@ pub(crate) fn replace_pin<T>(
 }
 
 /// The folder beside `pins` for maps of another layout. No instance's name has an underscore.
-pub(crate) fn set_aside(pins: &Path) -> PathBuf {
+pub(crate) fn former_layout_pins(pins: &Path) -> PathBuf {
     let mut name = pins.file_name().unwrap_or_default().to_owned();
     name.push("_old");
     pins.with_file_name(name)

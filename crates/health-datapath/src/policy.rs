@@ -123,7 +123,7 @@ struct WrittenEntry {
 #[derive(Debug)]
 struct TakenCounter {
     index: u32,
-    /// Number of tables whose entry counts there.
+    /// Number of tables with an entry that uses this counter.
     tables: usize,
 }
 

@@ -104,11 +104,11 @@ impl<K: Pod, V: Pod> Table<K, V> {
 
 impl<V: Pod> Table<u32, V> {
     /// Returns the values in these slots of an array, up to its end.
-    pub(super) fn range(&self, places: Range<u32>) -> io::Result<Vec<V>> {
+    pub(super) fn range(&self, slots: Range<u32>) -> io::Result<Vec<V>> {
         let mut values = Vec::new();
-        let mut next = places.start;
-        while next < places.end {
-            let room = (places.end - next).min(BATCH as u32);
+        let mut next = slots.start;
+        while next < slots.end {
+            let room = (slots.end - next).min(BATCH as u32);
             let mut keys = vec![0; room as usize * size_of::<u32>()];
             let mut read = vec![0; room as usize * size_of::<V>()];
             // An array's cursor is the slot before the first one to read.

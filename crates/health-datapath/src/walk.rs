@@ -86,7 +86,7 @@ impl Batch {
         };
         let room = self.keys.len() / size.key;
         let mut end = vec![0; size.cursor()];
-        again.make_room(size, room);
+        again.reset(size, room);
         let Self { keys, values, .. } = again;
         match sys::lookup_batch(map, cursor, &mut end, keys, values, room as u32) {
             Ok((count, _)) => again.count = count as usize,
@@ -98,7 +98,7 @@ impl Batch {
     }
 
     fn read_keys(&self, map: BorrowedFd<'_>, size: EntrySize, again: &mut Self) -> io::Result<()> {
-        again.make_room(size, self.count);
+        again.reset(size, self.count);
         for (key, _) in self.entries() {
             let slot = &mut again.values[again.count * size.value..][..size.value];
             if sys::lookup(map, key, slot)? {
@@ -109,7 +109,7 @@ impl Batch {
         Ok(())
     }
 
-    fn make_room(&mut self, size: EntrySize, room: usize) {
+    fn reset(&mut self, size: EntrySize, room: usize) {
         self.size = Some(size);
         self.count = 0;
         self.keys.resize(room * size.key, 0);
@@ -167,7 +167,7 @@ impl Walk {
             Place::AfterBatch => self.read_batch(map, batch)?,
             Place::AfterKey => self.read_by_key(map, batch)?,
             Place::End => {
-                batch.make_room(self.size, 0);
+                batch.reset(self.size, 0);
                 return Ok(false);
             }
         }
@@ -177,7 +177,7 @@ impl Walk {
     fn read_batch(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<()> {
         let cursor = (self.place == Place::AfterBatch).then_some(&self.cursor[..]);
         let (count, is_end) = loop {
-            batch.make_room(self.size, self.room);
+            batch.reset(self.size, self.room);
             let Batch { keys, values, .. } = batch;
             match sys::lookup_batch(map, cursor, &mut self.next, keys, values, self.room as u32) {
                 // The next bucket alone is larger than the batch.
@@ -197,7 +197,7 @@ impl Walk {
     }
 
     fn read_by_key(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<()> {
-        batch.make_room(self.size, self.room);
+        batch.reset(self.size, self.room);
         batch.origin = Origin::Keys;
         let EntrySize { key, value } = self.size;
         let mut keys_left = match self.keys_left {

@@ -12,8 +12,8 @@ use tracing::{debug, warn};
 
 use crate::attach::{Attacher, Hook, Hooks};
 use crate::error::DatapathError;
-use crate::maps::{EndpointMaps, has_other_endpoints, remove_set_aside, with_link_local};
-use crate::pin_folder::set_aside;
+use crate::maps::{EndpointMaps, has_other_endpoints, remove_former_layout, with_link_local};
+use crate::pin_folder::former_layout_pins;
 
 /// A workload's endpoint as the programs know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -258,17 +258,17 @@ impl Workloads {
     /// Removes the former programs' pins once the last endpoint has moved.
     fn no_longer_held_back(&mut self, id: u16, pins: &Path) {
         if self.held_back.remove(&id)
-            && let Err(error) = self.remove_set_aside(pins)
+            && let Err(error) = self.remove_former_layout(pins)
         {
             warn!(%error, "cannot remove the maps of the former layout before the next start");
         }
     }
 
     /// Removes the pins of an agent with another map layout, if its programs serve no endpoint any more.
-    pub(crate) fn remove_set_aside(&self, pins: &Path) -> Result<(), DatapathError> {
+    pub(crate) fn remove_former_layout(&self, pins: &Path) -> Result<(), DatapathError> {
         match self.are_held_back() {
             true => Ok(()),
-            false => remove_set_aside(pins),
+            false => remove_former_layout(pins),
         }
     }
 
@@ -297,7 +297,7 @@ impl Workloads {
 /// Whether programs of another layout are on the endpoint's device: a link is pinned only in the folder set aside; or a
 /// filter exists, with any program, and that layout's maps still exist.
 fn is_served_aside(workload: &Workload, hooks: &Hooks, pins: &Path) -> bool {
-    let aside = set_aside(pins);
+    let aside = former_layout_pins(pins);
     workload.hooks().iter().any(|hook| {
         let is_linked = !hook.link_pin(pins).exists() && hook.link_pin(&aside).exists();
         is_linked || hooks.has_filter(hook)

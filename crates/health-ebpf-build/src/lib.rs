@@ -1,7 +1,7 @@
 //! Compiles the eBPF objects of `health-ebpf` for build scripts.
 //!
-//! An object's inputs are the same for every profile and target of one architecture. So it is compiled once per change of
-//! the inputs and kept in the workspace's `target/ebpf`, from where it is copied.
+//! An object's inputs are the same for all profiles and targets of one architecture. So each object is compiled once
+//! per change of the inputs, kept in the workspace's `target/ebpf`, and copied from there.
 
 use std::env;
 use std::ffi::OsString;
@@ -14,7 +14,8 @@ use std::time::SystemTime;
 use anyhow::{Context as _, ensure};
 
 const TOOLCHAIN_FILE: &str = include_str!("../../../rust-toolchain.toml");
-/// Cargo's variable for the compiler wrapper of the workspace's own crates. Clippy's driver lints the programs too.
+/// Cargo's variable for the compiler wrapper of workspace crates. If it is Clippy's driver, the programs are linted
+/// too.
 const WRAPPER: &str = "RUSTC_WORKSPACE_WRAPPER";
 /// The objects' sources, relative to the workspace.
 const SOURCES: [&str; 5] = [
@@ -29,11 +30,11 @@ const KEPT: usize = 16;
 
 /// Compiler flags.
 ///
-/// The default CPU is the first instruction set, without 32-bit operations. All kernels from 5.12 on support the third.
+/// The default instruction set is v1, which lacks 32-bit operations. All kernels since 5.12 support v3.
 ///
-/// The linker generates BTF from the debug information. It makes LLVM copy in order, which leaves no inline stores for
-/// memset and memmove: they become calls to byte-by-byte functions, which the verifier follows on every path that leads
-/// there. The limits equal those for copies.
+/// The linker generates BTF from the debug information. It makes LLVM copy in order, which disables inline stores for
+/// memset and memmove: they become calls to byte-by-byte functions, which the verifier follows on every path to them.
+/// The limits equal those for copies.
 const FLAGS: [&str; 5] = [
     "-Ctarget-cpu=v3",
     "-Cdebuginfo=2",
@@ -42,7 +43,7 @@ const FLAGS: [&str; 5] = [
     "-Clink-arg=--llvm-args=-max-store-memmove=128",
 ];
 
-/// The release profile aims at a small agent; this one at fast programs.
+/// The release profile optimises for a small agent, this one for fast programs.
 const PROFILE: [(&str, &str); 4] = [
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3"),
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "4"),
@@ -50,7 +51,7 @@ const PROFILE: [(&str, &str); 4] = [
     ("CARGO_PROFILE_RELEASE_STRIP", "debuginfo"),
 ];
 
-/// Sections that only debuggers and linkers need. In `.BTF` and `.BTF.ext` everything is already in place.
+/// Sections that only debuggers and linkers need. `.BTF` and `.BTF.ext` need no further relocation.
 const STRIPPED: [&str; 4] = [".debug_*", ".rel.debug_*", ".rel.BTF", ".rel.BTF.ext"];
 
 /// Compiles the binary target `object` of `health-ebpf` into the file `OUT_DIR/object` of the calling build script.
@@ -86,7 +87,7 @@ pub fn compile(object: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a build script's objects are compiled with.
+/// How a build script's objects are compiled.
 struct Build {
     workspace: PathBuf,
     /// The pinned toolchain's name.
@@ -140,7 +141,7 @@ impl Build {
         );
     }
 
-    /// Identifies the state of everything that the objects depend on.
+    /// Returns a hash of everything that the objects depend on.
     fn state(&self) -> anyhow::Result<String> {
         let mut hasher = DefaultHasher::new();
         (include_str!("lib.rs"), TOOLCHAIN_FILE, &self.arch).hash(&mut hasher);
@@ -162,8 +163,8 @@ impl Build {
         Ok(folder.join("bpfel-unknown-none/release").join(object))
     }
 
-    /// Checks an object with the wrapper: Clippy's driver does not optimize, so the code that it compiles uses too much
-    /// stack.
+    /// Lints an object with the wrapper, and links nothing: Clippy's driver does not optimize, so the code that it
+    /// compiles uses too much stack.
     fn lint(&self, object: &str, folder: &Path) -> anyhow::Result<()> {
         print_warnings(&mut self.cargo("check", object, folder)?)
             .with_context(|| format!("cannot lint the eBPF object {object}"))
@@ -244,7 +245,7 @@ fn sysroot(channel: &str) -> anyhow::Result<PathBuf> {
     Ok(sysroot)
 }
 
-/// Runs a command, and shows what it prints as cargo's warnings.
+/// Runs a command, and reports its stderr as cargo warnings.
 fn print_warnings(command: &mut Command) -> anyhow::Result<()> {
     let output = output(command)?;
     for line in String::from_utf8_lossy(&output.stderr).lines() {
@@ -274,7 +275,7 @@ fn hash_all(path: &Path, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     entries.iter().try_for_each(|entry| hash_all(entry, hasher))
 }
 
-/// Removes the objects of the oldest surplus states.
+/// Removes the objects of the oldest states beyond [`KEPT`].
 fn forget_oldest(store: &Path) -> anyhow::Result<()> {
     let mut kept: Vec<(SystemTime, PathBuf)> = paths_in(store)
         .with_context(|| format!("cannot list {}", store.display()))?

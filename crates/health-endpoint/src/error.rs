@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use health_model::api::PodName;
 use health_model::ipam::IpamError;
 use health_model::labels::LabelError;
 use health_net::netns::NetNsError;
@@ -80,6 +81,22 @@ pub enum EndpointError {
         /// The reason.
         source: RegenerationError,
     },
+    /// The labels of the endpoint's pod are not known yet.
+    #[error("endpoint {id} waits for the labels of pod {pod}; try again later")]
+    AwaitsPod {
+        /// The endpoint.
+        id: u16,
+        /// The pod.
+        pod: PodName,
+    },
+    /// The label comes from the endpoint's pod.
+    #[error("label {label} comes from pod {pod}; change it in Kubernetes")]
+    LabelOfPod {
+        /// The label.
+        label: String,
+        /// The pod.
+        pod: PodName,
+    },
     /// The labels are invalid.
     #[error(transparent)]
     Labels(#[from] LabelError),
@@ -115,6 +132,7 @@ impl EndpointError {
         match self {
             Self::NotFound(_) => ErrorKind::NotFound,
             Self::Health(_)
+            | Self::LabelOfPod { .. }
             | Self::Labels(_)
             | Self::Ipam(
                 IpamError::NotInPool { .. }
@@ -136,6 +154,7 @@ impl EndpointError {
             ) => ErrorKind::Conflict,
             Self::NoIds
             | Self::NoPodCidr
+            | Self::AwaitsPod { .. }
             | Self::Busy(_)
             | Self::Deleted(_)
             | Self::Refused { .. }

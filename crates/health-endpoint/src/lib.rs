@@ -3,7 +3,7 @@
 //! [`manager`] creates, restores and deletes the endpoints of workloads; [`lifecycle`] defines their states.
 //! [`workload`] creates their devices and keeps their files; [`health`] does both for the health endpoint.
 //! [`enforcement`] keeps their policy in the maps. [`queue`] and [`regenerate`] connect the manager with the builders
-//! of endpoint datapaths, and [`identities`] connects it with the store of identities. [`peer_routes`] and
+//! of endpoint datapaths, [`identities`] connects it with the store of identities, and [`pods`] with the pods in Kubernetes. [`peer_routes`] and
 //! [`pod_routes`] maintain routes.
 
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ pub mod manager;
 mod outer;
 pub mod peer_routes;
 pub mod pod_routes;
+pub mod pods;
 pub mod queue;
 pub mod regenerate;
 mod stack;

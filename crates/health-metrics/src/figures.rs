@@ -20,6 +20,15 @@ pub trait Source: Send + Sync + 'static {
     fn each_node(&self, each: &mut dyn FnMut(&NodeStatus));
 }
 
+/// Number of reloads of the settings since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReloadCounts {
+    /// Reloads after which the new settings were in force, or due for a restart.
+    pub succeeded: u64,
+    /// Reloads that left the former settings in force.
+    pub failed: u64,
+}
+
 /// The agent's own counts, settings and state.
 #[derive(Debug, Default)]
 pub struct Figures {
@@ -43,6 +52,8 @@ pub struct Figures {
     pub probe_rate: u32,
     /// Number of repairs since the start, by cause.
     pub repairs: BTreeMap<String, u64>,
+    /// Reloads of the settings.
+    pub reloads: ReloadCounts,
     /// The results of conntrack garbage collections.
     pub collections: conntrack::Counts,
     /// `None` before the endpoints are restored.

@@ -35,7 +35,7 @@ use jiff::Timestamp;
 use tracing::debug;
 
 pub use self::containers::Sample;
-pub use self::figures::{Figures, Source};
+pub use self::figures::{Figures, ReloadCounts, Source};
 pub use self::format::Format;
 use self::histogram::Histogram;
 use self::recent::TotalsHistory;

@@ -1,5 +1,8 @@
 //! Labels: identities consist of them, and policy selects by them.
 
+pub mod filter;
+pub mod pod;
+
 use std::fmt;
 use std::str::FromStr;
 

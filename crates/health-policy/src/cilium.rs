@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use health_model::labels::pod::{K8S, POD_NAMESPACE};
 use health_model::labels::{Label, LabelSet, UNSPEC};
 use health_model::policy::{Direction, Protocol};
 
@@ -11,7 +12,7 @@ use super::field::{Field, Fields};
 use super::icmp;
 use super::peer::{CidrSet, Entity, PeerSelector, Peers};
 use super::rule::{Action, Entry, PolicyName, Rule, RuleRef, Section};
-use super::selector::{K8S, NAMESPACE, Selector};
+use super::selector::Selector;
 use crate::ports::{PortRange, Traffic};
 
 /// Maximum number of ports, or of ICMP types, in one list (Cilium's limit).
@@ -41,7 +42,7 @@ impl Scope<'_> {
             ))));
         }
         if !selector.names_init() {
-            selector.require(K8S, NAMESPACE, own);
+            selector.require(K8S, POD_NAMESPACE, own);
         }
         Ok(())
     }
@@ -54,9 +55,9 @@ impl Scope<'_> {
         match self {
             Self::Unlimited => {}
             Self::Cluster if subject_is_init => {}
-            Self::Cluster => selector.require_key(K8S, NAMESPACE),
+            Self::Cluster => selector.require_key(K8S, POD_NAMESPACE),
             Self::Namespace(_) if selector.names_namespace_labels() => {}
-            Self::Namespace(own) => selector.require(K8S, NAMESPACE, own),
+            Self::Namespace(own) => selector.require(K8S, POD_NAMESPACE, own),
         }
     }
 }

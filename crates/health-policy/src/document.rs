@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use health_common::siphash::siphash24_words;
 use health_model::document;
+use health_model::labels::pod::{K8S, POLICY_LABELS};
 use health_model::labels::{Label, LabelSet};
 use health_model::manifest::{
     check_dns_label, check_label_key, check_label_value, check_name, check_subdomain,
@@ -16,7 +17,6 @@ use super::error::{PolicyError, Problem};
 use super::field::{Field, Fields};
 use super::kubernetes;
 use super::rule::{Kind, PolicyName, Rule};
-use super::selector::K8S;
 
 /// Maximum number of allow and deny rules in one import, both directions together.
 const RULES_MAX: usize = 10_000;
@@ -344,7 +344,7 @@ fn derived_labels(policy: &PolicyName) -> Vec<Label> {
         ("namespace", namespace.as_deref()),
     ];
     // All values were read as names, so none is too long or contains characters that labels must not have.
-    let label = |(key, value)| Label::new(K8S, &format!("io.cilium.k8s.policy.{key}"), value?).ok();
+    let label = |(key, value)| Label::new(K8S, &format!("{POLICY_LABELS}{key}"), value?).ok();
     parts.into_iter().filter_map(label).collect()
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use health_model::labels::pod::{K8S, NAMESPACE_LABELS, POD_NAMESPACE};
 use health_model::labels::{Label, LabelSet};
 use health_model::manifest::{self, PORT_OUT_OF_RANGE, check_port_name};
 use health_model::policy::{Direction, Protocol};
@@ -12,7 +13,7 @@ use super::error::{PolicyError, Problem};
 use super::field::{Field, Fields};
 use super::peer::{CidrSet, PeerSelector, Peers};
 use super::rule::{Action, Entry, PolicyName, Rule, Section};
-use super::selector::{K8S, NAMESPACE, NAMESPACE_LABELS, Selector};
+use super::selector::Selector;
 use crate::ports::{PortRange, Traffic};
 
 const POLICY_TYPES: [&str; 2] = ["Ingress", "Egress"];
@@ -29,7 +30,7 @@ pub(super) fn read_rule(
 ) -> Result<Rule, PolicyError> {
     let fields = field.fields(&["podSelector", "policyTypes", "ingress", "egress"])?;
     let mut subject = Selector::read_k8s(&fields.required("podSelector")?, "")?;
-    subject.require(K8S, NAMESPACE, namespace);
+    subject.require(K8S, POD_NAMESPACE, namespace);
     let types = PolicyTypes::read(&fields)?;
     let section = |direction: Direction, is_there: bool| {
         let mut entries = Vec::new();
@@ -162,11 +163,11 @@ fn read_peer(field: &Field<'_>, namespace: &str) -> Result<PeerSelector, PolicyE
         (None, _, None) => Selector::default(),
     };
     match namespaces {
-        None => selector.require(K8S, NAMESPACE, namespace),
+        None => selector.require(K8S, POD_NAMESPACE, namespace),
         Some(field) => {
             selector.and(Selector::read_k8s(&field, NAMESPACE_LABELS)?);
             // An empty selector selects every namespace, but nothing outside of namespaces.
-            selector.require_key(K8S, NAMESPACE);
+            selector.require_key(K8S, POD_NAMESPACE);
         }
     }
     Ok(PeerSelector::Labels(selector))

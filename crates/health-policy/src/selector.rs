@@ -1,20 +1,12 @@
 //! Label selectors (Kubernetes' `LabelSelector`, with Cilium's sources in the keys).
 
 use health_model::identity::Identity;
+use health_model::labels::pod::{K8S, METADATA_NAME, NAMESPACE_LABELS, POD_NAMESPACE};
 use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, RESERVED};
 use health_model::manifest::{self, check_label_key, check_label_value};
 
 use super::error::{PolicyError, Problem};
 use super::field::Field;
-
-/// Source of labels that come from Kubernetes.
-pub(super) const K8S: &str = "k8s";
-/// Key of the label, of source [`K8S`], whose value is a pod's namespace.
-pub(super) const NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// Prefix of the keys of labels, of source [`K8S`], that come from the labels of a pod's namespace.
-pub(super) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
-/// Label of every namespace; its value is the namespace's name.
-const METADATA_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Source in a key that stands for every source.
 const ANY_SOURCE: &str = "any";
@@ -90,7 +82,7 @@ impl Selector {
 
     /// Whether a requirement concerns the namespace's name.
     pub(super) fn names_namespace(&self) -> bool {
-        self.names(K8S, |name| name == NAMESPACE)
+        self.names(K8S, |name| name == POD_NAMESPACE)
     }
 
     /// Whether a requirement concerns the namespace's labels.
@@ -117,7 +109,7 @@ impl Selector {
     /// Returns the values that the selector lists for the namespace's name.
     pub(super) fn namespaces(&self) -> impl Iterator<Item = &str> {
         let of_namespace = self.0.iter().filter(|requirement| {
-            requirement.key.name == NAMESPACE || requirement.key.is_metadata_name
+            requirement.key.name == POD_NAMESPACE || requirement.key.is_metadata_name
         });
         of_namespace.flat_map(|requirement| match &requirement.test {
             Test::In(values) => values.iter().map(String::as_str).collect(),
@@ -272,7 +264,7 @@ impl Key {
     fn any_of(&self, labels: &LabelSet, is: impl Fn(&Label) -> bool) -> bool {
         // Only Kubernetes itself sets this label of a namespace, and the value is the namespace's name.
         if self.is_metadata_name
-            && let Some(namespace) = labels.get(K8S, NAMESPACE)
+            && let Some(namespace) = labels.get(K8S, POD_NAMESPACE)
         {
             return is(namespace);
         }

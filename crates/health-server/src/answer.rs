@@ -1,4 +1,4 @@
-//! Answers of the API: JSON, JSON lines, and refusals.
+//! Responses of the API: JSON, JSON lines, and errors.
 
 use std::fmt::Display;
 use std::io;
@@ -12,7 +12,7 @@ use futures_util::{Stream, TryStreamExt as _};
 use health_model::api::ErrorBody;
 use serde::Serialize;
 
-/// An unsuccessful answer.
+/// An error response.
 pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
 
 impl IntoResponse for Refusal {
@@ -29,7 +29,7 @@ impl From<QueryRejection> for Refusal {
     }
 }
 
-/// The JSON of a `T`.
+/// A JSON response that holds a `T`.
 pub(super) struct Answer<T>(Body, PhantomData<fn() -> T>);
 
 impl<T> Answer<T> {
@@ -44,7 +44,7 @@ impl<T> IntoResponse for Answer<T> {
     }
 }
 
-/// JSON lines, each of which is an `E`, sent as they are produced.
+/// A response of JSON lines that are sent as they are produced. Each line is an `E`.
 pub(super) struct Lines<E>(Body, PhantomData<fn() -> E>);
 
 impl<E> Lines<E> {
@@ -62,7 +62,7 @@ impl<E> IntoResponse for Lines<E> {
     }
 }
 
-/// What operations answer that can also be watched.
+/// The response of an operation that can also be watched.
 pub(super) enum AnswerOrLines<T, E> {
     Answer(Answer<T>),
     Lines(Lines<E>),
@@ -81,7 +81,7 @@ fn with_type(media_type: &'static str, body: Body) -> Response {
     ([(header::CONTENT_TYPE, media_type)], body).into_response()
 }
 
-/// Produces an answer and its JSON outside the serving threads: with ten thousand nodes, that takes tens of
+/// Computes a response and its JSON outside the serving threads: with ten thousand nodes, this takes tens of
 /// milliseconds.
 pub(super) async fn answer<T: Serialize>(
     make: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
@@ -107,7 +107,7 @@ pub(super) fn cannot_write(error: impl Display) -> Refusal {
     )
 }
 
-/// Some lines.
+/// Lines that are sent together.
 pub(super) struct Batch<E>(Bytes, PhantomData<fn() -> E>);
 
 impl<E: Serialize> Batch<E> {

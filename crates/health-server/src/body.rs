@@ -1,4 +1,4 @@
-//! Bodies of requests.
+//! Request bodies.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Refusal, bad};
 
-/// Largest JSON, bytes: the maximum number of labels at maximum length, plus the rest.
+/// Maximum size of a JSON body, bytes: the maximum number of labels of maximum length, plus the rest.
 pub(super) const MAX_JSON: usize = LABEL_MAX * LABELS_MAX * 5 / 4;
-/// Time limit for receiving it.
+/// Time limit for receiving a JSON body.
 const JSON_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A body of JSON.
+/// A JSON body.
 pub(super) struct JsonBody<T>(pub(super) T);
 
 impl<S: Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {

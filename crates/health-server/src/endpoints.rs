@@ -8,8 +8,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Extension, Query, Request, State};
-use axum::http::{Method, StatusCode};
+use axum::extract::{Extension, Query, State};
+use axum::http::StatusCode;
 use futures_util::stream;
 use health_endpoint::error::{EndpointError, ErrorKind};
 use health_endpoint::health::ENDPOINT_IDS;
@@ -17,7 +17,8 @@ use health_endpoint::log::LogEntry;
 use health_endpoint::manager::{Manager, NewEndpoint, Selector};
 use health_model::address::parse_ip;
 use health_model::api::{
-    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, LabelChange, TakenAddress,
+    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, LabelChange, PodName,
+    TakenAddress,
 };
 use health_model::labels::{LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
 use serde::{Deserialize, Serialize, Serializer};
@@ -30,22 +31,12 @@ use super::serve::Client;
 use super::server::Shared;
 use super::source::Source;
 
-/// Longest name and container id, bytes.
+/// Maximum length of names and container ids, bytes.
 const MAX_NAME: usize = 253;
-/// Longest interface name, bytes (`IFNAMSIZ` minus the terminating zero).
+/// Maximum length of an interface name, bytes (`IFNAMSIZ` minus the terminating zero).
 const MAX_IFNAME: usize = 15;
-/// Longest path, bytes (`PATH_MAX` minus the terminating zero).
+/// Maximum length of a path, bytes (`PATH_MAX` minus the terminating zero).
 const MAX_PATH: usize = 4095;
-
-/// Whether a request like this may have a body.
-pub(super) fn takes_body(request: &Request) -> bool {
-    let path = request.uri().path();
-    match *request.method() {
-        Method::POST => path == "/v1/endpoints",
-        Method::PATCH => path.starts_with("/v1/endpoints/") && path.ends_with("/labels"),
-        _ => false,
-    }
-}
 
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -82,13 +73,13 @@ pub(super) async fn list<S: Source>(
         return Ok(AnswerOrLines::Answer(listing));
     }
     let changes = manager(&*api.source)?.changes();
-    let place = api.watches.take()?;
+    let slot = api.watches.take()?;
     client.stay();
     let view = ClientView::default();
-    let state = (api, changes, view, true, place);
+    let state = (api, changes, view, true, slot);
     let lines = Lines::of_stream(stream::try_unfold(
         state,
-        async |(api, mut changes, mut view, is_first, place)| {
+        async |(api, mut changes, mut view, is_first, slot)| {
             let events = match is_first {
                 true => view.first(&api.source.endpoints()),
                 false => next(&*api.source, &mut changes, &mut view).await,
@@ -96,7 +87,7 @@ pub(super) async fn list<S: Source>(
             if events.is_empty() {
                 return Ok::<_, io::Error>(None);
             }
-            let state = (api, changes, view, false, place);
+            let state = (api, changes, view, false, slot);
             Ok(Some((Batch::write(&events)?, state)))
         },
     ));
@@ -113,7 +104,7 @@ impl Serialize for Listing {
     }
 }
 
-/// The changes, as soon as there are any; empty when the agent stops.
+/// Waits for changes and returns them; empty when the agent stops.
 async fn next<S: Source>(
     source: &S,
     changes: &mut watch::Receiver<u64>,
@@ -228,7 +219,7 @@ pub(super) async fn health<S: Source>(
     of_endpoint(&*api.source, id, Manager::health).await
 }
 
-/// What the manager knows about an endpoint.
+/// Reads something about an endpoint from the manager.
 async fn of_endpoint<S: Source, T: Serialize + 'static>(
     source: &S,
     EndpointId(id): EndpointId,
@@ -293,6 +284,7 @@ fn new_endpoint(request: EndpointRequest) -> Result<NewEndpoint, Refusal> {
             .container_id
             .map(|text| name("container-id", text))
             .transpose()?,
+        pod: request.pod.map(pod).transpose()?,
         network: request
             .network
             .map(|text| name("network", text))
@@ -318,8 +310,8 @@ fn labels(field: &str, texts: &[String]) -> Result<Vec<Label>, Refusal> {
     if texts.len() > LABELS_MAX {
         return Err(of_field(field, &LabelError::TooMany(texts.len())));
     }
-    let parse = |(place, text): (usize, &String)| {
-        let at = format!("{field}[{place}]");
+    let parse = |(index, text): (usize, &String)| {
+        let at = format!("{field}[{index}]");
         let label = Label::from_str(text).map_err(|error| of_field(&at, &error))?;
         if label.source() == RESERVED {
             let why = "endpoints cannot have labels of this source";
@@ -350,8 +342,16 @@ fn name(field: &str, text: String) -> Result<String, Refusal> {
     )))
 }
 
-/// Accepts names that the kernel accepts for devices (net/core/dev.c, `dev_valid_name`) and that are not paths of
-/// settings.
+fn pod(pod: PodName) -> Result<PodName, Refusal> {
+    Ok(PodName {
+        namespace: name("pod.namespace", pod.namespace)?,
+        name: name("pod.name", pod.name)?,
+        uid: pod.uid.map(|uid| name("pod.uid", uid)).transpose()?,
+    })
+}
+
+/// Accepts names that the kernel accepts for devices (net/core/dev.c, `dev_valid_name`), except names of sysctl
+/// folders.
 fn ifname(text: String) -> Result<String, Refusal> {
     let is_usable = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '%');
     let is_path = matches!(text.as_str(), "." | ".." | "all" | "default");
@@ -363,7 +363,7 @@ fn ifname(text: String) -> Result<String, Refusal> {
     )))
 }
 
-/// Parses the address in a field; `of` accepts those of its IP version.
+/// Parses the address in a field; `of` converts it if it has the right IP version.
 fn address<T>(
     field: &str,
     text: Option<String>,

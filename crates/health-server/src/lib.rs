@@ -1,5 +1,5 @@
 //! The agent's HTTP servers: the API on a Unix socket, and the pages for monitoring, load balancers and supervisors on
-//! TCP ports. What they answer comes from a [`source`], which the agent implements. No state of the agent is kept here.
+//! TCP ports. Responses come from a [`source`], which the agent implements. This crate keeps no state of the agent.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,6 @@ mod node_feed;
 mod openapi;
 pub mod page_server;
 mod path_id;
-mod places;
 mod policies;
 mod probes;
 mod routes;
@@ -20,6 +19,7 @@ mod rtt;
 mod serve;
 pub mod server;
 pub mod services;
+mod slots;
 pub mod socket;
 pub mod source;
 mod streamed;

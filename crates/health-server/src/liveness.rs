@@ -18,19 +18,19 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::page_server::Answer;
 
-/// After this time without news, a check becomes a warning.
+/// A check becomes a warning after this time without news.
 const WARN_AFTER: Duration = Duration::from_secs(15);
-/// After this time without news, a check fails.
+/// A check fails after this time without news.
 const FAIL_AFTER: Duration = Duration::from_secs(60);
-/// For this long, a fault may be about to be repaired.
+/// Time allowed for repairing a fault before it counts as a failure.
 const REPAIR_TIME: Duration = Duration::from_secs(2);
 
 /// The state of a check or of all checks, ordered from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Level {
-    /// In order.
+    /// No problem.
     Ok,
-    /// Something is wrong, but it is no reason to replace the agent.
+    /// Something is wrong, but it does not call for replacing the agent.
     Warning,
     /// The agent does not do its job.
     Failure,
@@ -56,13 +56,13 @@ pub struct Observation {
     pub problem: Option<String>,
     /// The level of the problem.
     pub severity: Level,
-    /// Upper bound for the level, whether due to the problem or a lack of news.
+    /// Maximum level, both for the problem and for a lack of news.
     pub limit: Level,
     /// Time since the observation.
     pub age: Duration,
-    /// The part of `age` by which news is overdue.
+    /// How long news has been overdue; part of `age`.
     pub overdue: Duration,
-    /// Time since it was last in order, if known.
+    /// Time since the last success, if known.
     pub succeeded: Option<Duration>,
 }
 
@@ -85,7 +85,7 @@ impl Observation {
         }
     }
 
-    /// A part's own report on its turns.
+    /// An observation from a part's own report on its turns.
     pub fn reported(check: &'static str, last: LastTurn) -> Self {
         let severity = last.problem.as_ref().map(|problem| problem.severity);
         Self {
@@ -102,7 +102,7 @@ impl Observation {
         }
     }
 
-    /// The same, limited to a warning.
+    /// The same observation, limited to a warning.
     pub fn warning(self) -> Self {
         Self {
             limit: Level::Warning,
@@ -124,7 +124,7 @@ impl Observation {
             name: self.check.to_owned(),
             state: severity.max(stale).min(self.limit),
             msg: said.join("; "),
-            // A clock that was set back past the machine's start yields no such time.
+            // If the clock was set back past the machine's start, this time cannot be represented.
             last_updated: now.checked_sub(self.age).unwrap_or(now),
             last_success: self.succeeded.and_then(|age| now.checked_sub(age).ok()),
         }
@@ -155,21 +155,21 @@ pub struct Liveness {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Check {
-    /// Its name.
+    /// Name of the check.
     pub name: String,
-    /// Its state.
+    /// State of the check.
     pub state: Level,
     /// The problem, if any.
     pub msg: String,
-    /// When it was last observed (RFC 3339).
+    /// When the check was last observed (RFC 3339).
     pub last_updated: Timestamp,
-    /// When it was last in order, if known.
+    /// When the check last succeeded, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub last_success: Option<Timestamp>,
 }
 
 impl Liveness {
-    /// The overall result of these observations at `now`.
+    /// Computes the overall result of these observations at `now`.
     pub fn judge(observations: Vec<Observation>, now: Timestamp) -> Self {
         let checks: Vec<Check> = observations
             .into_iter()
@@ -197,7 +197,7 @@ impl Liveness {
         }
     }
 
-    /// The checks that are not in order.
+    /// The checks that report a warning or a failure.
     pub fn problems(&self) -> Vec<AgentProblem> {
         let checks = self.checks.iter().filter(|check| check.state > Level::Ok);
         checks
@@ -209,7 +209,7 @@ impl Liveness {
             .collect()
     }
 
-    /// The answer to `GET /healthz`: 503 for a failure, otherwise 200.
+    /// The response to `GET /healthz`: 503 for a failure, otherwise 200.
     pub fn answer(&self) -> Answer {
         match serde_json::to_string(self) {
             Ok(body) => {
@@ -233,7 +233,7 @@ impl Liveness {
 pub struct Grace(Mutex<Option<Instant>>);
 
 impl Grace {
-    /// The observation of `check` at `now`, made just then.
+    /// An observation of `check`, made at `now`.
     pub fn observe(
         &self,
         check: &'static str,
@@ -252,7 +252,7 @@ impl Grace {
     }
 }
 
-/// The problem with the API's socket at `path`: it is gone, or another process has its name.
+/// The problem with the API's socket at `path`, if it is gone or belongs to another process.
 pub fn socket_problem(path: &Path) -> Option<String> {
     let shown = path.display();
     match listening_pid(path) {
@@ -260,7 +260,7 @@ pub fn socket_problem(path: &Path) -> Option<String> {
         Ok(Some(pid)) => Some(format!(
             "the socket {shown} belongs to another process, pid {pid}"
         )),
-        // With a full backlog there is no way to tell, and the waiting clients are being served.
+        // A full backlog hides the listener's pid, but the waiting clients are being served.
         Ok(None) => None,
         Err(error) => Some(format!(
             "cannot connect to the socket {shown}: {error}; restart the agent"

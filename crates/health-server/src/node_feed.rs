@@ -1,9 +1,9 @@
-//! Reports to readers how the set of nodes has changed since their last read.
+//! Tells each reader how the set of nodes has changed since its last read.
 //!
-//! Each change of the set is a generation. A reader that names its generation gets the difference between that one and
-//! the current one, as often as it asks, so no removal gets lost with an answer. A reader whose generation is not
-//! remembered gets all nodes, marked as such. Generations start at a random number, so that those of an earlier process
-//! are not mistaken for ours.
+//! Each change of the set is a generation. A reader that names its generation gets the difference between that
+//! generation and the current one, as often as it asks, so that no removal is lost with a lost response. A reader whose
+//! generation is no longer remembered gets all nodes, marked as such. Generations start at a random number, so that
+//! those of an earlier process are not mistaken for ours.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -13,14 +13,13 @@ use health_model::api::{
     ClusterNodeStatus, NodeAddressing, NodeAddressingElement, NodeElement, NodeEntry, NodeList,
 };
 
-/// Maximum number of remembered readers; a new one replaces the one that was idle for longest.
+/// Maximum number of remembered readers. A new one replaces the one that has been idle for longest.
 const MAX_CLIENTS: usize = 64;
-/// Readers that are idle for longer are forgotten.
+/// How long idle readers are remembered.
 const CLIENT_LIFETIME: Duration = Duration::from_secs(15 * 60);
-/// Maximum number of remembered node changes; readers that are further behind get all nodes.
+/// Maximum number of remembered node changes. Readers that are further behind get all nodes.
 const MAX_CHANGES: usize = 16 << 10;
-/// Client ids and generations stay below this, so that readers that only have floating-point numbers can represent
-/// them.
+/// Client ids and generations stay below this, so that readers with only floating-point numbers can represent them.
 const NUMBERS: u64 = 1 << 53;
 
 /// A random initial generation, far below the maximum.
@@ -44,10 +43,10 @@ pub(super) struct NodeFeed {
     clients: HashMap<i64, Client>,
 }
 
-/// A node's value before a generation.
+/// A change of a node, with the value before it.
 #[derive(Debug)]
 struct Change {
-    /// The first generation with a new value.
+    /// The generation in which the value changed.
     generation: u64,
     name: String,
     before: Option<NodeElement>,
@@ -55,7 +54,7 @@ struct Change {
 
 #[derive(Debug)]
 struct Client {
-    /// The generation of the last answer.
+    /// The generation that was last sent.
     sent: u64,
     last_read: Duration,
 }
@@ -69,7 +68,7 @@ struct Difference {
 }
 
 impl NodeFeed {
-    /// A feed at this generation, without nodes and readers.
+    /// An empty feed at this generation, without readers.
     pub(super) fn new(generation: u64) -> Self {
         Self {
             generation,
@@ -80,7 +79,7 @@ impl NodeFeed {
         }
     }
 
-    /// Switches to these nodes.
+    /// Replaces the set of nodes.
     pub(super) fn update(&mut self, list: &NodeList) {
         let next = self.generation + 1;
         let nodes: BTreeMap<_, _> = list
@@ -120,9 +119,9 @@ impl NodeFeed {
         }
     }
 
-    /// The answer to a reader, without the name of the answering node. `client_id` is the id from the reader's last
-    /// answer, 0 for a new reader, `None` to get all nodes. `has` is the reader's generation; without it, the reader is
-    /// assumed to have received every answer. `now` never decreases.
+    /// The response to a reader, without the name of the local node. `client_id` is the id in the last response to the
+    /// reader, 0 for a new reader, `None` for one that wants all nodes. `has` is the reader's generation; without it,
+    /// the reader is assumed to have received every response. `now` never decreases.
     pub(super) fn read(
         &mut self,
         client_id: Option<i64>,
@@ -189,7 +188,7 @@ impl NodeFeed {
         let begin = self
             .changes
             .partition_point(|change| change.generation <= generation);
-        // If a node changed several times, the first change has the value that the reader knows.
+        // If a node changed several times, the first change holds the value that the reader knows.
         let mut known: BTreeMap<&str, Option<&NodeElement>> = BTreeMap::new();
         for change in self.changes.range(begin..) {
             known
@@ -265,7 +264,7 @@ mod tests {
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
 
-    /// A registry with these nodes; the value determines a node's addresses.
+    /// A registry with these nodes. A node's value determines its addresses.
     fn list(nodes: &BTreeMap<u8, u8>) -> NodeList {
         let entry = |(name, address): (&u8, &u8)| NodeEntry {
             name: format!("default/{name}"),

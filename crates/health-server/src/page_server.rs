@@ -1,4 +1,4 @@
-//! Serves monitoring and load balancers over TCP: a few pages, such as `/metrics` or `/healthz`, on an address.
+//! Serves a few pages, such as `/metrics` or `/healthz`, over TCP for monitoring and load balancers.
 
 use std::fmt::Display;
 use std::io;
@@ -31,7 +31,7 @@ const LIMITS: Limits = Limits {
 /// Why a page cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Another process listens there.
+    /// Another process listens on the address.
     #[error("cannot listen on {address}: the port is in use; choose another {flag}, or 'off'")]
     InUse {
         /// The address.
@@ -51,8 +51,8 @@ pub enum BindError {
     },
 }
 
-/// Listens where `flag` says, in the calling thread's network namespace. An IP version that the host lacks is left out
-/// of `localhost`.
+/// Listens on `listen`, the value of `flag`, in the calling thread's network namespace. `localhost` omits an IP version
+/// that the host lacks.
 pub fn bind(flag: &'static str, listen: &ListenAddress) -> Result<Vec<TcpListener>, BindError> {
     let failed = |address| {
         move |source: io::Error| match source.kind() {
@@ -88,16 +88,16 @@ pub fn bind(flag: &'static str, listen: &ListenAddress) -> Result<Vec<TcpListene
     }
 }
 
-/// Whether the host lacks the address or its whole IP version.
+/// Whether the host lacks the address or the whole IP version.
 pub(super) fn is_missing(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT))
 }
 
-/// Writes a body. May take as long as the reader does.
+/// Writes a body. May block for as long as the reader is slow.
 pub type WriteBody = Box<dyn FnOnce(&mut dyn io::Write) -> io::Result<()> + Send>;
 
-/// An answer to `GET`.
+/// A response to `GET`.
 pub struct Answer {
     /// The status.
     pub status: StatusCode,
@@ -110,7 +110,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// An answer whose whole body is available.
+    /// A response with a complete body.
     pub(crate) fn of_text(status: StatusCode, content_type: &'static str, text: String) -> Self {
         Self {
             status,
@@ -121,14 +121,14 @@ impl Answer {
     }
 }
 
-/// Makes an answer to a request with these headers; may block.
+/// Creates the response to a request with these headers; may block.
 pub type MakeAnswer = Box<dyn Fn(&HeaderMap) -> Answer + Send + Sync>;
 
-/// A path and its answers.
+/// A path and its responses.
 pub struct Page {
-    /// The path, as axum matches it.
+    /// The path in axum's syntax.
     pub path: &'static str,
-    /// Makes the answers.
+    /// Creates the responses.
     pub answer: MakeAnswer,
 }
 
@@ -149,7 +149,7 @@ impl PageServer {
         Ok(Self(Server::start(listeners?, &router(pages), LIMITS)))
     }
 
-    /// Closes the listeners and waits until the open exchanges have ended.
+    /// Closes the listeners and waits for the requests in flight.
     pub async fn shutdown(self) {
         self.0.shutdown().await;
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, Query, Request, State};
-use axum::http::{Method, StatusCode};
+use axum::http::StatusCode;
 use health_endpoint::enforcement::{EnforceError, Enforcer};
 use health_endpoint::lifecycle::State as EndpointState;
 use health_model::api::{
@@ -24,41 +24,35 @@ use super::body::{JsonBody, receive};
 use super::server::Shared;
 use super::source::Source;
 
-/// Answer to `POST /v1/policies/trace`.
+/// Response to `POST /v1/policies/trace`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct TraceAnswer {
-    /// For people.
+    /// Human-readable explanation.
     text: String,
-    /// For programs: both ends, what each side's policy says with the rules that select and match, and whether the
+    /// Machine-readable result: both ends, each side's policy with the rules that select and match, and whether the
     /// packet passes.
     #[cfg_attr(test, schemars(with = "serde_json::Map<String, serde_json::Value>"))]
     trace: Trace,
 }
 
-/// Largest document, bytes.
+/// Maximum size of a document, bytes.
 pub(super) const MAX_DOCUMENT: usize = 10 * 1024 * 1024;
 /// Time limit for receiving a document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer waits for endpoints to apply a change.
+/// How long a response waits for endpoints to apply a change.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Whether a request like this may have a body.
-pub(super) fn takes_body(request: &Request) -> bool {
-    let path = request.uri().path();
-    *request.method() == Method::POST && matches!(path, "/v1/policies" | "/v1/policies/trace")
-}
 
 /// Selects policies.
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct PolicySelection {
-    /// The policy with this name: the whole name, or the part after the kind.
+    /// The policy with this name: the full name, or the part after the kind.
     name: Option<String>,
     /// Policies with a rule that has all of these labels, separated by commas.
     labels: Option<String>,
-    /// All policies, which a listing has by default.
+    /// All policies; the default for a listing.
     all: bool,
 }
 
@@ -102,7 +96,7 @@ fn document(repository: &Repository, name: &PolicyName) -> PolicyDocument {
     }
 }
 
-/// A request whose body is policies, in YAML or JSON.
+/// A request whose body contains policies in YAML or JSON.
 pub(super) struct PolicyText(Request);
 
 impl<S: Sync> FromRequest<S> for PolicyText {
@@ -166,7 +160,7 @@ pub(super) async fn delete<S: Source>(
     answer_when_in_force(&enforcer, change, revision, begun).await
 }
 
-/// Answers once endpoints have applied the change, or when that takes too long.
+/// Responds once endpoints have applied the change, or after [`PATIENCE`].
 async fn answer_when_in_force(
     enforcer: &Enforcer,
     change: PolicyChange,
@@ -269,7 +263,7 @@ fn ip_of(field: &str, text: &str) -> Result<IpAddr, Refusal> {
         .map_err(|_| bad(format!("{field}: {text:?} is not an IP address")))
 }
 
-/// Finds a policy by its whole name, or by the part after the kind.
+/// Finds a policy by its full name, or by the part after the kind.
 fn named(repository: &Repository, text: &str) -> Result<PolicyName, Refusal> {
     let is_meant = |name: &PolicyName| {
         let whole = name.to_string();

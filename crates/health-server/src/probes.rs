@@ -41,7 +41,7 @@ pub(super) struct ListQuery {
     pod: Option<String>,
     /// Only probes of containers with this name.
     container: Option<String>,
-    /// Only probes of this type. Events of containers have none, and come with each type.
+    /// Only probes of this type. Container events have no type and are included for every type.
     #[cfg_attr(test, schemars(extend("enum" = ["startup", "readiness", "liveness"])))]
     #[serde(rename = "type")]
     kind: Option<String>,
@@ -105,18 +105,18 @@ pub(super) async fn list<S: Source>(
             "this agent probes no containers".to_owned(),
         )
     })?;
-    let place = api.container_watches.take()?;
+    let slot = api.container_watches.take()?;
     client.stay();
     Ok(AnswerOrLines::Lines(lines(Watch {
         changes: supervisor.changes(),
         supervisor,
         view: ClientView::new(selection),
         next_look: None,
-        _place: place,
+        _slot: slot,
     })))
 }
 
-/// The events for a watching client, one per line.
+/// Streams the events for a watching client, one per line.
 fn lines(watch: Watch) -> Lines<ContainerProbeEvent> {
     Lines::of_stream(stream::try_unfold(watch, async |mut watch| {
         let events = watch.next().await?;
@@ -134,11 +134,11 @@ struct Watch {
     view: ClientView,
     /// `None` before the first check.
     next_look: Option<Instant>,
-    _place: OwnedSemaphorePermit,
+    _slot: OwnedSemaphorePermit,
 }
 
 impl Watch {
-    /// At first everything; later the changes, as soon as there are any. Empty when the agent stops.
+    /// Returns everything at first, and later the changes as they happen; empty when the agent stops.
     async fn next(&mut self) -> io::Result<Vec<ContainerProbeEvent>> {
         loop {
             let is_first = self.next_look.is_none();
@@ -149,7 +149,7 @@ impl Watch {
                 tokio::time::sleep_until(at).await;
             }
             self.next_look = Some(Instant::now() + LOOK_PERIOD);
-            // Later changes are seen by the next check.
+            // The next check sees later changes.
             self.changes.mark_unchanged();
             let (supervisor, mut view) = (self.supervisor.clone(), std::mem::take(&mut self.view));
             let look = move || {
@@ -174,7 +174,7 @@ impl Watch {
 struct ClientView {
     selection: Selection,
     probes: BTreeMap<ContainerProbeKey, ContainerProbe>,
-    /// Number of the last event that was sent or that is older than the watch.
+    /// Number of the last event that was sent or precedes the watch.
     last_event: u64,
 }
 
@@ -246,7 +246,7 @@ impl ClientView {
     }
 }
 
-/// Reads something from the supervisor; the default if there is no supervisor.
+/// Reads something from the supervisor; returns the default if there is none.
 fn of<S: Source, T: Default>(source: &S, read: impl FnOnce(&Supervisor) -> T) -> T {
     source.containers().map(read).unwrap_or_default()
 }

@@ -1,8 +1,9 @@
-//! The operations of the API: the router and the OpenAPI document are made from this table.
+//! The operations of the API. The router and the OpenAPI document are generated from this table.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use axum::http::Method;
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
 
 use super::server::{self, Api};
@@ -13,12 +14,13 @@ use super::{endpoints, policies, probes};
 /// A path in OpenAPI syntax, and the handler of one method.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-/// A row is an operation: its summary, id, method, path, handler, and what its status codes mean. The document takes
-/// parameters, bodies and answers from the types of the handler. Codes that are not listed are errors as well.
+/// Each row is an operation: its summary, id, method, path, `takes body` if it does, handler, and the meanings of its
+/// status codes. The document takes parameters, request bodies and responses from the handler's type. Codes that are
+/// not listed are errors as well.
 macro_rules! operations {
     ($(
         $(#[doc = $summary:literal])+
-        $id:ident: $method:ident $path:literal => $handler:path {
+        $id:ident: $method:ident $path:literal $(takes $body:ident)? => $handler:path {
             $($code:literal: $meaning:literal,)+
         }
     )+) => {
@@ -27,7 +29,15 @@ macro_rules! operations {
             [$(($path, $method($handler))),+].into_iter()
         }
 
-        /// The same, for the document.
+        /// Whether a request for a path of the table may have a body.
+        pub(super) fn takes_body(method: &Method, path: &str) -> bool {
+            const WITH_BODY: &[(&str, &str, &str)] =
+                &[$($((stringify!($method), $path, stringify!($body)),)?)+];
+            let mut known = WITH_BODY.iter();
+            known.any(|(known, at, _)| known.eq_ignore_ascii_case(method.as_str()) && *at == path)
+        }
+
+        /// The operations, for the document.
         #[cfg(test)]
         pub(super) fn operations() -> Vec<crate::openapi::Operation> {
             vec![$(crate::openapi::Operation {
@@ -116,8 +126,8 @@ operations! {
         503: "The agent has not taken over its endpoints yet, or too many clients watch them.",
     }
 
-    /// Creates an endpoint in a network namespace. Answers when packets pass. After a failure, nothing of it is left.
-    postEndpoint: post "/v1/endpoints" => endpoints::create {
+    /// Creates an endpoint in a network namespace. Answers when packets pass. A failed request leaves nothing behind.
+    postEndpoint: post "/v1/endpoints" takes body => endpoints::create {
         200: "The endpoint.",
         400: "The request is invalid. The message names the field, the address or the namespace.",
         409: "The container, the device or the address already has an endpoint.",
@@ -158,7 +168,7 @@ operations! {
     }
 
     /// Changes the labels of an endpoint. Its identity follows; until then, its previous policy is in force.
-    patchEndpointLabels: patch "/v1/endpoints/{id}/labels" => endpoints::change_labels {
+    patchEndpointLabels: patch "/v1/endpoints/{id}/labels" takes body => endpoints::change_labels {
         200: "The endpoint with its new labels.",
         404: "The endpoint does not exist.",
         503: "The endpoint is incomplete or being deleted, or the agent has not taken over its endpoints yet.",
@@ -190,7 +200,7 @@ operations! {
 
     /// Imports policies, all or none. A policy replaces an existing one of the same name. Answers when all affected
     /// endpoints enforce the change, after 10 s at the latest.
-    importPolicies: post "/v1/policies" => policies::import {
+    importPolicies: post "/v1/policies" takes body => policies::import {
         200: "What has changed.",
         503: "The agent has not taken over its policies yet.",
     }
@@ -204,7 +214,7 @@ operations! {
     }
 
     /// Explains the policy verdict on a packet.
-    tracePolicy: post "/v1/policies/trace" => policies::trace {
+    tracePolicy: post "/v1/policies/trace" takes body => policies::trace {
         200: "The verdict, and the rules that lead to it.",
         404: "An end of the packet's path does not exist.",
         503: "The agent has not taken over its policies yet.",

@@ -7,7 +7,7 @@ use health_net::clock;
 
 use super::source::Source;
 
-/// Writes the rows of `source` as a JSON array, one row per line, while they are read: all of them together are large.
+/// Writes the rows of `source` as a JSON array, one row per line, while reading them: all rows together are large.
 pub(super) fn write_all(source: &impl Source, out: &mut dyn Write) -> io::Result<()> {
     let names = names_by_address(source.nodes());
     let clock = clock::state().ok();

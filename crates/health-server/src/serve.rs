@@ -1,9 +1,9 @@
-//! Serves HTTP on listeners of any kind. Clients may be many, silent or slow: none of them holds up another.
+//! Serves HTTP on listeners of any kind. There may be many silent or slow clients; none of them delays another.
 //!
-//! A connection carries one request. It is closed if the request's head does not arrive in time, or if the client has
-//! made the server wait too long in total. When all places are taken and a new client is waiting, the clients that have
-//! made the server wait the longest lose their places. Answers that last until the client disconnects take no places
-//! from the others.
+//! A connection carries one request. It is closed if the request head does not arrive in time, or if the client has
+//! made the server wait too long in total. When all slots are taken and a new client is waiting, the clients that have
+//! made the server wait the longest lose their slots. Responses that last until the client disconnects do not occupy
+//! slots.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,23 +28,23 @@ use tokio::time::{Instant, Sleep};
 
 /// Largest request head, bytes.
 const MAX_HEAD: usize = 16 << 10;
-/// A client that has made the server wait for less than this keeps its place.
+/// A client that has made the server wait for less than this keeps its slot.
 const COURTESY: Duration = Duration::from_millis(100);
-/// Time between two checks of the clients' waiting times while a new client waits for a place.
+/// Interval of checks on the clients' waiting times while a new client waits for a slot.
 const REVIEW_PERIOD: Duration = Duration::from_millis(20);
-/// Divisor: one check frees this fraction of all places.
+/// Divisor: one check frees up to this fraction of all slots.
 const CLEARED_PART: usize = 4;
 
 /// Limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Concurrent connections on each listener, without those whose clients [stay](Client::stay); further ones wait in
-    /// its backlog.
+    /// Maximum number of concurrent connections on each listener, not counting clients that [stay](Client::stay).
+    /// Further clients wait in the listener's backlog.
     pub(super) connections: usize,
     /// Time limit for receiving a request's head.
     pub(super) head: Duration,
-    /// Total time that a client may make the server wait, be it for the request's head or for buffer space to write the
-    /// answer.
+    /// Total time that a client may make the server wait, whether for the request head or for buffer space to write the
+    /// response.
     pub(super) patience: Duration,
 }
 
@@ -70,14 +70,14 @@ impl Server {
         Self { acceptors, stop }
     }
 
-    /// Closes the listeners and waits until the requests in flight are answered.
+    /// Closes the listeners and waits for the requests in flight.
     pub(super) async fn shutdown(mut self) {
         self.stop.send_replace(true);
         while self.acceptors.join_next().await.is_some() {}
     }
 }
 
-/// Whether a request has a body. Few paths take one.
+/// Whether a request has a body. Few paths accept one.
 pub(super) fn has_body(request: &Request) -> bool {
     !request.body().is_end_stream()
 }
@@ -93,14 +93,14 @@ async fn accept<L: Listener>(
     let mut clients: HashMap<Id, (AbortHandle, Arc<Waits>)> = HashMap::new();
     let mut waiting = None;
     loop {
-        if places_taken(&clients) < limits.connections
+        if slots_taken(&clients) < limits.connections
             && let Some(stream) = waiting.take()
         {
             let waits = Arc::new(Waits::default());
             waits.begin();
             let exchange = exchange(stream, router.clone(), limits, waits.clone(), stop.clone());
             let task = connections.spawn(async move {
-                // Errors are the client's own: it disconnected, was slow, or did not speak HTTP.
+                // Errors are the client's own fault: it disconnected, was slow, or did not speak HTTP.
                 let _ = exchange.await;
             });
             clients.insert(task.id(), (task, waits));
@@ -113,9 +113,9 @@ async fn accept<L: Listener>(
                 clients.remove(&id);
             }
             (stream, _) = listener.accept(), if waiting.is_none() => waiting = Some(stream),
-            // All places are taken.
+            // All slots are taken.
             () = tokio::time::sleep(REVIEW_PERIOD), if waiting.is_some() => {
-                make_room(&clients, limits.connections.div_ceil(CLEARED_PART));
+                close_slowest(&clients, limits.connections.div_ceil(CLEARED_PART));
             }
         }
     }
@@ -123,14 +123,14 @@ async fn accept<L: Listener>(
     while connections.join_next().await.is_some() {}
 }
 
-/// Number of connections that occupy a limited place.
-fn places_taken(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>) -> usize {
+/// Number of connections that occupy a slot.
+fn slots_taken(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>) -> usize {
     let passing = clients.values().filter(|(_, waits)| !waits.stays());
     passing.count()
 }
 
-/// Closes up to `places` connections whose clients have made the server wait the longest.
-fn make_room(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, places: usize) {
+/// Closes up to `slots` of the connections whose clients have made the server wait the longest.
+fn close_slowest(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, slots: usize) {
     let mut waits: Vec<_> = clients
         .values()
         .filter(|(_, waits)| waits.is_waiting() && !waits.stays())
@@ -138,7 +138,7 @@ fn make_room(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, places: usize) {
         .filter(|&(total, _)| total >= COURTESY)
         .collect();
     waits.sort_unstable_by_key(|&(total, _)| std::cmp::Reverse(total));
-    for (_, task) in waits.into_iter().take(places) {
+    for (_, task) in waits.into_iter().take(slots) {
         task.abort();
     }
 }
@@ -181,8 +181,8 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 pub(super) struct Client(Arc<Waits>);
 
 impl Client {
-    /// Lets the client stay, and read its answer as slowly as it likes: for answers that last until the client
-    /// disconnects. Frees its place for others; the caller must limit the number of clients that stay.
+    /// Lets the client stay and read as slowly as it likes, for a response that lasts until the client disconnects.
+    /// Frees the client's slot; the caller must limit the number of clients that stay.
     pub(super) fn stay(&self) {
         let mut state = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.stays = true;
@@ -197,7 +197,7 @@ struct Waits(Mutex<WaitState>);
 struct WaitState {
     before: Duration,
     since: Option<Instant>,
-    /// Whether the time is unlimited.
+    /// Whether the client may make the server wait without limit.
     stays: bool,
 }
 
@@ -214,7 +214,7 @@ impl Waits {
         }
     }
 
-    /// The rest of `patience`.
+    /// The remaining part of `patience`.
     fn left(&self, patience: Duration) -> Duration {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.stays {
@@ -245,7 +245,7 @@ struct PacedStream<S> {
     stream: S,
     waits: Arc<Waits>,
     patience: Duration,
-    /// When the current write fails.
+    /// When the pending write fails.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -362,7 +362,7 @@ mod tests {
             stream
         }
 
-        /// The whole answer, which must be complete.
+        /// Requests `path`, and returns the whole response.
         async fn ask(&self, path: &str) -> Vec<u8> {
             rest(&mut self.send(path).await).await
         }
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_stay_take_no_place_and_are_not_cut_off() {
+    async fn those_who_stay_take_no_slot_and_are_not_cut_off() {
         let bed = Bed::start(LIMITS);
         let mut stay = Vec::new();
         for _ in 0..2 * LIMITS.connections {

@@ -8,7 +8,7 @@ use std::{fs, io};
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Extension, Query, Request, State};
+use axum::extract::{Extension, MatchedPath, Query, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -30,12 +30,12 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::answer::{Answer, AnswerOrLines, Batch, Lines, Refusal, answer, cannot_write};
 use super::node_feed::{self, NodeFeed};
 use super::path_id::PathId;
-use super::places::Places;
 use super::serve::{Client, Limits, Server, has_body};
+use super::slots::Slots;
 use super::source::Source;
-use super::{endpoints, policies, routes, streamed};
+use super::{routes, streamed};
 
-/// The API's OpenAPI document. Tests compare it with the handlers, their types and real answers.
+/// The API's OpenAPI document. Tests compare it with the handlers, their types and real responses.
 pub(super) const OPENAPI: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));
 
 const LIMITS: Limits = Limits {
@@ -43,15 +43,15 @@ const LIMITS: Limits = Limits {
     head: Duration::from_secs(5),
     patience: Duration::from_secs(10),
 };
-/// Maximum number of concurrent requests to probe all nodes; each takes as long as the probes.
+/// Maximum number of concurrent requests to probe nodes; each lasts as long as the probes.
 const PROBE_REQUESTS: usize = 16;
-/// Maximum number of clients that watch endpoints at a time, and likewise container probes.
+/// Maximum number of concurrent clients that watch endpoints, and of those that watch container probes.
 const WATCHES: usize = 16;
 /// Maximum number of events written at once.
 const EVENT_BATCH: usize = 256;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
-/// Serves the API until `shutdown` completes. Then answers requests in flight for up to 2 s and removes the socket's
+/// Serves the API until `shutdown` completes, then finishes requests in flight for up to 2 s and removes the socket
 /// file.
 pub async fn serve<S: Source>(
     listener: UnixListener,
@@ -69,17 +69,17 @@ pub async fn serve<S: Source>(
     }
 }
 
-/// The source of answers.
+/// The state of the API's handlers.
 pub(super) struct Api<S> {
     pub(super) source: S,
     started: Instant,
     feed: Mutex<NodeFeed>,
-    /// For requests that take as long as probes do.
-    probes: Places,
-    /// For requests that last until the client disconnects.
-    pub(super) watches: Places,
-    /// Likewise for container probes.
-    pub(super) container_watches: Places,
+    /// Limits requests that last as long as probes.
+    probes: Slots,
+    /// Limits watches of endpoints, which last until the client disconnects.
+    pub(super) watches: Slots,
+    /// Limits watches of container probes.
+    pub(super) container_watches: Slots,
 }
 
 pub(super) type Shared<S> = State<Arc<Api<Arc<S>>>>;
@@ -89,9 +89,9 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         source,
         started: Instant::now(),
         feed: Mutex::new(NodeFeed::new(node_feed::random_generation())),
-        probes: Places::new(PROBE_REQUESTS, "requests to probe nodes"),
-        watches: Places::new(WATCHES, "watches of endpoints"),
-        container_watches: Places::new(WATCHES, "watches of container probes"),
+        probes: Slots::new(PROBE_REQUESTS, "requests to probe nodes"),
+        watches: Slots::new(WATCHES, "watches of endpoints"),
+        container_watches: Slots::new(WATCHES, "watches of container probes"),
     };
     let api = Arc::new(api);
     routes::routes()
@@ -108,8 +108,8 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         .with_state(api)
 }
 
-/// Paths that are answered from the first moment: the state of the agent itself and of the mesh, and what is known
-/// without them. Other paths would report that something does not exist when it is merely unknown so far.
+/// Paths that are served from the start: the state of the agent and of the mesh, and whatever does not depend on them.
+/// Other paths would report that something does not exist when it is merely not known yet.
 pub(super) const ANSWERED_WHILE_STARTING: [&str; 6] = [
     "/v1beta/healthz",
     "/v1beta/status",
@@ -195,29 +195,29 @@ pub(super) async fn probe<S: Source>(
     query: Result<Query<ProbeQuery>, QueryRejection>,
 ) -> Result<AnswerOrLines<HealthStatus, ProbeEvent>, Refusal> {
     let Query(query) = query?;
-    let place = api.probes.take()?;
+    let slot = api.probes.take()?;
     Ok(if query.stream {
-        AnswerOrLines::Lines(event_lines(api.source.probe_events(), place))
+        AnswerOrLines::Lines(event_lines(api.source.probe_events(), slot))
     } else {
         let status = api.source.probe().await;
         AnswerOrLines::Answer(answer(move || Ok(status)).await?)
     })
 }
 
-/// One line of JSON per event, as they arrive. Holds `place` until the last one.
+/// Streams one line of JSON per event. Holds `slot` until the last one.
 fn event_lines(
     events: mpsc::Receiver<ProbeEvent>,
-    place: OwnedSemaphorePermit,
+    slot: OwnedSemaphorePermit,
 ) -> Lines<ProbeEvent> {
     Lines::of_stream(stream::try_unfold(
-        (events, place),
-        async |(mut events, place)| {
+        (events, slot),
+        async |(mut events, slot)| {
             let mut batch = Vec::new();
             if events.recv_many(&mut batch, EVENT_BATCH).await == 0 {
                 return Ok(None);
             }
             let lines = tokio::task::spawn_blocking(move || Batch::write(&batch)).await??;
-            Ok(Some((lines, (events, place))))
+            Ok(Some((lines, (events, slot))))
         },
     ))
 }
@@ -228,10 +228,10 @@ pub(super) async fn hello() {}
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct FeedQuery {
-    /// The client id of the last answer; 0 in the first request. Without it, all nodes are returned each time.
+    /// The client id in the last response; 0 in the first request. Without it, all nodes are returned each time.
     client_id: Option<i64>,
-    /// The generation of the last answer that arrived, so that the client misses nothing when an answer is lost. Without
-    /// it, every answer is assumed to have arrived.
+    /// The generation in the last response that arrived, so that the client misses nothing if a response is lost.
+    /// Without it, every response is assumed to have arrived.
     generation: Option<u64>,
 }
 
@@ -245,7 +245,7 @@ pub(super) async fn cluster_nodes<S: Source>(
     }) = query?;
     answer(move || {
         let mut feed = api.feed.lock().unwrap_or_else(PoisonError::into_inner);
-        // Read under the lock, so that the feed never goes back to an older set.
+        // Read under the lock, so that the feed never returns to an older set.
         feed.update(&api.source.nodes());
         let now = api.started.elapsed();
         let diff = feed.read(client_id, generation, now, node_feed::random_client_id);
@@ -286,7 +286,7 @@ pub(super) async fn probe_path_mtus<S: Source>(
     query: Result<Query<NodeQuery>, QueryRejection>,
 ) -> Result<Answer<Vec<PathMtuEntry>>, Refusal> {
     let Query(NodeQuery { node }) = query?;
-    let _place = api.probes.take()?;
+    let _slot = api.probes.take()?;
     let paths = api.source.probe_path_mtus(node.as_deref()).await;
     answer(move || of_known_node(&*api.source, node, paths)).await
 }
@@ -340,7 +340,7 @@ pub(super) async fn monitor<S: Source>(
     )))
 }
 
-/// `reported` for a known node or for all nodes; a refusal if the node does not exist.
+/// Returns `reported` for a known node or for all nodes; refuses if the node does not exist.
 fn of_known_node<T>(
     source: &impl Source,
     node: Option<String>,
@@ -400,26 +400,25 @@ pub(super) async fn openapi() -> Answer<Map<String, Value>> {
 }
 
 async fn refuse_bodies(request: Request, next: Next) -> Response {
-    if has_body(&request) && !takes_body(&request) {
+    // Unknown paths match none.
+    let path = request.extensions().get::<MatchedPath>();
+    let takes_body = path.is_some_and(|path| routes::takes_body(request.method(), path.as_str()));
+    if has_body(&request) && !takes_body {
+        let (method, path) = (request.method(), request.uri().path());
         return Refusal(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("{} takes no body; send none", request.uri().path()),
+            format!("{method} {path} does not accept a body"),
         )
         .into_response();
     }
     next.run(request).await
 }
 
-/// Whether a request like this may have a body.
-pub(super) fn takes_body(request: &Request) -> bool {
-    endpoints::takes_body(request) || policies::takes_body(request)
-}
-
 async fn no_such_path(request: Request) -> Refusal {
     Refusal(
         StatusCode::NOT_FOUND,
         format!(
-            "no such path: {}; /v1/openapi.json lists all",
+            "no such path: {}; see /v1/openapi.json for all paths",
             request.uri().path()
         ),
     )
@@ -429,9 +428,9 @@ async fn no_such_method(request: Request) -> Refusal {
     Refusal(
         StatusCode::METHOD_NOT_ALLOWED,
         format!(
-            "{} does not support {}; /v1/openapi.json lists the supported methods",
-            request.uri().path(),
-            request.method()
+            "{} is not allowed for {}; see /v1/openapi.json for its methods",
+            request.method(),
+            request.uri().path()
         ),
     )
 }
@@ -448,8 +447,8 @@ mod tests {
     use crate::socket::bind;
     use crate::source::testing::Unasked;
 
-    /// Covers each operation of the document except those that report the agent's own state: reading anything else from
-    /// the source would panic.
+    /// Covers every operation in the document, except those on the agent's own state: reading anything else from the
+    /// source would panic.
     #[tokio::test]
     async fn no_path_says_that_there_is_nothing_while_the_agent_starts() {
         let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();

@@ -19,7 +19,7 @@ const BACKLOG: i32 = 128;
 /// Why the socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// A live agent answers on it.
+    /// A running agent listens on the socket.
     #[error(
         "the socket {path} is in use by pid {pid}; stop that agent, or give this one a \
          --runtime-dir of its own"
@@ -51,7 +51,7 @@ pub enum GroupError {
     /// No group has that name.
     #[error("--socket-group '{0}': no such group; `getent group` lists the existing ones")]
     Unknown(String),
-    /// The system's database of groups cannot be read.
+    /// The system's group database cannot be read.
     #[error("--socket-group '{name}': cannot look it up: {source}")]
     Lookup {
         /// The group's name.
@@ -74,9 +74,9 @@ pub fn group(name: &str) -> Result<Gid, GroupError> {
 }
 
 /// Opens the API's socket at `path`, whose folder must exist. The socket is readable and writable by its owner and by
-/// `group`, which defaults to the process's own group. Takes over a socket without a listener.
+/// `group`, by default the process's own group. Replaces a socket without a listener.
 ///
-/// Two processes that do this at the same time could take over each other's socket: the caller must hold the pid
+/// Two processes that call this at the same time could replace each other's socket, so the caller must hold the pid
 /// file.
 ///
 /// Panics outside a tokio runtime.
@@ -93,7 +93,7 @@ pub fn bind(path: &Path, group: Option<Gid>) -> Result<UnixListener, BindError> 
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed("create"))?;
     socket.set_nonblocking(true).map_err(failed("set up"))?;
     socket.bind(&address).map_err(failed("bind"))?;
-    // No client can connect before the socket listens, so its initial permissions don't matter.
+    // No client can connect before the socket listens, so its initial permissions do not matter.
     if let Some(group) = group {
         chown(path, None, Some(group.as_raw())).map_err(failed("set the group of"))?;
     }
@@ -103,7 +103,7 @@ pub fn bind(path: &Path, group: Option<Gid>) -> Result<UnixListener, BindError> 
     UnixListener::from_std(StdUnixListener::from(socket)).map_err(failed("poll"))
 }
 
-/// Removes a socket without a listener; fails if it has one.
+/// Removes a socket that has no listener; fails if it has one.
 fn remove_stale(path: &Path) -> Result<(), BindError> {
     let failed = |what| {
         move |source| BindError::Io {

@@ -1,4 +1,4 @@
-//! The source of the API's answers.
+//! The data source of the API.
 
 use std::future::Future;
 use std::io;
@@ -23,11 +23,12 @@ use super::services::ServiceCatalog;
 #[cfg(test)]
 pub(crate) mod testing;
 
-/// What the server reads; the agent implements it. Every call returns at once with what is known.
+/// What the server reads from the agent, which implements this. Every call returns at once with what is known.
 pub trait Source: Send + Sync + 'static {
     /// The latest results.
     fn status(&self) -> HealthStatus;
-    /// Writes the results as JSON, which may need less memory than the whole report. May take as long as `out` does.
+    /// Writes the results as JSON, which may need less memory than building the whole report. May block for as long as
+    /// `out` does.
     fn write_status(&self, out: &mut dyn io::Write) -> io::Result<()> {
         Ok(serde_json::to_writer(out, &self.status())?)
     }
@@ -43,26 +44,26 @@ pub trait Source: Send + Sync + 'static {
     -> impl Future<Output = Vec<PathMtuEntry>> + Send;
     /// The results of the last hour's probes, for one node (`cluster/node`) or for all.
     fn history(&self, node: Option<&str>) -> Vec<TargetHistory>;
-    /// Calls `each` with every row of round-trip times as the kernel holds them, and stops at its first error. May take
-    /// as long as `each` does.
+    /// Calls `each` with every row of round-trip times in the kernel, and stops at its first error. May block for as
+    /// long as `each` does.
     fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow) -> io::Result<()>) -> io::Result<()>;
-    /// The registry.
+    /// The nodes in the registries.
     fn nodes(&self) -> NodeList;
-    /// The programs' events that match the filter, from now on; `None` while no programs exist.
+    /// The programs' events that match the filter, from now on; `None` while there are no programs.
     fn monitor(&self, _: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
         None
     }
     /// Local endpoints by id, including the health endpoint.
     fn endpoints(&self) -> Vec<Arc<Endpoint>>;
-    /// The policy enforcer; `None` before policy is taken over.
+    /// The policy enforcer; `None` until policy has been taken over.
     fn enforcer(&self) -> Option<&Enforcer> {
         None
     }
-    /// The manager of the other endpoints; `None` before they are restored.
+    /// The manager of all endpoints except the health endpoint; `None` until they have been restored.
     fn manager(&self) -> Option<&Manager> {
         None
     }
-    /// The supervisor of container probes; `None` if this agent has no such probes.
+    /// The supervisor of container probes; `None` if this agent has no container probes.
     fn containers(&self) -> Option<&Supervisor> {
         None
     }
@@ -70,13 +71,13 @@ pub trait Source: Send + Sync + 'static {
     fn services(&self) -> Option<&ServiceCatalog> {
         None
     }
-    /// All security identities, by number.
+    /// All security identities, sorted by number.
     fn identities(&self) -> Vec<IdentityEntry> {
         Vec::new()
     }
     /// The settings in force.
     fn settings(&self) -> Settings;
-    /// What the start waits for, in words; `None` once everything that the agent shows is taken over.
+    /// What the agent is waiting for while it starts; `None` once everything that the API shows has been taken over.
     fn starting(&self) -> Option<String> {
         None
     }

@@ -1,5 +1,5 @@
-//! Bodies that are sent while they are written: they need the memory of only a few pieces, and the first piece is sent
-//! before the last one is written.
+//! Response bodies that are sent while they are written. They need memory for only a few pieces, and the first piece is
+//! sent before the last one is written.
 
 use std::io::{self, Write};
 use std::mem;
@@ -8,23 +8,24 @@ use axum::body::{Body, Bytes};
 use futures_util::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 
-/// Size of a piece, bytes: large enough that waking the other side costs little in comparison.
+/// Size of a piece, bytes: large enough that the cost of waking the other side is negligible.
 const PIECE: usize = 256 << 10;
-/// How much a piece may exceed that, bytes.
+/// How far a piece may exceed [`PIECE`], bytes.
 const SLACK: usize = 16 << 10;
-/// Number of pieces that may wait for the client.
+/// Number of pieces that may wait to be sent.
 const PIECES: usize = 1;
 
 /// A part of a body.
 enum Piece {
-    /// More follows.
+    /// A piece that others follow.
     More(Bytes),
-    /// The rest of it.
+    /// The last piece.
     Last(Bytes),
 }
 
-/// The body that `write` produces, on a thread where it may block. A short body has a length. An error after the first
-/// piece of a long body cuts the connection, so that the client does not mistake a part for the whole.
+/// Creates a body from the output of `write`, which runs on a thread where it may block. A short body has a content
+/// length. An error after the first piece of a long body cuts the connection, so that the client does not mistake a
+/// part for the whole.
 pub(super) async fn body(
     write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static,
 ) -> io::Result<Body> {
@@ -36,7 +37,7 @@ pub(super) async fn body(
         };
         let written = write(&mut out);
         let last = written.map(|()| Piece::Last(out.next.into()));
-        // Without a reader, the result has no recipient.
+        // Without a reader, nobody needs the result.
         let _ = out.sender.blocking_send(last);
     });
     let first = match received(pieces.recv().await)? {
@@ -56,12 +57,12 @@ pub(super) async fn body(
     Ok(Body::from_stream(first.chain(rest)))
 }
 
-/// A writer that panics ends without a result.
+/// A writer that panics sends no result.
 fn received(piece: Option<io::Result<Piece>>) -> io::Result<Piece> {
     piece.unwrap_or_else(|| Err(io::Error::other("the writer stopped halfway")))
 }
 
-/// Passes on what is written to it.
+/// Passes on, in pieces, whatever is written to it.
 pub(super) struct Pieces {
     next: Vec<u8>,
     sender: mpsc::Sender<io::Result<Piece>>,
@@ -77,7 +78,7 @@ impl Write for Pieces {
         Ok(bytes.len())
     }
 
-    // JSON is written in many small parts.
+    // Inlined because JSON is written in many small parts.
     #[inline]
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.write(bytes).map(|_| ())

@@ -149,9 +149,12 @@ and `*.yml` in `config.d` beside it, in order of name; later values override ear
 - The location of an agent's files (`--instance`, `--runtime-dir`, `--state-dir`, `--bpf-root`) and `--netns` are flags of
   all commands and environment variables (`HEALTH_AGENT_INSTANCE` and so on), but not in files: they say which agent is meant.
 
-A running agent reads the files again within three seconds of a change, and at SIGHUP (`systemctl reload`) at once. New values
-of settings marked `live` take effect. Flags and variables keep their values, and still take precedence. Other changes are logged,
-and `status` warns that a restart is due. If anything is invalid, the former settings stay in force, and `status` shows the error.
+A running agent reads the files again within three seconds of a change, and at SIGHUP (`systemctl reload`) at once; signals
+that arrive during a reload count as one. New values of settings marked `live` take effect. Flags and variables keep their values,
+and still take precedence; the log names new values in files that they override. Other changes are logged, and `status` warns
+that a restart is due. If anything is invalid, the former settings stay in force, and `status` shows the error. If the kernel
+refuses a value, the agent reloads again every second. An agent that still waits for its node's entry reloads too; most
+settings then take effect once it has started.
 
 `health-agent config` shows the settings in force and where each comes from. `config check FILE` checks a file without an
 agent, and names the line and the nearest key; with `--nodes`, `--policy`, `--services` and `--pods` it checks the other files

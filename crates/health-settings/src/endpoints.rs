@@ -6,6 +6,7 @@ use clap::Args;
 use health_model::address::parse_network;
 use health_model::duration::parse_duration;
 use health_model::ipam::AddressRange;
+use health_model::labels::filter::LabelPattern;
 use health_model::settings::AttachMode;
 use ipnet::IpNet;
 
@@ -31,6 +32,14 @@ pub struct EndpointSettings {
         add = within::<Duration>(Duration::ZERO, Duration::from_hours(24))
     )]
     pub ipam_cooling_time: Duration,
+    /// Labels of Kubernetes' pods that count for identities, as [SOURCE:][!]REGEX of the start of a key (repeatable or
+    /// comma-separated): ! leaves labels out; a pattern without ! leaves out all labels that no such pattern matches
+    #[arg(
+        long = "identity-labels",
+        value_name = "PATTERN",
+        value_delimiter = ','
+    )]
+    pub identity_labels: Vec<LabelPattern>,
     /// How programs are attached to devices
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     pub attach_mode: AttachMode,

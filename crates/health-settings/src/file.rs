@@ -58,6 +58,7 @@ pub(super) struct FileSetting {
     pub(super) values: Vec<String>,
     pub(super) path: PathBuf,
     pub(super) line: u64,
+    pub(super) column: u64,
 }
 
 /// Reads the settings of `run` from this file and its drop-in folder, in increasing order of precedence. Without a
@@ -215,6 +216,7 @@ fn parse(run: &Command, path: &Path, text: &str) -> Result<Vec<FileSetting>, Fil
                 values: values.into_iter().map(|(value, _)| value).collect(),
                 path: path.to_owned(),
                 line: setting.referenced.line(),
+                column: setting.referenced.column(),
             });
         }
     }

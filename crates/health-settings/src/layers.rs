@@ -33,6 +33,8 @@ pub enum SettingsError {
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     values: BTreeMap<String, LayerValue>,
+    /// The values of files that variables override.
+    overridden: BTreeMap<String, LayerValue>,
     files: SettingsFiles,
 }
 
@@ -43,6 +45,19 @@ struct LayerValue {
     origin: Origin,
     /// Higher layers take precedence: the files in order, then the environment.
     layer: usize,
+}
+
+/// A value in a file that a flag or an environment variable overrides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverriddenValue {
+    /// The setting's name.
+    pub name: String,
+    /// Its value, as in the file; several if it is a list.
+    pub values: Vec<String>,
+    /// Where the value is.
+    pub file: Origin,
+    /// The flag or the variable.
+    pub by: String,
 }
 
 /// The layers of the environment and the command line, above all files.
@@ -75,6 +90,7 @@ impl Layers {
             let origin = Origin::File {
                 path: setting.path.display().to_string(),
                 line: setting.line,
+                column: setting.column,
             };
             let value = LayerValue {
                 values: setting.values,
@@ -83,7 +99,11 @@ impl Layers {
             };
             values.insert(setting.name, value);
         }
-        Ok(Self { values, files })
+        Ok(Self {
+            values,
+            files,
+            ..Self::default()
+        })
     }
 
     /// Adds the values of environment variables. Ignores empty variables.
@@ -92,7 +112,11 @@ impl Layers {
         run: &Command,
         variables: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, SettingsError> {
-        let Self { mut values, files } = self;
+        let Self {
+            mut values,
+            mut overridden,
+            files,
+        } = self;
         for arg in run.get_arguments().filter(|arg| group(arg).is_some()) {
             let variable = variable(arg);
             let Some(value) = variables(&variable).filter(|value| !value.is_empty()) else {
@@ -114,9 +138,14 @@ impl Layers {
                 origin,
                 layer: ENVIRONMENT,
             };
-            values.insert(name(arg).to_owned(), value);
+            let former = values.insert(name(arg).to_owned(), value);
+            overridden.extend(former.map(|former| (name(arg).to_owned(), former)));
         }
-        Ok(Self { values, files })
+        Ok(Self {
+            values,
+            overridden,
+            files,
+        })
     }
 
     /// Makes these values the defaults of the command's arguments.
@@ -135,6 +164,27 @@ impl Layers {
             (_, Some(value)) => (value.layer, value.origin.clone()),
             _ => (0, Origin::Default),
         }
+    }
+
+    /// The values of files that do not count, because a flag or a variable overrides them.
+    fn overridden(&self, run: &Command, matches: &ArgMatches) -> Vec<OverriddenValue> {
+        let overridden = run.get_arguments().filter_map(|arg| {
+            let by = match self.source(matches, arg).1 {
+                Origin::CommandLine => format!("--{}", name(arg)),
+                Origin::Environment { variable } => variable,
+                Origin::File { .. } | Origin::Default => return None,
+            };
+            let values = [&self.overridden, &self.values].map(|values| values.get(name(arg)));
+            let mut values = values.into_iter().flatten();
+            let found = values.find(|value| matches!(value.origin, Origin::File { .. }))?;
+            Some(OverriddenValue {
+                name: name(arg).to_owned(),
+                values: found.values.clone(),
+                file: found.origin.clone(),
+                by,
+            })
+        });
+        overridden.collect()
     }
 
     /// Completes parsed settings: sets the agent's location, and resolves `--nodes-file`, which is a short form of
@@ -159,6 +209,7 @@ impl Layers {
         let mut settings = Settings {
             location,
             files: self.files.clone(),
+            overridden: self.overridden(run, matches).into(),
             ..settings
         };
         let values = |settings: &Settings| {

@@ -50,7 +50,7 @@ pub use self::external_ips::{ExternalIpSetting, ExternalIpSettingError};
 pub use self::file::{DEFAULT_FILE, FileError, SettingsFiles};
 pub use self::form::{is_live, with_one_form, with_ranges_in_help};
 pub use self::invalid::{InvalidValue, invalid_flag};
-pub use self::layers::{Layers, SettingsError};
+pub use self::layers::{Layers, OverriddenValue, SettingsError};
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::log::{LogFormat, LogLevel, LogSettings};
 pub use self::masquerade::{
@@ -108,6 +108,9 @@ pub struct Settings {
     /// The files from which the settings were read.
     #[arg(skip)]
     pub files: SettingsFiles,
+    /// The values of those files that flags and variables override.
+    #[arg(skip)]
+    pub overridden: Arc<[OverriddenValue]>,
     /// Each setting's value in force and its origin.
     #[arg(skip)]
     pub values: Arc<[SettingValue]>,

@@ -245,10 +245,10 @@ fn first_addresses(addresses: &[IpAddr]) -> (Option<u32>, Option<[u32; 4]>) {
 }
 
 /// Writes values to the first slots. Returns the number of values written.
-fn fill<T>(places: &mut [T], values: impl Iterator<Item = T>) -> u32 {
+fn fill<T>(slots: &mut [T], values: impl Iterator<Item = T>) -> u32 {
     let mut count = 0;
-    for (place, value) in places.iter_mut().zip(values) {
-        *place = value;
+    for (slot, value) in slots.iter_mut().zip(values) {
+        *slot = value;
         count += 1;
     }
     count

@@ -26,6 +26,9 @@ pub enum Origin {
         /// From 1.
         #[cfg_attr(feature = "openapi", schemars(range(min = 1)))]
         line: u64,
+        /// From 1.
+        #[cfg_attr(feature = "openapi", schemars(range(min = 1)))]
+        column: u64,
     },
     /// The environment.
     Environment {
@@ -40,7 +43,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
-            Self::File { path, line } => write!(f, "{path}:{line}"),
+            Self::File { path, line, column } => write!(f, "{path}:{line}:{column}"),
             Self::Environment { variable } => f.write_str(variable),
             Self::CommandLine => f.write_str("command line"),
         }

@@ -24,8 +24,9 @@ use tracing::info;
 
 use super::containers::{self, ContainerProbes, Sources};
 use super::deletions;
-use super::endpoints::{self, WorkloadEndpoints};
+use super::endpoints::{self, LabelSources, WorkloadEndpoints};
 use super::event_relay::EventRelay;
+use super::kubernetes_pods::KubernetesPods;
 use super::node::NodeDatapath;
 use super::own_addresses;
 use super::own_node;
@@ -84,6 +85,8 @@ pub(super) async fn start(
             return Err(error);
         }
     };
+    // A failed start leaves no trace in the store.
+    core.identities.begin();
     let tasks = assembly.complete(&core, &extras);
     let StartContext { own, netlink, .. } = context;
     Ok(Agent {
@@ -105,6 +108,7 @@ pub(super) async fn start(
         tasks,
         _collector: core.collector,
         _identities: core.identities,
+        _kubernetes_pods: core.kubernetes_pods,
         _own_addresses: core.own_addresses,
     })
 }
@@ -144,6 +148,7 @@ struct Core {
     probing: Probing,
     events: EventRelay,
     identities: Arc<IdentityAllocator>,
+    kubernetes_pods: Option<KubernetesPods>,
     endpoints: WorkloadEndpoints,
 }
 
@@ -164,14 +169,19 @@ impl Assembly<'_> {
         let OpenedResources {
             listeners,
             exporter,
+            kubernetes_pods,
             pods,
             services,
         } = opened;
-        let core = self.start_core(&exporter, listeners, survey).await?;
+        let core = self
+            .start_core(&exporter, listeners, survey, kubernetes_pods)
+            .await?;
         self.node.remove_former_endpoint().await;
         // Before any client can request endpoints.
         deletions::carry_out(&self.context.config.location, &core.endpoints.manager).await;
         let extras = self.start_extras(&core, pods, services).await?;
+        // Nothing can fail after it.
+        registration::remember(self.context.config)?;
         Ok((core, extras))
     }
 
@@ -180,6 +190,7 @@ impl Assembly<'_> {
         exporter: &Exporter<AgentSource, Location>,
         listeners: Vec<TcpListener>,
         survey: Survey,
+        kubernetes_pods: Option<KubernetesPods>,
     ) -> anyhow::Result<Core> {
         let Self { context, node, .. } = *self;
         let StartContext {
@@ -198,16 +209,20 @@ impl Assembly<'_> {
             problems: self.source.problems(),
         };
         let probing = Probing::start(context, node, inputs)?;
-        registration::remember(config)?;
         let events = EventRelay::start(node)?;
         let identities = Arc::new(open_identities(config)?);
+        let sources = LabelSources {
+            identities: identities.clone(),
+            pods: kubernetes_pods.as_ref().map(KubernetesPods::labels),
+        };
         Ok(Core {
-            endpoints: endpoints::start(context, node, survey, identities.clone(), lag)?,
+            endpoints: endpoints::start(context, node, survey, sources, lag)?,
             own_addresses,
             collector,
             probing,
             events,
             identities,
+            kubernetes_pods,
         })
     }
 
@@ -348,7 +363,7 @@ fn started_parts(
 
 /// Starts following the cluster's identities.
 fn open_identities(config: &Settings) -> Result<IdentityAllocator, identity::OpenError> {
-    IdentityAllocator::open(
+    IdentityAllocator::open_idle(
         &config.identity_store(),
         &config.node.cluster_name,
         &config.node.node_name,

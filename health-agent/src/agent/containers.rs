@@ -8,15 +8,13 @@ use anyhow::Context as _;
 use health_endpoint::manager::Manager;
 use health_model::api::Endpoint;
 use health_probe::runtime::Runtime;
-use health_probe::source::{Folder, Merged};
+use health_probe::source::{Folder, Merged, PodSet};
 use health_probe::spec::PodSpec;
 use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
 use health_settings::Settings;
 use tokio::sync::watch;
 
-#[cfg(feature = "kubernetes")]
-use super::kubernetes_pods::KubernetesPods;
 use super::start_context::StartContext;
 
 /// Name of the file in the state folder that stores the state of probes.
@@ -33,45 +31,25 @@ pub(super) struct ContainerProbes {
 pub(super) struct Sources {
     merged: Merged,
     _folder: Option<Folder>,
-    #[cfg(feature = "kubernetes")]
-    _kubernetes: Option<KubernetesPods>,
 }
 
 impl Sources {
-    /// Opens the configured pod sources. Pods from the folder take precedence, because write access to it is a greater
-    /// privilege than write access to pods. Returns `None` if this agent should not probe containers. Fails only for
-    /// unusable settings.
-    pub(super) fn open(config: &Settings) -> anyhow::Result<Option<Self>> {
+    /// Pods from the folder take precedence over those `from_kubernetes`: permission to write there is greater than
+    /// permission to write pods. Returns `None` if this agent should not probe containers.
+    pub(super) fn open(
+        config: &Settings,
+        from_kubernetes: Option<watch::Receiver<Arc<PodSet>>>,
+    ) -> Option<Self> {
         let settings = &config.containers;
         if !settings.has_pods() {
-            return Ok(None);
+            return None;
         }
         let folder = settings.pod_manifests.as_deref().map(Folder::watch);
-        #[cfg_attr(
-            not(feature = "kubernetes"),
-            expect(unused_mut, reason = "there is nothing to add")
-        )]
-        let mut pods: Vec<_> = folder.iter().map(Folder::pods).collect();
-        #[cfg(feature = "kubernetes")]
-        let kubernetes = settings
-            .pods_from_kubernetes
-            .as_ref()
-            .map(|access| KubernetesPods::open(access, config))
-            .transpose()?;
-        #[cfg(feature = "kubernetes")]
-        pods.extend(kubernetes.iter().map(KubernetesPods::pods));
-        #[cfg(not(feature = "kubernetes"))]
-        anyhow::ensure!(
-            settings.pods_from_kubernetes.is_none(),
-            "cannot use --pods-from-kubernetes: this agent was built without Kubernetes; use another build, or \
-             --pod-manifests"
-        );
-        Ok(Some(Self {
-            merged: Merged::of(pods),
+        let pods = folder.iter().map(Folder::pods).chain(from_kubernetes);
+        Some(Self {
+            merged: Merged::of(pods.collect()),
             _folder: folder,
-            #[cfg(feature = "kubernetes")]
-            _kubernetes: kubernetes,
-        }))
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use health_datapath::pin_folder;
 use health_endpoint::enforcement::{Enforcer, EnforcerOptions, Surroundings};
 use health_endpoint::identities::AllocatedIdentities;
 use health_endpoint::manager::{self, Manager, ManagerOptions, Survey};
+use health_endpoint::pods::PodLabels;
 use health_endpoint::workload::{HostDevices, StateDir};
 use health_model::api::PolicyLag;
 use health_model::ipam::NodeIpam;
@@ -34,7 +35,14 @@ pub(super) struct WorkloadEndpoints {
     pub(super) enforcer: Enforcer,
 }
 
-/// Surveys the endpoints of previous agents and removes all traces of dead ones.
+/// Where endpoints' labels and their identities come from.
+pub(super) struct LabelSources {
+    pub(super) identities: Arc<IdentityAllocator>,
+    /// The labels of this node's pods; `None` if the agent does not follow pods.
+    pub(super) pods: Option<watch::Receiver<Arc<PodLabels>>>,
+}
+
+/// Surveys the endpoints of former agents. Nothing remains of those that are dead.
 pub(super) async fn survey(context: &StartContext<'_>) -> anyhow::Result<Survey> {
     let location = &context.config.location;
     // Another agent's endpoints must not be touched.
@@ -54,7 +62,7 @@ pub(super) fn start(
     context: &StartContext<'_>,
     node: &NodeDatapath,
     survey: Survey,
-    identities: Arc<IdentityAllocator>,
+    LabelSources { identities, pods }: LabelSources,
     lag: watch::Sender<Option<PolicyLag>>,
 ) -> anyhow::Result<WorkloadEndpoints> {
     let StartContext {
@@ -89,6 +97,7 @@ pub(super) fn start(
         parallel: PARALLEL,
         devices: Arc::new(HostDevices::new(netlink.clone(), &location.instance)),
         identities: Arc::new(AllocatedIdentities::by(identities)),
+        pods,
         regenerator: Arc::new(enforcer.clone()),
         clock: Timestamp::now,
     };

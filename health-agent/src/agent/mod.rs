@@ -12,7 +12,7 @@ mod deletions;
 mod endpoints;
 mod event_relay;
 mod folders;
-#[cfg(feature = "kubernetes")]
+#[cfg_attr(not(feature = "kubernetes"), path = "no_kubernetes_pods.rs")]
 mod kubernetes_pods;
 mod node;
 mod outcome;

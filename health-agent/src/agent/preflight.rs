@@ -13,6 +13,7 @@ use health_server::page_server::{self, PageServer};
 
 use super::containers::Sources;
 use super::endpoints;
+use super::kubernetes_pods::KubernetesPods;
 use super::pages;
 use super::services;
 use super::source::AgentSource;
@@ -34,6 +35,8 @@ pub(super) struct OpenedResources {
     /// Listeners at this node's addresses.
     pub(super) listeners: Vec<TcpListener>,
     pub(super) exporter: Arc<Exporter<AgentSource, Location>>,
+    /// `None` if this agent has no API server.
+    pub(super) kubernetes_pods: Option<KubernetesPods>,
     /// `None` if this agent probes no containers.
     pub(super) pods: Option<Sources>,
     /// `None` if this agent serves no services.
@@ -57,7 +60,9 @@ impl Preflight {
         let healthz = page_server::bind("--healthz-address", &config.api.healthz_address)?;
         let scrapes = page_server::bind("--metrics-address", &config.api.metrics_address)?;
         let services = services::ProxyParts::open(config, own)?;
-        let pods = Sources::open(config)?;
+        let kubernetes_pods = KubernetesPods::open(config)?;
+        let probed = kubernetes_pods.as_ref().and_then(KubernetesPods::probed);
+        let pods = Sources::open(config, probed);
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
         let page_servers = [
             PageServer::start(healthz, [pages::healthz(source.clone())])
@@ -72,6 +77,7 @@ impl Preflight {
             opened: OpenedResources {
                 listeners,
                 exporter,
+                kubernetes_pods,
                 pods,
                 services,
             },

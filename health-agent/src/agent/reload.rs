@@ -1,19 +1,26 @@
 //! Rereads the settings when a settings file changes and on SIGHUP. Some settings take effect at once; the others are
 //! reported as requiring a restart.
 
+use std::convert::Infallible;
 use std::future::pending;
 use std::time::Duration;
 
 use health_settings::{Settings, SettingsFiles};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
+
+use super::settings_in_force::SettingsInForce;
+use super::source::AgentSource;
+use crate::logging;
 
 /// How often the files are polled. They are read once two polls in a row agree, so that a half-written file is not
 /// read.
 const POLL_PERIOD: Duration = Duration::from_secs(1);
 /// After this many consecutive polls that found changes, the files are read although they keep changing.
 const MAX_UNSETTLED: u32 = 5;
+/// Longest wait for the settings files: reading may hang, and nothing else is supervised meanwhile.
+const READ_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Rereads all settings, as at startup. An error says what is wrong and where.
 pub type Reread = fn() -> Result<Settings, String>;
@@ -35,6 +42,7 @@ impl Reloadable {
                 polls,
                 look: None,
                 is_due: false,
+                is_retry: false,
                 read: settings.files.clone(),
                 last: settings.files.clone(),
                 unsettled: 0,
@@ -54,6 +62,8 @@ pub(super) struct ReloadRequests {
     look: Option<JoinHandle<SettingsFiles>>,
     /// Whether a SIGHUP is pending.
     is_due: bool,
+    /// Whether the next poll reads the files even if they are unchanged.
+    is_retry: bool,
     /// The files as they were last read.
     read: SettingsFiles,
     /// The files at the last poll.
@@ -71,7 +81,10 @@ impl ReloadRequests {
                     Some(()) => self.is_due = true,
                     None => pending().await,
                 },
-                _ = self.polls.tick(), if self.look.is_none() => self.begin_look(),
+                _ = self.polls.tick(), if self.look.is_none() => {
+                    self.is_due |= std::mem::take(&mut self.is_retry);
+                    self.begin_look();
+                }
                 found = looked(&mut self.look) => {
                     self.look = None;
                     if let Some(found) = found
@@ -85,6 +98,11 @@ impl ReloadRequests {
                 self.begin_look();
             }
         }
+    }
+
+    /// Requests the same again at the next poll.
+    pub(super) fn retry(&mut self) {
+        self.is_retry = true;
     }
 
     fn begin_look(&mut self) {
@@ -102,7 +120,7 @@ impl ReloadRequests {
         let is_settled = self.unsettled == 0 || self.unsettled >= MAX_UNSETTLED;
         let is_request = self.is_due || (is_settled && self.last != self.read);
         if is_request {
-            (self.is_due, self.unsettled) = (false, 0);
+            (self.is_due, self.is_retry, self.unsettled) = (false, false, 0);
             self.read = self.last.clone();
         }
         is_request
@@ -114,5 +132,64 @@ async fn looked(look: &mut Option<JoinHandle<SettingsFiles>>) -> Option<Settings
     match look {
         Some(look) => look.await.ok(),
         None => pending().await,
+    }
+}
+
+/// Reads the settings again, and checks that they can replace those in force.
+pub(super) async fn read(in_force: &SettingsInForce, reread: Reread) -> Result<Settings, String> {
+    let new = match timeout(READ_PATIENCE, spawn_blocking(reread)).await {
+        Ok(Ok(read)) => read?,
+        Ok(Err(error)) => return Err(error.to_string()),
+        Err(_) => return Err(format!("reading them took longer than {READ_PATIENCE:?}")),
+    };
+    in_force.check(&new)?;
+    Ok(new)
+}
+
+/// Reloads settings whenever that is requested while the start waits for this node's entry. Those that no part of a
+/// waiting agent uses take effect after the start.
+pub(super) async fn reload_while_waiting(
+    source: &AgentSource,
+    reread: Reread,
+    requests: &mut ReloadRequests,
+) -> Infallible {
+    loop {
+        source.until_waiting().await;
+        requests.next().await;
+        // In case the start ends, and this with it, before the settings are read.
+        requests.retry();
+        match read(&source.settings, reread).await {
+            Ok(new) => {
+                logging::set_level(new.log.log_level);
+                source.settings.take(&new);
+            }
+            Err(error) => source.settings.refuse(&error),
+        }
+        requests.is_retry = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unused() -> Result<Settings, String> {
+        unreachable!("nothing reads settings here")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_reload_is_requested_again_although_no_file_has_changed() {
+        let settings = Settings::default();
+        let settings = Settings {
+            files: settings.files.find_again(),
+            ..settings
+        };
+        let mut requests = Reloadable::new(settings, unused).unwrap().requests;
+        for _ in 0..3 {
+            requests.retry();
+            requests.next().await;
+        }
+        let further = timeout(10 * POLL_PERIOD, requests.next()).await;
+        assert!(further.is_err(), "a request without a reason");
     }
 }

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::assembly::{self, StartInputs};
 use super::folders::NewFolders;
 use super::own_node;
-use super::reload::{Reloadable, Reread};
+use super::reload::{Reloadable, Reread, reload_while_waiting};
 use super::source::AgentSource;
 use super::stop::StopRequests;
 use crate::pidfile::PidFile;
@@ -75,7 +75,12 @@ async fn run_in_folders(
     new_folders: &mut NewFolders,
 ) -> anyhow::Result<()> {
     raise_open_files_limit();
-    let config = &reloadable.settings;
+    let Reloadable {
+        settings: config,
+        reread,
+        requests: mut reloads,
+    } = reloadable;
+    let config = &config;
     match socket_group {
         Some(_) => new_folders.make_reachable(&config.location.runtime_dir)?,
         None => new_folders.make(&config.location.runtime_dir)?,
@@ -93,15 +98,14 @@ async fn run_in_folders(
         started = assembly::start(config, inputs, source.clone()) => Some(started),
         // Nothing has been created yet.
         () = stopped_while_waiting(&mut stop, &source) => None,
+        never = reload_while_waiting(&source, reread, &mut reloads) => match never {},
     };
     let result = match started {
         Some(Ok(agent)) => {
             // Logged only now: a failed start reports only why it failed.
             kernel.log();
             log_mesh_keys(&agent.node.keys.hello);
-            agent
-                .supervise(reloadable.reread, reloadable.requests, stop)
-                .await
+            agent.supervise(reread, reloads, stop).await
         }
         Some(Err(error)) => Err(error),
         None => {

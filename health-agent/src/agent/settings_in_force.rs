@@ -1,7 +1,9 @@
 //! The settings in force: the initial settings with the changes made by reloads.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
+use health_metrics::ReloadCounts;
 use health_settings::{ApiSettings, MeshSettings, SettingValue, Settings, is_live};
 use tracing::{info, warn};
 
@@ -14,6 +16,8 @@ pub(super) struct SettingsInForce {
     in_force: RwLock<Settings>,
     /// The problem that the last reload left, in words.
     problem: RwLock<Option<String>>,
+    succeeded: AtomicU64,
+    failed: AtomicU64,
 }
 
 impl SettingsInForce {
@@ -21,6 +25,8 @@ impl SettingsInForce {
         Self {
             in_force: RwLock::new(at_start.clone()),
             problem: RwLock::default(),
+            succeeded: AtomicU64::default(),
+            failed: AtomicU64::default(),
             at_start,
         }
     }
@@ -36,8 +42,22 @@ impl SettingsInForce {
         in_force.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records that new settings are invalid.
+    /// Number of reloads since the start, by result.
+    pub(super) fn reloads(&self) -> ReloadCounts {
+        ReloadCounts {
+            succeeded: self.succeeded.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether a reload has changed settings in force.
+    pub(super) fn has_changed(&self) -> bool {
+        self.now() != self.at_start
+    }
+
+    /// Records that new settings cannot be put in force.
     pub(super) fn refuse(&self, error: &str) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
         let problem = format!("cannot reload: {error}; the former settings stay in force");
         // Logged once: otherwise, repeated signals would fill the log.
         if self.problem().as_ref() != Some(&problem) {
@@ -82,8 +102,10 @@ impl SettingsInForce {
                 due.push(setting.clone());
             }
         }
+        log_overridden(&in_force, new);
         *in_force = with_live(&in_force, new);
         drop(in_force);
+        self.succeeded.fetch_add(1, Ordering::Relaxed);
         self.set_problem(
             (!due.is_empty()).then(|| format!("restart the agent to apply {}", due.join(", "))),
         );
@@ -101,9 +123,25 @@ impl SettingsInForce {
     }
 }
 
+/// Logs values that are new in files but have no effect, because a flag or a variable overrides them.
+fn log_overridden(in_force: &Settings, new: &Settings) {
+    for overridden in new.overridden.iter() {
+        let mut known = in_force.overridden.iter();
+        if known.any(|known| known.name == overridden.name && known.values == overridden.values) {
+            continue;
+        }
+        let value = start_of(overridden.values.join(", "));
+        let (setting, file, by) = (&overridden.name, &overridden.file, &overridden.by);
+        info!(setting, value, %file, "value in a file has no effect; overridden by {by}");
+    }
+}
+
 /// The beginning of a value, for the log.
 fn shown(value: &SettingValue) -> String {
-    let text = value.text();
+    start_of(value.text())
+}
+
+fn start_of(text: String) -> String {
     match text.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
@@ -114,6 +152,7 @@ fn shown(value: &SettingValue) -> String {
 fn with_live(in_force: &Settings, new: &Settings) -> Settings {
     let mut settings = in_force.clone();
     settings.files = new.files.clone();
+    settings.overridden = new.overridden.clone();
     let values = in_force.values.iter().map(|value| {
         let new = new.values.iter().find(|new| new.name == value.name);
         let new = new.filter(|new| is_live(&new.name) || new.value == value.value);

@@ -102,8 +102,11 @@ impl AgentSource {
         let config = self.settings.at_start();
         let socket = liveness::socket_problem(&config.location.socket());
         let mut observations = vec![Observation::now("api-socket", socket)];
+        let settings = self.settings.problem();
+        let settings = settings.map(|what| Observation::now("settings", Some(what)).warning());
         let Some(started) = self.started.get() else {
             observations.push(Observation::now("start", self.starting()).warning());
+            observations.extend(settings);
             return Liveness::judge(observations, now);
         };
         observations.extend([
@@ -113,9 +116,7 @@ impl AgentSource {
             started.responders.observation(),
         ]);
         observations.extend(started.observations());
-        let settings = self.settings.problem();
-        observations
-            .extend(settings.map(|what| Observation::now("settings", Some(what)).warning()));
+        observations.extend(settings);
         if config.services.xdp() != ServiceXdp::Off {
             let slower = self.slower.read().unwrap_or_else(PoisonError::into_inner);
             observations.push(Observation::now("service-xdp", slower.clone()).warning());
@@ -356,6 +357,7 @@ impl health_metrics::Source for AgentSource {
             configured_interval: settings.mesh.probe_interval,
             probe_rate: settings.mesh.probe_rate,
             repairs: self.repairs(),
+            reloads: self.settings.reloads(),
             uptime: self.begun.elapsed(),
             ..started.map(StartedParts::figures).unwrap_or_default()
         }

@@ -16,18 +16,19 @@ use health_registry::identity::IdentityAllocator;
 use health_registry::nodes::{Node, NodeSet, Registry};
 use health_server::page_server::PageServer;
 use health_server::source::Source as _;
+use health_settings::Settings;
 use tokio::sync::watch::Receiver;
-use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
 use super::check_schedule::{Backoff, ChangeTrigger, PERIOD};
 use super::containers::ContainerProbes;
 use super::event_relay::EventRelay;
+use super::kubernetes_pods::KubernetesPods;
 use super::node::NodeDatapath;
 use super::own_node::{self, OwnChange};
 use super::probing::tuning;
 use super::registration;
-use super::reload::{ReloadRequests, Reread};
+use super::reload::{self, ReloadRequests, Reread};
 use super::repair::{note_health, repair};
 use super::services::ServedServices;
 use super::source::AgentSource;
@@ -36,8 +37,6 @@ use crate::logging;
 
 /// Longest wait for requests in flight when the agent stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest wait for the settings files: reading may hang, and nothing else is supervised meanwhile.
-const READ_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a registered address may be missing from the host before another one replaces it. A lease renewal may
 /// remove an address for a moment.
 const MOVE_PATIENCE: Duration = Duration::from_secs(10);
@@ -69,6 +68,8 @@ pub(super) struct Agent {
     pub(super) _collector: Collector,
     /// Likewise.
     pub(super) _identities: Arc<IdentityAllocator>,
+    /// Likewise.
+    pub(super) _kubernetes_pods: Option<KubernetesPods>,
     /// Likewise.
     pub(super) _own_addresses: AbortOnDrop,
 }
@@ -161,6 +162,11 @@ impl Agent {
         reloads: &mut ReloadRequests,
         stop: &mut StopRequests,
     ) -> End {
+        if self.source.settings.has_changed() {
+            // It was reloaded while the start waited.
+            let settings = self.source.settings.now();
+            self.put_in_force(&settings, reloads).await;
+        }
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut backoff = Backoff::default();
@@ -175,7 +181,7 @@ impl Agent {
         loop {
             tokio::select! {
                 () = stop.requested() => return End::Signal,
-                () = reloads.next() => self.reload(reread).await,
+                () = reloads.next() => self.reload(reread, reloads).await,
                 Ok(()) = nodes.changed() => {
                     let set = nodes.borrow_and_update().clone();
                     is_reached = is_reached || self.note_reached(&set);
@@ -330,30 +336,32 @@ impl Agent {
     }
 
     /// Applies new settings: all that need no restart, or none if any setting is invalid.
-    async fn reload(&mut self, reread: Reread) {
-        let read = tokio::time::timeout(READ_PATIENCE, spawn_blocking(reread)).await;
-        let read = match read {
-            Ok(Ok(read)) => read,
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("reading them took longer than {READ_PATIENCE:?}")),
-        };
-        let checked = read.and_then(|new| {
-            self.source.settings.check(&new)?;
-            Ok(new)
-        });
-        let new = match checked {
-            Ok(new) => new,
-            Err(error) => return self.source.settings.refuse(&error),
-        };
+    async fn reload(&mut self, reread: Reread, requests: &mut ReloadRequests) {
+        let settings = &self.source.settings;
+        match reload::read(settings, reread).await {
+            Ok(new) => {
+                if self.put_in_force(&new, requests).await {
+                    self.source.settings.take(&new);
+                }
+            }
+            Err(error) => settings.refuse(&error),
+        }
+    }
+
+    /// Passes live settings to the parts that use them, or requests another reload. Returns whether they are in force.
+    async fn put_in_force(&mut self, new: &Settings, requests: &mut ReloadRequests) -> bool {
         if let Err(error) = self.node.set_timeouts(new.conntrack.timeouts.into()) {
-            return self.source.settings.refuse(&format!("{error:#}"));
+            requests.retry();
+            let error = format!("{error:#}; it will be retried");
+            self.source.settings.refuse(&error);
+            return false;
         }
         if let Some(enforcer) = self.source.enforcer() {
             enforcer.set_mode(new.policy.policy_mode);
         }
         self.mesh.tune(tuning(&new.mesh)).await;
         logging::set_level(new.log.log_level);
-        self.source.settings.take(&new);
+        true
     }
 
     /// Publishes the health endpoint's addresses in the registry.

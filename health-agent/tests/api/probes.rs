@@ -49,10 +49,10 @@ fn a_watch_of_container_probes_reports_all_and_then_what_changes() {
     let components = json!({ "components": document(&agent)["components"] });
     let schema = json!({ "$ref": "#/components/schemas/ContainerProbeEvent" });
     let mut stream = UnixStream::connect(agent.dir().join("health.sock")).unwrap();
-    // Longer than any answer takes on a busy machine.
+    // Longer than any answer takes, even on a busy machine.
     let patience = Some(Duration::from_secs(60));
     stream.set_read_timeout(patience).unwrap();
-    // HTTP/1.0 has no chunks to reassemble.
+    // With HTTP/1.0, there are no chunks to reassemble.
     let request = b"GET /v1/probes?watch=true&pod=web HTTP/1.0\r\nhost: localhost\r\n\r\n";
     stream.write_all(request).unwrap();
     let mut lines = BufReader::new(stream).lines();

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::common::Agent;
 use super::{failure, printed, program_in, stderr, stdout};
 
-/// An agent whose container probes fail.
+/// An agent that probes a container, whose probes fail.
 pub(super) fn probing() -> Agent {
     Agent::start(|fixture| fixture.probes_containers = true)
 }
@@ -125,7 +125,7 @@ fn a_watch_of_container_probes_prints_lines_until_the_agent_ends() {
     assert!(line.contains("-o jsonl"), "{line}");
 }
 
-/// Runs `probe list` and other printing commands with stdout redirected by a shell.
+/// The outputs of a list of probes and other commands, with stdout redirected by a shell.
 fn redirected(agent: &Agent, redirection: &str) -> Vec<(&'static str, Output)> {
     let commands = [
         "probe list",

@@ -11,7 +11,7 @@ use health_probe::supervisor::{NoEndpoints, Restarts, Supervisor, SupervisorOpti
 use health_probe::worker::Limits;
 use tokio::sync::watch;
 
-/// Both probes fail at once; the liveness probe then goes on hold.
+/// Both probes fail at once, and the liveness probe then goes on hold.
 const MANIFEST: &str = "
 apiVersion: v1
 kind: Pod
@@ -28,7 +28,7 @@ status:
   - {name: app, containerID: 'test://3f2a', ready: false, state: {running: {}}}
 ";
 
-/// The pod, and the problem of an unusable one.
+/// The pod of the manifest, and an unusable one.
 pub(super) fn pods() -> watch::Sender<Arc<PodSet>> {
     let manifest = spec::read(MANIFEST);
     let sourced = |pod: PodSpec| SourcedPod {
@@ -41,7 +41,7 @@ pub(super) fn pods() -> watch::Sender<Arc<PodSet>> {
     watch::Sender::new(Arc::new(PodSet { pods, ..no_pods() }))
 }
 
-/// No pods, only a problem.
+/// No pods, but a problem.
 pub(super) fn no_pods() -> PodSet {
     PodSet {
         pods: Vec::new(),
@@ -53,7 +53,7 @@ pub(super) fn no_pods() -> PodSet {
     }
 }
 
-/// Starts a supervisor. Waits until its probes have failed and an event has reported the consequence.
+/// Starts a supervisor, and waits until the pod's probes have failed and it knows the consequence.
 pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSet>>) -> Supervisor {
     let supervisor = Supervisor::start(SupervisorOptions {
         pods,

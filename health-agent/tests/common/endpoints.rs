@@ -1,4 +1,4 @@
-//! An endpoint manager without devices, programs or namespaces, with a single endpoint, 1018.
+//! An endpoint manager without devices, programs and namespaces, whose only endpoint is 1018.
 
 use std::future::{Future, ready};
 use std::net::IpAddr;
@@ -128,7 +128,7 @@ impl Regenerator for NoPrograms {
     }
 }
 
-/// Starts a manager and waits until its endpoint is ready.
+/// Starts the manager, and waits until its endpoint is ready.
 pub(super) async fn manager(state_dir: &Path) -> Manager {
     let cidr = "10.244.1.0/24".parse().unwrap();
     let options = ManagerOptions {
@@ -140,6 +140,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         parallel: 1,
         devices: Arc::new(NoDevices),
         identities: Arc::new(NoStore),
+        pods: None,
         regenerator: Arc::new(NoPrograms),
         clock: Timestamp::now,
     };
@@ -147,8 +148,10 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         id: ID,
         name: Some("web-1".to_owned()),
         container_id: None,
+        pod: None,
         network: None,
         labels: LabelSet::default(),
+        given_labels: None,
         former_labels: None,
         identity: Identity::INIT,
         ipv4: Some([10, 244, 1, 18].into()),

@@ -1,4 +1,4 @@
-//! An agent's API without an agent: a real server on its own socket, serving fixed data.
+//! An agent's API without the agent: a real server on its own socket that serves fixed data.
 
 mod containers;
 mod endpoints;
@@ -38,18 +38,18 @@ use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 
-/// The server's data: two nodes, the second in the state given by `peer`.
+/// The server's data: two nodes, the second of which is in the state given by `peer`.
 #[derive(Clone)]
 pub(crate) struct Fixture {
     /// `Ok`, `Warning` or `Failure`.
     pub(crate) state: &'static str,
-    /// ICMP result at the peer's node address: `None` for not probed yet, empty for success.
+    /// ICMP result at the peer's node address: `None` if not probed yet, empty for success.
     pub(crate) peer: Option<&'static str>,
-    /// The same result, after all nodes were probed on request.
+    /// The same result after all nodes were probed on request.
     pub(crate) peer_when_probed: Option<&'static str>,
     /// Number of nodes in the registry.
     pub(crate) registered: u8,
-    /// Whether the report contains everything that it can: diagnoses, disabled protocols, a degraded path, and an
+    /// Whether the report contains everything that a report can: diagnoses, disabled protocols, a degraded path, and an
     /// interval that the probe rate does not allow.
     pub(crate) is_troubled: bool,
     /// Whether the agent probes the containers of [`containers::MANIFEST`].
@@ -284,6 +284,7 @@ impl Source for Fixture {
         vec![Arc::new(Endpoint {
             id: 1017,
             name: None,
+            pod: None,
             container_id: None,
             network: None,
             identity: 4,
@@ -352,6 +353,7 @@ impl Source for Fixture {
         let file = Origin::File {
             path: "/etc/health-agent/config.yaml".into(),
             line: 3,
+            column: 5,
         };
         let variable = "HEALTH_AGENT_ONE_WAY".to_owned();
         let mut settings = Settings {
@@ -392,7 +394,7 @@ impl Source for Fixture {
     }
 }
 
-/// An event switch that controls no programs.
+/// Stands in for programs, without any events to switch on or off.
 struct NoPrograms;
 
 impl Switch for NoPrograms {
@@ -401,7 +403,7 @@ impl Switch for NoPrograms {
     }
 }
 
-/// A ring with a drop, a closed connection and three lost events. The agent stops after them.
+/// A ring with a drop, a closed connection and three lost events, whose agent then stops.
 struct CannedRing {
     hub: Arc<Hub>,
     events: Vec<Event>,
@@ -457,7 +459,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent whose data is modified by `change`; without changes, everything is reachable.
+    /// Starts an agent whose data `change` modifies. Without modifications, everything is reachable.
     pub(crate) fn start(change: impl FnOnce(&mut Fixture)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut fixture = Fixture {
@@ -517,7 +519,7 @@ impl Agent {
         self.pods.send_replace(Arc::new(containers::no_pods()));
     }
 
-    /// The agent's runtime, state and bpffs folder.
+    /// The folder for runtime files, state and bpffs pins.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }

@@ -1,4 +1,4 @@
-//! Services from a folder that never reach a kernel.
+//! Services from a folder that are never written to a kernel.
 
 use std::convert::Infallible;
 use std::fs;
@@ -19,7 +19,7 @@ use health_service::spec::Selection;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-/// A service with backends in each state, another that has taken one of its NodePorts, and one without endpoints.
+/// A service with backends in each state, a service that has taken one of its NodePorts, and one without endpoints.
 const MANIFEST: &str = "
 apiVersion: v1
 kind: Service
@@ -63,13 +63,13 @@ metadata: {namespace: shop, name: bad}
 spec: {clusterIP: 10.96.0.3, ports: [{port: 0}]}
 ";
 
-/// Services that are served until this is dropped.
+/// Services that are available until this is dropped.
 pub(super) struct Served {
     pub(super) catalog: ServiceCatalog,
     _parts: (Services, Folder, Probed),
 }
 
-/// Serves the manifests and waits until the services are known.
+/// Starts serving, and waits until the services are known.
 pub(super) async fn served(dir: &Path) -> Served {
     let path = dir.join("services");
     fs::create_dir(&path).unwrap();

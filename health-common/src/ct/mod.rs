@@ -1,4 +1,4 @@
-//! Conntrack: `HEALTH_CT4` and `HEALTH_CT6` for TCP flows, `HEALTH_CT_ANY4` and `HEALTH_CT_ANY6` for all others.
+//! Conntrack: `HEALTH_CT4` and `HEALTH_CT6` for TCP flows, `HEALTH_CT_ANY4` and `HEALTH_CT_ANY6` for all other flows.
 //! Defines tuples, entries and lifetimes; [`tcp`] defines how the segments of a TCP connection change its entry.
 
 pub mod tcp;
@@ -15,7 +15,7 @@ pub const IP_PROTOCOL_SCTP: u8 = IpProto::Sctp as u8;
 
 /// Capacity of `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6`, unless the agent asks for another size.
 pub const DEFAULT_ENTRIES: u32 = 65_536;
-/// As [`DEFAULT_ENTRIES`], for the maps of all protocols except TCP: `HEALTH_CT_ANY4` and the others.
+/// As [`DEFAULT_ENTRIES`], for the maps of protocols other than TCP, such as `HEALTH_CT_ANY4`.
 pub const DEFAULT_ANY_ENTRIES: u32 = 32_768;
 
 /// Direction bit of a tuple: the flow was opened towards a local endpoint.
@@ -80,7 +80,7 @@ pub enum Outcome {
     Related,
     /// Opens a new connection between the ports of a closed one.
     Reopened,
-    /// Not allowed by the protocol at this point: it neither starts nor changes a flow.
+    /// Not allowed by the protocol in this state: the packet neither starts nor changes a flow.
     Invalid,
 }
 
@@ -117,7 +117,7 @@ pub struct CtEntry {
     pub tx_packets: u64,
     /// Bytes sent.
     pub tx_bytes: u64,
-    /// When the entry may be collected: seconds of `CLOCK_MONOTONIC`.
+    /// When the entry expires and may be collected: seconds of `CLOCK_MONOTONIC`.
     pub expires: u32,
     /// Flag bits: [`CT_RX_CLOSING`] and the others.
     pub flags: u16,
@@ -141,11 +141,11 @@ pub struct CtEntry {
 
 /// Flag: the sender of the received packets has closed the connection with FIN. RST sets both closing bits.
 pub const CT_RX_CLOSING: u16 = 0x1;
-/// Flag: as [`CT_RX_CLOSING`], for the sent packets.
+/// Flag: as [`CT_RX_CLOSING`], for sent packets.
 pub const CT_TX_CLOSING: u16 = 0x2;
 /// Flag: the handshake is over, or was never seen.
 pub const CT_SEEN_NON_SYN: u16 = 0x10;
-/// Flag: the flow's source is translated.
+/// Flag: the flow's source address is translated.
 pub const CT_MASQUERADED: u16 = 0x1000;
 /// Flag: an acknowledgement was received after a FIN was sent.
 pub const CT_RX_ACKED_FIN: u16 = 0x2000;
@@ -169,8 +169,8 @@ pub const CT_FLAG_NAMES: [(u16, &str); 7] = [
 
 const BOTH_CLOSING: u16 = CT_RX_CLOSING | CT_TX_CLOSING;
 
-/// The three fields of an entry that change together, `flags`, `rx_flags_seen` and `tx_flags_seen`, as the single
-/// aligned word that they form in memory. Any CPU may change it, by compare-and-swap.
+/// The fields `flags`, `rx_flags_seen` and `tx_flags_seen` of an entry, as the single aligned word that they form in
+/// memory. They change together: any CPU may update the word by compare-and-swap.
 ///
 /// Bits are only ever added, except when a connection is reopened or continues after a RST, and each direction has
 /// its own bits. So CPUs that each handle one direction need no lock, and independent segments may be recorded in
@@ -188,7 +188,7 @@ const _: () = {
 };
 
 impl CtState {
-    /// From the word in memory.
+    /// Converts the word in memory.
     #[inline(always)]
     pub const fn from_word(word: u32) -> Self {
         Self(word)
@@ -200,7 +200,7 @@ impl CtState {
         self.0
     }
 
-    /// From the fields of an entry.
+    /// Combines the fields of an entry.
     #[inline(always)]
     pub const fn new(flags: u16, rx_flags_seen: u8, tx_flags_seen: u8) -> Self {
         let [a, b] = flags.to_ne_bytes();
@@ -234,7 +234,7 @@ impl CtState {
         self.flags() & flags == flags
     }
 
-    /// With these flag bits added.
+    /// The state with these flag bits added.
     #[inline(always)]
     pub const fn with(self, flags: u16) -> Self {
         Self::new(
@@ -258,8 +258,8 @@ impl CtEntry {
         self.expires <= now
     }
 
-    /// Whether this is a TCP connection that is open at `now`, seconds of `CLOCK_MONOTONIC`: both sides were seen,
-    /// and more than a handshake.
+    /// Whether this is a TCP connection that is open at `now`, seconds of `CLOCK_MONOTONIC`: both sides have sent
+    /// packets, and not only those of a handshake.
     #[inline(always)]
     pub const fn is_open(&self, now: u32) -> bool {
         let state = self.state();
@@ -300,23 +300,23 @@ impl CtEntry {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// TCP, until the handshake is over.
+    /// TCP, during the handshake.
     pub tcp_syn: u32,
-    /// TCP, from then on until both sides have closed.
+    /// TCP, after the handshake and until both sides have closed.
     pub tcp_established: u32,
-    /// TCP, from then on.
+    /// TCP, after both sides have closed.
     pub tcp_close: u32,
     /// UDP.
     pub udp: u32,
     /// ICMP and ICMPv6 echo.
     pub icmp: u32,
-    /// SCTP. An idle association sends a heartbeat every 30 s plus a retransmission timeout, which may be 60 s and
-    /// half as much again (RFC 9260 sections 8.3 and 16).
+    /// SCTP. An idle association sends heartbeats 30 s plus a retransmission timeout apart; the timeout may be 60 s,
+    /// plus half of that as jitter (RFC 9260 sections 8.3 and 16).
     pub sctp: u32,
     /// Other protocols.
     pub any: u32,
-    /// Ports of fragmented packets: [`crate::fragment::FragmentPorts`]. Hosts keep an incomplete packet for 60 s at
-    /// most (RFC 8200 section 4.5), Linux 30 s with IPv4 (`net.ipv4.ipfrag_time`).
+    /// Ports of fragmented packets: [`crate::fragment::FragmentPorts`]. Hosts keep an incomplete packet for at most 60
+    /// s (RFC 8200 section 4.5); Linux keeps an IPv4 one for 30 s (`net.ipv4.ipfrag_time`).
     pub fragment: u32,
 }
 

@@ -1,4 +1,4 @@
-//! How a translation changes a packet: its header fields, and the checksums over them.
+//! How a translation changes a packet: its header fields and the checksums that cover them.
 
 use crate::checksum::fold64;
 use crate::ct::{IP_PROTOCOL_SCTP, IP_PROTOCOL_UDP};
@@ -54,7 +54,7 @@ pub const fn checksum_field(protocol: u8) -> Option<ChecksumField> {
     })
 }
 
-/// The change in the sum under a checksum (RFC 1624).
+/// The change in the one's complement sum underlying a checksum (RFC 1624).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Difference(u64);
 
@@ -89,7 +89,7 @@ impl Difference {
         Self(self.0 + other.0)
     }
 
-    /// As `bpf_l4_csum_replace` expects it in `to`, with size and `from` 0.
+    /// The change in the form that `bpf_l4_csum_replace` expects in `to` if `from` and the size are 0.
     #[inline(always)]
     pub const fn word(self) -> u32 {
         let folded = (self.0 & 0xffff_ffff) + (self.0 >> 32);
@@ -102,7 +102,7 @@ impl Difference {
         fold64(self.0)
     }
 
-    /// The checksum after the change.
+    /// Applies the change to a checksum.
     #[inline(always)]
     pub const fn apply(self, check: u16) -> u16 {
         !fold64(!check as u64 + self.0)
@@ -121,7 +121,7 @@ impl Difference {
     }
 }
 
-/// As [`Difference::apply`], for [`Difference::folded`]: the sum has at most one carry.
+/// As [`Difference::apply`], for a change from [`Difference::folded`]: the sum has at most one carry.
 #[inline(always)]
 pub const fn apply_folded(folded: u16, check: u16) -> u16 {
     let sum = !check as u32 + folded as u32;
@@ -131,9 +131,9 @@ pub const fn apply_folded(folded: u16, check: u16) -> u16 {
 /// How a translation changes one end of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The address.
+    /// Change of the address.
     pub address: Difference,
-    /// The port or identifier; 0 before and after if the protocol has none.
+    /// Change of the port or identifier; from 0 to 0 if the protocol has neither.
     pub port: Difference,
 }
 
@@ -165,7 +165,7 @@ impl Change {
         }
     }
 
-    /// The change in the sum under a transport checksum.
+    /// The change in the sum underlying a transport checksum.
     #[inline(always)]
     pub const fn under(&self, field: &ChecksumField) -> Difference {
         if field.has_pseudo_header {
@@ -175,7 +175,7 @@ impl Change {
         }
     }
 
-    /// How the same change to the packet inside an ICMP error affects the checksums inside and around it.
+    /// Computes how the same change to the packet inside an ICMP error affects the inner checksums and the error's own.
     ///
     /// `ip_check` is the checksum of the inner IPv4 header, `None` with IPv6. `transport_check` is the checksum of
     /// the inner transport header, if the error contains it: a router need not send more than the first eight bytes
@@ -225,7 +225,8 @@ pub struct Inside {
     /// The new checksum of the inner transport header; `None` if the protocol has none or the error does not contain
     /// it.
     pub transport_check: Option<u16>,
-    /// The change in the sum under the error's own checksum. With ICMPv6, add the change of the outer address.
+    /// The change in the sum underlying the error's own checksum. With ICMPv6, the caller must add the change of the
+    /// outer address.
     pub around: Difference,
 }
 
@@ -298,7 +299,7 @@ mod tests {
             let change = Change::v6((&old.0, old.1), (&new.0, new.1));
             let difference = change.address.and(change.port);
             prop_assert_eq!(normal(difference.apply(full(old))), normal(full(new)));
-            // As the kernel does with the word: it adds it to the sum.
+            // Adds the word to the sum, as the kernel does.
             let by_word = !fold64(u64::from(!full(old)) + u64::from(difference.word()));
             prop_assert_eq!(normal(by_word), normal(full(new)));
         }

@@ -1,8 +1,8 @@
-//! Network address translation: `HEALTH_NAT4` and `HEALTH_NAT6` for TCP, `HEALTH_NAT_ANY4` and `HEALTH_NAT_ANY6` for
-//! all other protocols, keyed by conntrack tuples; which port a flow gets, and how its packets change.
+//! Network address translation: the maps `HEALTH_NAT4` and `HEALTH_NAT6` for TCP, `HEALTH_NAT_ANY4` and
+//! `HEALTH_NAT_ANY6` for all other protocols, keyed by conntrack tuples; port selection; and packet rewriting.
 //!
-//! Each translation has two entries: direction out (rewrites the source) and in (rewrites the destination). Each
-//! entry contains what is needed to compute the other's key.
+//! Each translation has two entries: one for direction out, which rewrites the source, and one for direction in, which
+//! rewrites the destination. The key of either entry can be computed from the other entry and its key.
 
 mod change;
 mod ports;
@@ -46,7 +46,7 @@ pub type NatEntry6 = NatEntry<[u32; 4], [u16; 1]>;
 
 crate::map_types!(NatEntry4 = 24, NatEntry6 = 32);
 
-/// Offset of [`NatEntry4::created_ns`] in an entry, bytes; the programs exchange it as a word.
+/// Offset of [`NatEntry4::created_ns`] in an entry, bytes; the programs update the field by compare-and-swap.
 pub const NAT_CREATED_OFFSET: usize = core::mem::offset_of!(NatEntry4, created_ns);
 
 const _: () = {
@@ -55,7 +55,7 @@ const _: () = {
 };
 
 impl<A: Copy, P: Copy> NatEntry<A, P> {
-    /// The key of the matching `IN` entry, given that this entry's key is `out`.
+    /// The key of the matching `IN` entry, given this entry's key `out`.
     #[inline(always)]
     pub const fn inbound_key(&self, out: &FlowTuple<A>) -> FlowTuple<A> {
         FlowTuple {
@@ -69,8 +69,7 @@ impl<A: Copy, P: Copy> NatEntry<A, P> {
         }
     }
 
-    /// The key of the matching `OUT` entry, given that this entry's key is `inbound`. It is also the
-    /// flow's key in conntrack.
+    /// The key of the matching `OUT` entry, given this entry's key `inbound`. It is also the flow's key in conntrack.
     #[inline(always)]
     pub const fn outbound_key(&self, inbound: &FlowTuple<A>) -> FlowTuple<A> {
         FlowTuple {
@@ -85,9 +84,9 @@ impl<A: Copy, P: Copy> NatEntry<A, P> {
     }
 }
 
-/// Whether a flow can be given another port. SCTP's checksum is a CRC over the whole packet (RFC 9260 section 6.8),
-/// too long to compute here; other protocols have no ports. Their flows are translated as long as no other flow has
-/// the same ports.
+/// Whether flows of this protocol can be given another port. SCTP's checksum is a CRC over the whole packet (RFC 9260
+/// section 6.8), which would take too long to compute here; other protocols have no ports. Flows of these protocols are
+/// translated as long as no other flow has the same ports.
 #[inline(always)]
 pub const fn can_change_port(protocol: u8) -> bool {
     matches!(

@@ -4,9 +4,9 @@
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ports {
-    /// The lowest.
+    /// The lowest port.
     pub min: u16,
-    /// The highest; at least `min`.
+    /// The highest port, at least `min`.
     pub max: u16,
 }
 
@@ -36,8 +36,8 @@ impl Ports {
         PortSearch {
             min: self.min,
             count,
-            // The search goes round the range from here. If the source port is in the range, it comes last on the
-            // round and is skipped.
+            // The search starts here and wraps around. If the source port is in the range, it takes the last position,
+            // which the search skips.
             begin: if is_kept {
                 (source - self.min) as u32 + 1
             } else {
@@ -49,11 +49,11 @@ impl Ports {
     }
 }
 
-/// The ports to try for one flow: its own if it may keep it, then others, no port twice.
+/// The ports to try for one flow: its own if the flow may keep it, then others. No port is tried twice.
 ///
-/// The range is divided into 32 parts. Each search visits them in its own order, and tries its own position in each.
-/// So searches for flows that want the same ports diverge at once, and hit ports in use no more often than random
-/// choices would.
+/// The range is divided into 32 parts. Each search visits the parts in a different order and tries one port of each, at
+/// a different position. So searches for flows that want the same ports diverge immediately, and hit ports in use no
+/// more often than random choices would.
 #[derive(Clone, Copy, Debug)]
 pub struct PortSearch {
     min: u16,
@@ -64,8 +64,8 @@ pub struct PortSearch {
 }
 
 impl PortSearch {
-    /// The port to try after `tries` others were in use, host byte order. `None` when it is time to give up: after
-    /// [`TRIES`], or when the range is exhausted.
+    /// The port to try, host byte order, after `tries` other ports were found in use. `None` after [`TRIES`] ports, or
+    /// when the range is exhausted.
     #[inline(always)]
     pub const fn candidate(&self, tries: u32) -> Option<u16> {
         if tries >= TRIES {
@@ -95,7 +95,7 @@ impl PortSearch {
         Some(self.port(begin + scale(spread, end - begin)))
     }
 
-    /// The port at a position on the round, 0..count.
+    /// The port at a position of the search, 0..count.
     #[inline(always)]
     const fn port(&self, place: u32) -> u16 {
         let around = self.begin + place;
@@ -138,7 +138,7 @@ mod tests {
         })
     }
 
-    /// The total number of searches and of tries that it takes to give `flows` flows a port out of `count`.
+    /// Returns the total numbers of searches and of tries needed to give each of `flows` flows one of `count` ports.
     fn crowd(count: u16, flows: u32, source: impl Fn(u32) -> u16) -> (u32, u32) {
         let ports = Ports {
             min: 1024,

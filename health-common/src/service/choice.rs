@@ -36,9 +36,9 @@ pub const fn ports_and_protocol(
     (source as u64) << 24 | (destination as u64) << 40 | protocol as u64
 }
 
-/// A hash of a flow, which Maglev uses to select: the same on all nodes.
+/// Hashes a flow for Maglev, with the same result on all nodes.
 ///
-/// Words are multiplied and folded as in wyhash (Wang Yi); each bit of the result depends on each bit of the input.
+/// Words are multiplied and folded as in wyhash (Wang Yi). Each bit of the result depends on each bit of the input.
 #[inline(always)]
 pub const fn flow_hash(
     source_be: &[u32; 4],
@@ -68,7 +68,7 @@ const fn pair(high: u32, low: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
 
-/// Avoids 128-bit multiplication, which BPF does not have.
+/// Mixes two words without 128-bit multiplication, which BPF lacks.
 #[inline(always)]
 const fn mix(a: u64, b: u64) -> u64 {
     let product = (a ^ a >> 32).wrapping_mul(SECRET[0] | 1).wrapping_add(b);

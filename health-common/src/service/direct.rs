@@ -1,9 +1,9 @@
 //! Direct server return: the backend's node answers an outside client directly, from the service's address and port.
 //!
-//! The first node forwards the client's packet to the backend with the client's source address, and names the
-//! frontend in an IPv4 option (RFC 791, with RFC 4727's number for experiments) or an IPv6 destination options header
-//! (RFC 8200 section 4.6). The option carries a tag that only nodes of the mesh can produce. The backend's node
-//! removes the option.
+//! The first node forwards the client's packet to the backend with the client's source address, and names the frontend
+//! in an IPv4 option (RFC 791, with the experimental number of RFC 4727) or an IPv6 destination options header (RFC
+//! 8200 section 4.6). The option carries a tag that only nodes of the mesh can produce. The backend's node removes the
+//! option.
 
 use crate::addr::Addr;
 use crate::checksum::fold64;
@@ -15,7 +15,7 @@ use crate::siphash::{SipKey, siphash24_words};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectConfig {
-    /// Keys of the tags: the first one creates tags, all of them are accepted.
+    /// Keys of the tags. New tags are created with the first key; tags of all keys are accepted.
     pub keys: [SipKey; DIRECT_KEYS],
     /// Number of keys. 0: no packets are sent or accepted this way.
     pub count: u32,
@@ -31,7 +31,8 @@ crate::map_types!(DirectConfig = 40);
 /// Number of words that a tag covers.
 const COVERED_WORDS: usize = 8;
 
-/// Data that a tag covers: a packet's ends, its frontend, and what distinguishes it from other packets of its flow.
+/// Data that a tag covers: a packet's endpoints, its frontend, and what distinguishes it from other packets of its
+/// flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Covered {
@@ -42,7 +43,8 @@ pub struct Covered {
 pub type End = (Addr, u16);
 
 impl Covered {
-    /// A packet from `client` to `backend`, for `frontend`. `sequence_be`: its sequence number; 0 if it has none.
+    /// The data of a packet from `client` to `backend`, for `frontend`. `sequence_be`: its sequence number; 0 if it has
+    /// none.
     #[inline(always)]
     pub const fn new(
         client: &End,
@@ -93,7 +95,7 @@ const KIND6: u8 = 0x5e;
 /// Type of a destination options header.
 pub const DESTINATION_OPTIONS: u8 = 60;
 
-/// The options of an IPv4 header with only this option.
+/// The options of an IPv4 header that contains only the direct return option.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Option4 {
@@ -104,7 +106,7 @@ pub struct Option4 {
     tag: [u32; 2],
 }
 
-/// A destination options header with only this option.
+/// A destination options header that contains only the direct return option.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Option6 {
@@ -120,7 +122,7 @@ pub struct Option6 {
 
 const _: () = assert!(size_of::<Option4>() == 16 && size_of::<Option6>() == 32);
 
-/// The option in one IP version.
+/// The direct return option for one IP version.
 pub trait DirectOption: Copy + Default {
     /// An address, network byte order.
     type Address;
@@ -129,15 +131,16 @@ pub trait DirectOption: Copy + Default {
 
     /// The option for a packet to this frontend.
     fn new(frontend: (Self::Address, u16), tag: u64) -> Self;
-    /// The frontend and the tag, if this is such an option.
+    /// The frontend and the tag; `None` if this is another option.
     fn read(&self) -> Option<((Self::Address, u16), u64)>;
     /// Whether this header may be followed by the option.
     fn may_follow(ip: &Self::Header) -> bool;
     /// Whether this is the header of an unfragmented packet without options.
     fn is_plain(ip: &Self::Header) -> bool;
-    /// The header with the option added after it. `None` if it is not plain, or if the packet becomes too long.
+    /// The header, adjusted for the option after it. `None` if the header is not plain or the packet would become too
+    /// long.
     fn put_behind(&mut self, ip: &Self::Header) -> Option<Self::Header>;
-    /// The header with the option removed. `None` if the packet is truncated.
+    /// The header, adjusted for the removal of the option. `None` if the packet is truncated.
     fn take_off(&self, ip: &Self::Header) -> Option<Self::Header>;
 }
 
@@ -165,7 +168,7 @@ impl Option4 {
         u64::from(first) + u64::from(self.addr_be) + u64::from(self.tag[0]) + u64::from(self.tag[1])
     }
 
-    /// A header with a new length. A wrong checksum stays wrong.
+    /// The header with new lengths. The checksum is updated incrementally: a wrong one stays wrong.
     #[inline(always)]
     fn resized(ip: &Ipv4Header, version_ihl: u8, len: u16, options: u64) -> Ipv4Header {
         let total_len_be = len.to_be();
@@ -225,7 +228,7 @@ impl DirectOption for Option4 {
     #[inline(always)]
     fn take_off(&self, ip: &Ipv4Header) -> Option<Ipv4Header> {
         let len = u16::from_be(ip.total_len_be).checked_sub(Self::LEN)?;
-        // To subtract, add the complement of each word.
+        // Adding the complement of each word subtracts the option.
         let gone = 4 * u64::from(u32::MAX) - self.sum();
         (len >= IPV4_LEN as u16).then(|| Self::resized(ip, Self::PLAIN, len, gone))
     }

@@ -25,7 +25,7 @@ pub const DEFAULT_BACKENDS: u32 = 65_536;
 pub const DEFAULT_SLOTS: u32 = 4 * DEFAULT_BACKENDS;
 /// As [`DEFAULT_FRONTENDS`], for `HEALTH_MAGLEV`: tables of 65,537 slots.
 pub const DEFAULT_MAGLEV: u32 = DEFAULT_MAGLEV_TABLES * 65_537;
-/// Number of these tables.
+/// Number of Maglev tables that fit into [`DEFAULT_MAGLEV`] slots.
 pub const DEFAULT_MAGLEV_TABLES: u32 = 32;
 /// As [`DEFAULT_FRONTENDS`], for `HEALTH_AFFINITY`.
 pub const DEFAULT_AFFINITY: u32 = 65_536;
@@ -58,9 +58,9 @@ pub type FrontendKey6 = FrontendKey<[u32; 4]>;
 
 /// A pool of backends to choose from.
 ///
-/// In `HEALTH_SLOTS`, starting at `at`: a counter for [`ALGORITHM_ROUND_ROBIN`], then `len` backend indexes; if
-/// [`FRONTEND_WEIGHTED`], then `len` thresholds and `len` indexes into the pool, see [`choice::weighted`]. With
-/// [`ALGORITHM_MAGLEV`] it is a table in `HEALTH_MAGLEV` instead: `len` backend indexes, starting at `at`.
+/// Its entries in `HEALTH_SLOTS` start at `at`: a counter for [`ALGORITHM_ROUND_ROBIN`], then `len` backend indexes;
+/// with [`FRONTEND_WEIGHTED`], followed by `len` thresholds and `len` indexes into the pool: see [`choice::weighted`].
+/// With [`ALGORITHM_MAGLEV`], the pool is a table in `HEALTH_MAGLEV` instead: `len` backend indexes, starting at `at`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pool {
@@ -75,13 +75,14 @@ pub struct Pool {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Frontend {
-    /// For flows from this node and its endpoints.
+    /// The pool for flows from this node and its endpoints.
     pub inside: Pool,
-    /// For all others.
+    /// The pool for all other flows.
     pub outside: Pool,
     /// Number of the service port, shared by all its frontends and backends. Never 0.
     pub service: u32,
-    /// How long a client's new flows stick to the same backend after it last opened one, seconds; 0 for no affinity.
+    /// How long a client's new flows stick to the same backend after the client last opened one, seconds; 0 for no
+    /// affinity.
     pub affinity_secs: u32,
     /// [`FRONTEND_RESTRICTED`] and the other bits.
     pub flags: u16,
@@ -99,7 +100,7 @@ pub const FRONTEND_RESTRICTED: u16 = 1;
 pub const FRONTEND_KEEPS_SOURCE: u16 = 2;
 /// Flag: backends have weights.
 pub const FRONTEND_WEIGHTED: u16 = 4;
-/// Flag: with an empty pool, flows from inside are dropped silently; without it they are rejected.
+/// Flag: if the pool is empty, flows from inside are dropped silently instead of being rejected.
 pub const FRONTEND_DROPS_INSIDE: u16 = 8;
 /// Flag: as [`FRONTEND_DROPS_INSIDE`], for flows from outside.
 pub const FRONTEND_DROPS_OUTSIDE: u16 = 16;
@@ -116,47 +117,47 @@ pub const FRONTEND_DIRECT: u16 = 256;
 pub const ALGORITHM_RANDOM: u8 = 0;
 /// Each backend in turn; with [`FRONTEND_WEIGHTED`], same as [`ALGORITHM_RANDOM`].
 pub const ALGORITHM_ROUND_ROBIN: u8 = 1;
-/// By a hash of the flow, the same on all nodes.
+/// The backend selected by a hash of the flow, the same on all nodes.
 pub const ALGORITHM_MAGLEV: u8 = 2;
-/// The one with fewer flows of two random backends.
+/// Whichever of two random backends has fewer flows.
 pub const ALGORITHM_LEAST_CONNECTION: u8 = 3;
 
 /// The address that the cluster assigned to a service.
 pub const KIND_CLUSTER_IP: u8 = 1;
 /// An address of a service's load balancer.
 pub const KIND_LOAD_BALANCER: u8 = 2;
-/// An address that is routed to the nodes by external means.
+/// An address whose packets are routed to the nodes by external means.
 pub const KIND_EXTERNAL_IP: u8 = 3;
 /// A port on the node's own addresses.
 pub const KIND_NODE_PORT: u8 = 4;
 
-/// An endpoint of a service port. All zero: no backend.
+/// A backend: an endpoint of a service port. All zero: no backend.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backend {
-    /// The address that it listens on.
+    /// The address that the backend listens on.
     pub addr: Addr,
     /// Number of the service port; an endpoint of two services counts as two backends.
     pub service: u32,
-    /// The port that it listens on.
+    /// The port that the backend listens on.
     pub port_be: u16,
     /// [`BACKEND_LINGERS`] or 0.
     pub flags: u16,
-    /// Flows sent to it that are not known to be over; the programs maintain this count.
+    /// Number of flows sent to the backend that are not known to be over; maintained by the programs.
     pub flows: u32,
     /// Explicit padding, zero.
     pub pad: u32,
 }
 
 impl Backend {
-    /// Whether it may receive new flows of the service port with this number.
+    /// Whether the backend may receive new flows of the service port with this number.
     #[inline(always)]
     pub const fn gets_flows(&self, service: u32) -> bool {
         self.service == service && self.flags & BACKEND_LINGERS == 0
     }
 }
 
-/// Flag: it receives no new flows, not even from clients with affinity to it; existing flows continue.
+/// Flag: the backend receives no new flows, not even from clients with affinity to it. Existing flows continue.
 pub const BACKEND_LINGERS: u16 = 1;
 
 /// The key of a client with affinity.
@@ -187,7 +188,7 @@ impl Affinity {
     }
 }
 
-/// Key of an LPM trie: who may use a service port. Its prefix length includes the bits of `service`.
+/// Key of an LPM trie of the sources that may use a service port. The prefix length includes the bits of `service_be`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceRange {
@@ -197,39 +198,39 @@ pub struct SourceRange {
     pub addr: Addr,
 }
 
-/// Flag: the client's packets come in over an uplink.
+/// Flag: the client's packets arrive over an uplink.
 pub const FLOW_FROM_OUTSIDE: u16 = 1;
 /// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is on another node and receives the packets from this node's
 /// address.
 pub const FLOW_MASQUERADED: u16 = 2;
-/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is not an endpoint, so the uplinks' programs enter the flow into
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is not an endpoint, so the uplinks' programs track the flow in
 /// conntrack.
 pub const FLOW_OF_HOST: u16 = 4;
 /// Flag, with [`FLOW_FROM_OUTSIDE`]: the backend is on another node and answers the client directly: see [`direct`].
 pub const FLOW_DIRECT: u16 = 8;
-/// Flag, with [`FLOW_FROM_OUTSIDE`]: another node forwarded the flow to a backend here, and named its frontend. Such
-/// an entry has no backend index and no service number: the other node counts the flow.
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: another node forwarded the flow to a backend here and named the flow's frontend.
+/// Such an entry has no backend index and no service number: the other node counts the flow.
 pub const FLOW_RELAYED: u16 = 16;
-/// Flag: the same client also reaches the same backend between the same ports through another frontend. Each of its
-/// packets redirects the answers to its own frontend. Never set for TCP.
+/// Flag: the same client also reaches the same backend, with the same ports, through another frontend. Each packet
+/// switches the answers to the frontend that it was sent to. Never set for TCP.
 pub const FLOW_SHARED: u16 = 32;
-/// Flag, with [`FLOW_FROM_OUTSIDE`]: host routing delivers the client's packets to an endpoint of this node,
-/// bypassing the host's stack. So the endpoint's answers must bypass it too: netfilter would see only half of the
-/// connection.
+/// Flag, with [`FLOW_FROM_OUTSIDE`]: host routing delivers the client's packets to an endpoint of this node, bypassing
+/// the host's stack. The endpoint's answers must bypass the stack too, because netfilter would otherwise see only half
+/// of the connection.
 pub const FLOW_PAST_STACK: u16 = 64;
 
-/// Flag: the backend sees the client under a port other than the client's own, since another of the client's flows
-/// already uses that port there. The entry holds the port on the other side: [`with_half_ports`].
+/// Flag: the backend sees a port other than the client's own, because another flow from the client to the backend
+/// already uses that port. The entry contains the port on the other side: [`with_half_ports`].
 pub const FLOW_MOVED: u16 = 128;
-/// Flag, with [`FLOW_MOVED`]: no service is involved. The client sends directly to the backend, between the ports of
+/// Flag, with [`FLOW_MOVED`]: no service is involved. The client sends directly to the backend, with the same ports as
 /// a flow through a service. Such an entry has no backend index and no service number.
 pub const FLOW_PLAIN: u16 = 256;
 
-/// The bits of a backend index or a service port number in a flow's entry: `HEALTH_BACKENDS` has no more slots than
-/// this. Each upper part holds half of a port, which is 0 if the port is the same on both sides.
+/// Mask for a backend index or a service port number in a flow's entry: `HEALTH_BACKENDS` has no more slots than this.
+/// The upper bits of each hold half of a port, which is 0 if the port is the same on both sides.
 pub const NUMBER_MASK: u32 = 0xff_ffff;
 
-/// The backend index and the service port number as stored in a flow's entry, combined with a port.
+/// Combines a backend index and a service port number with a port, as stored in a flow's entry.
 #[inline(always)]
 pub const fn with_half_ports([backend, service]: [u32; 2], port_be: u16) -> [u32; 2] {
     let port = port_be as u32;
@@ -239,27 +240,27 @@ pub const fn with_half_ports([backend, service]: [u32; 2], port_be: u16) -> [u32
     ]
 }
 
-/// The port from such a pair of numbers.
+/// Extracts the port from a pair returned by [`with_half_ports`].
 #[inline(always)]
 pub const fn joined_port([backend, service]: [u32; 2]) -> u16 {
     (backend >> 24 | service >> 24 << 8) as u16
 }
 
-/// One direction of a flow through a service. `A` is an address. Its key is a tuple: for direction out, of the client's
-/// packets to a frontend; for direction in, of the backend's answers.
+/// One direction of a flow through a service. `A` is an address. The key is a tuple: for direction out, that of the
+/// client's packets to a frontend; for direction in, that of the backend's answers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceFlow<A> {
-    /// The backend for direction out, the frontend for direction in.
+    /// Address of the backend for direction out, of the frontend for direction in.
     pub addr_be: A,
-    /// Its port.
+    /// Port of the backend or frontend.
     pub port_be: u16,
     /// [`FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,
-    /// Index of the backend in `HEALTH_BACKENDS`, which may hold another one by now; and half of a port:
+    /// Index of the backend in `HEALTH_BACKENDS`, where another backend may have replaced it; and half of a port:
     /// [`with_half_ports`].
     pub backend: u32,
-    /// Number of the service port; and the other half of the port.
+    /// Number of the service port, and the other half of the port.
     pub service: u32,
     /// When the flow expires unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not used for TCP.
     pub expires: u32,

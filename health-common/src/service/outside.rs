@@ -39,7 +39,7 @@ impl Frontend {
         self.flags & origin.pick(FRONTEND_DROPS_INSIDE, FRONTEND_DROPS_OUTSIDE) != 0
     }
 
-    /// Whether backends see outside clients under their own addresses.
+    /// Whether backends see outside clients' own addresses.
     #[inline(always)]
     pub const fn keeps_source(&self) -> bool {
         self.flags & FRONTEND_KEEPS_SOURCE != 0
@@ -58,16 +58,16 @@ impl Frontend {
         }
     }
 
-    /// Whether flows go only to backends on this node. If so, affinity to a backend elsewhere, which the client may
-    /// have got at another frontend of the service, does not apply.
+    /// Whether flows go only to backends on this node. If so, affinity to a backend on another node, which the client
+    /// may have acquired through another frontend of the service, does not apply.
     #[inline(always)]
     pub const fn is_local(&self, origin: Origin) -> bool {
         self.flags & origin.pick(FRONTEND_LOCAL_INSIDE, FRONTEND_LOCAL_OUTSIDE) != 0
     }
 }
 
-/// Whether an address cannot belong to an outside host: it belongs to an endpoint of this node or, by its identity,
-/// to this node.
+/// Whether an address belongs to an endpoint of this node or, according to its identity, to this node itself, and
+/// therefore not to an outside host.
 #[inline(always)]
 pub fn is_own(is_endpoint: bool, identity: impl FnOnce() -> u32) -> bool {
     is_endpoint || identity() == identity::HOST

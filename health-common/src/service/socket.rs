@@ -1,5 +1,5 @@
-//! `HEALTH_SOCKETS`: where the host's own sockets were sent instead of a service. `HEALTH_TURNS`: for unconnected
-//! sockets that reach one backend by several addresses, which of these the next answer comes from.
+//! `HEALTH_SOCKETS`: the backends to which the host's own sockets were redirected. `HEALTH_TURNS`: for unconnected
+//! sockets that reach one backend through several addresses, the address to which the next answer belongs.
 
 use crate::addr::Addr;
 use crate::ct::{TUPLE_IN, TUPLE_OUT};
@@ -7,23 +7,23 @@ use crate::ct::{TUPLE_IN, TUPLE_OUT};
 /// Entries of `HEALTH_SOCKETS`. A connected socket has two, an unconnected one has two per frontend.
 pub const SOCKET_ENTRIES: u32 = 65_536;
 
-/// Entries of `HEALTH_TURNS`: sockets that reach a backend by several addresses.
+/// Entries of `HEALTH_TURNS`: sockets that reach a backend through several addresses.
 pub const TURN_ENTRIES: u32 = 1024;
 /// Maximum number of successive addresses from which answers are outstanding.
 pub const TURNS: usize = 4;
-/// How long the process waits for an answer, milliseconds. If it then sends to another address, it has given up on
-/// that answer: it would have sent again.
+/// How long a process is assumed to wait for an answer, milliseconds. A process that sends to another address after
+/// that time has given up on the answer: otherwise it would have resent the request.
 pub const GIVEN_UP_MS: u32 = 250;
 
-/// The other end of a socket; without address and port, whatever it is connected to.
+/// The remote end of a socket. Without address and port: whatever the socket is connected to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SocketKey {
     /// The kernel's number for the socket (`SO_COOKIE`), never reused.
     pub cookie: u64,
-    /// Address of the frontend with [`crate::ct::TUPLE_OUT`], of the backend with [`crate::ct::TUPLE_IN`].
+    /// With [`crate::ct::TUPLE_OUT`], the frontend's address; with [`crate::ct::TUPLE_IN`], the backend's.
     pub addr: Addr,
-    /// Its port.
+    /// The port at that address.
     pub port_be: u16,
     /// IP protocol number.
     pub protocol: u8,
@@ -34,17 +34,17 @@ pub struct SocketKey {
     pub pad: u32,
 }
 
-/// The address that replaces the other end.
+/// The address that replaces the socket's remote end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketFlow {
-    /// Address of the backend with [`crate::ct::TUPLE_OUT`], of the frontend with [`crate::ct::TUPLE_IN`].
+    /// With [`crate::ct::TUPLE_OUT`], the backend's address; with [`crate::ct::TUPLE_IN`], the frontend's.
     pub addr: Addr,
-    /// Its port.
+    /// The port at that address.
     pub port_be: u16,
     /// With [`crate::ct::TUPLE_IN`], whether an unconnected socket has received nothing since it last sent.
     pub is_asked: u16,
-    /// Index of the backend in `HEALTH_BACKENDS`, which may hold another one by now.
+    /// Index of the backend in `HEALTH_BACKENDS`, where another backend may have replaced it.
     pub backend: u32,
     /// Number of the service port.
     pub service: u32,
@@ -70,7 +70,7 @@ impl SocketKey {
         self.port_be == 0
     }
 
-    /// The key for the answers of the socket's other end.
+    /// The key for answers from the backend with this address and port.
     #[inline(always)]
     pub const fn answers(&self, addr: Addr, port_be: u16) -> Self {
         Self {
@@ -82,13 +82,13 @@ impl SocketKey {
     }
 }
 
-/// Consecutive datagrams that a socket sent to one address and that are unanswered.
+/// Consecutive unanswered datagrams from a socket to one address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turn {
-    /// Their destination: a frontend, or the backend itself.
+    /// The destination: a frontend or the backend itself.
     pub addr: Addr,
-    /// Its port.
+    /// The port at that address.
     pub port_be: u16,
     /// Number of datagrams.
     pub datagrams: u16,
@@ -96,10 +96,10 @@ pub struct Turn {
     pub sent_ms: u32,
 }
 
-/// The addresses by which a socket has reached one backend; the first unanswered one comes first.
+/// The addresses through which a socket has reached one backend, in order, starting with the first unanswered one.
 ///
-/// A backend's answers look the same to the socket, whichever address it used. So answers are assumed to come in the
-/// order of the requests. Threads that use one socket concurrently may mix them up.
+/// A backend's answers look the same whichever address the socket used, so they are assumed to arrive in the order of
+/// the requests. If threads use one socket concurrently, answers may be misattributed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turns {
@@ -107,7 +107,7 @@ pub struct Turns {
     pub turns: [Turn; TURNS],
     /// Number of valid entries.
     pub len: u32,
-    /// Whether all datagrams of the only entry are answered. A second answer is attributed to it too.
+    /// Whether all datagrams of the only entry have been answered. Further answers are attributed to that entry too.
     pub is_over: u32,
 }
 
@@ -141,7 +141,7 @@ impl Turns {
         self.len += 1;
     }
 
-    /// Records a received answer. Returns the address that it presumably came from.
+    /// Records a received answer. Returns the address that was presumably asked.
     #[inline(always)]
     pub fn receive(&mut self) -> Option<(Addr, u16)> {
         if self.len == 0 {
@@ -159,7 +159,7 @@ impl Turns {
         Some(from)
     }
 
-    /// Removes entries that are answered, or that will not be answered any more.
+    /// Removes entries that have been answered or no longer await an answer.
     #[inline(always)]
     fn forget_given_up(&mut self, now_ms: u32) {
         if self.is_over != 0 {

@@ -1,18 +1,18 @@
 //! The ICMP error that informs a client that a service has no backend: port unreachable (RFC 792, RFC 4443 section
-//! 3.1), as sent by Linux' `REJECT`.
+//! 3.1), as sent by Linux's `REJECT` target.
 
 use crate::checksum::{fold64, sum32};
 use crate::echo::{EchoHeader, Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 
-/// The packet that an IPv4 error quotes: its header without options, and [`SHORT`] or [`LONG`] words.
+/// The part of a packet that an IPv4 error quotes: the header without options, and [`SHORT`] or [`LONG`] words.
 pub type Quoted4<const WORDS: usize> = [u32; WORDS];
-/// The packet that an IPv6 error quotes: its header, and [`SHORT`] or [`LONG`] words.
+/// The part of a packet that an IPv6 error quotes: the header, and [`SHORT`] or [`LONG`] words.
 pub type Quoted6<const WORDS: usize> = [u32; WORDS];
 
 /// Minimum number of words quoted after the header (RFC 792).
 pub const SHORT: usize = 2;
-/// Number of words quoted after the header if the packet is long enough: a TCP header. The kernel refuses to truncate
-/// a packet before the end of a checksum that is still to be computed.
+/// Number of words quoted after the header if the packet is long enough, the length of a TCP header. The kernel refuses
+/// to truncate a packet before the end of a checksum field that is yet to be filled in.
 pub const LONG: usize = 5;
 /// Length of an IPv4 header, words.
 pub const HEADER4: usize = 5;
@@ -25,7 +25,7 @@ pub const HEADER6: usize = 10;
 pub struct Unreachable4<const WORDS: usize> {
     /// IP header of the error.
     pub ip: Ipv4Header,
-    /// Type and code; the rest is unused.
+    /// Type, code and checksum; the rest is unused.
     pub icmp: EchoHeader,
     /// The quoted packet.
     pub quoted: Quoted4<WORDS>,
@@ -37,7 +37,7 @@ pub struct Unreachable4<const WORDS: usize> {
 pub struct Unreachable6<const WORDS: usize> {
     /// IP header of the error.
     pub ip: Ipv6Header,
-    /// Type and code; the rest is unused.
+    /// Type, code and checksum; the rest is unused.
     pub icmp: EchoHeader,
     /// The quoted packet.
     pub quoted: Quoted6<WORDS>,
@@ -108,7 +108,7 @@ impl<const WORDS: usize> Unreachable6<WORDS> {
             ..EchoHeader::default()
         };
         let start = u32::from_ne_bytes([UNREACHABLE6, PORT6, 0, 0]);
-        // The pseudo header contains the addresses, in either order, the length and the protocol.
+        // The pseudo header contains the addresses (in either order), the length and the protocol.
         let pseudo = [
             s0,
             s1,

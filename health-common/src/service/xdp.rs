@@ -1,5 +1,5 @@
-//! Services in XDP: the devices on which it forwards packets, `HEALTH_XDP_DEVICES`, and how it forwards those of each
-//! recently looked-up flow, `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`.
+//! Services in XDP: the devices on which XDP forwards packets, `HEALTH_XDP_DEVICES`, and the cached look-up results for
+//! each flow, `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`.
 
 /// Maximum number of devices supported.
 pub const XDP_DEVICES: u32 = 256;
@@ -7,16 +7,16 @@ pub const XDP_DEVICES: u32 = 256;
 /// Entries of `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`, unless the agent asks for another size; each flow has two.
 pub const XDP_FLOWS: u32 = 1;
 
-/// How long a way is valid before everything is looked up again, nanoseconds. Conntrack and the service flows count
-/// in seconds, so nothing expires there meanwhile; the agent checks for faults at the same interval, and routes
-/// change far less often.
+/// How long a way ([`XdpWay`]) stays valid before everything is looked up again, nanoseconds. Conntrack and the service
+/// flows count in seconds, so nothing expires there in the meantime; the agent checks for faults at the same interval,
+/// and routes change far less often.
 pub const XDP_WAY_NS: u64 = 500_000_000;
 
-/// One packet of each way passes through the host's stack per this many times [`XDP_WAY_NS`], which is 32 s: only
-/// packets that the stack sends make the kernel check that the next hop is still there, and keep its neighbour entry.
+/// Every 32 s, this many times [`XDP_WAY_NS`], one packet of each way passes through the host's stack: the kernel
+/// checks that the next hop is reachable and keeps its neighbour entry only if the stack itself sends packets there.
 pub const XDP_STACK_PERIOD: u64 = 64;
 
-/// How long ways are valid: the single value of `HEALTH_XDP_TIMES`.
+/// The validity of ways: the single value of `HEALTH_XDP_TIMES`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpTimes {
@@ -28,8 +28,8 @@ pub struct XdpTimes {
 }
 
 impl XdpTimes {
-    /// Whether the stack's turn came for a way between the time when the way expired and the present, in ticks.
-    /// `offset` staggers the turns of different ways.
+    /// Whether the stack's turn for a way came between the way's expiry and the present, both in ticks. `offset`
+    /// staggers the turns of different ways.
     #[inline(always)]
     pub const fn is_turn_of_stack(&self, until_ticks: u64, now_ticks: u64, offset: u16) -> bool {
         let (Some(until), Some(now)) = (
@@ -43,7 +43,7 @@ impl XdpTimes {
     }
 }
 
-/// A device on which XDP handles services; the key is its interface index.
+/// A device on which XDP handles services; the key is its ifindex.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpDevice {
@@ -65,11 +65,11 @@ pub const XDP_SENDS: u16 = 2;
 pub struct XdpFlow<A> {
     /// When everything below was looked up: nanoseconds of `CLOCK_MONOTONIC`.
     pub made_ns: u64,
-    /// When it must be looked up again: kernel ticks.
+    /// When everything must be looked up again: kernel ticks.
     pub until_ticks: u64,
-    /// What has not been reported to conntrack yet: see [`Pending`].
+    /// Packets and bytes not yet reported to conntrack: see [`Pending`].
     pub pending: u64,
-    /// What happens to the packets.
+    /// How the packets are forwarded.
     pub way: XdpWay<A>,
 }
 
@@ -83,27 +83,27 @@ pub struct XdpWay<A> {
     pub destination_be: A,
     /// New source and destination port.
     pub ports_be: [u16; 2],
-    /// New destination and source hardware addresses, as they lie in a frame.
+    /// New destination and source hardware addresses, in frame order.
     pub macs: [u32; 3],
-    /// The hardware address that the packets must be sent to, as it lies in a frame.
+    /// The hardware address that the packets must be sent to, in frame order.
     pub mac: [u16; 3],
-    /// The longest packet that can be forwarded, bytes from the IP header on.
+    /// Length of the longest packet that can be forwarded, bytes from the IP header on.
     pub mtu: u16,
-    /// The device that they must come in on.
+    /// Ifindex of the device on which the packets must arrive.
     pub from: u32,
-    /// The device that they are redirected to; 0: the receiving device sends them back.
+    /// Ifindex of the device to which the packets are redirected; 0: the receiving device sends them back.
     pub to: u32,
     /// Traffic class, and flow label with IPv6, as used in route look-ups, without the ECN bits (RFC 3168).
     pub class: u32,
-    /// The change in the sum under the IP header checksum, from its addresses and the time to live:
+    /// The change in the sum underlying the IP header checksum, caused by the new addresses and time to live:
     /// [`crate::nat::Difference::folded`].
     pub ip_change: u16,
-    /// The same for the transport header.
+    /// As `ip_change`, for the transport checksum.
     pub transport_change: u16,
 }
 
-/// Packets and bytes in one word, so that one instruction can add to both: bytes in the low 40 bits. It is flushed at
-/// least every [`XDP_WAY_NS`], before the 16,777,216 packets that fit could have arrived.
+/// Packet and byte counts in one word, so that one instruction can add to both; the low 40 bits count bytes. Flushed at
+/// least every [`XDP_WAY_NS`], before the 16,777,216 packets that fit can have arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending(pub u64);
 
@@ -111,7 +111,7 @@ pub struct Pending(pub u64);
 const BYTES_BITS: u32 = 40;
 
 impl Pending {
-    /// One packet of this length, bytes from the IP header on.
+    /// The counts for one packet of this length, bytes from the IP header on.
     #[inline(always)]
     pub const fn packet(len: u32) -> Self {
         Self(1 << BYTES_BITS | len as u64)

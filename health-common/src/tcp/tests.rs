@@ -27,7 +27,7 @@ fn clock(value: u32, echo: u32) -> Option<Timestamps> {
     Some(Timestamps { value, echo })
 }
 
-/// A connection at `next` whose pauses are over.
+/// A connection whose next sequence number is `next` and whose pauses are over.
 fn flow(next: u32) -> Flow {
     Flow::met(&segment(next.wrapping_sub(10), 10, ACK), 1, 0)
 }
@@ -232,7 +232,7 @@ proptest! {
         prop_assert!(!is_before(a, a));
     }
 
-    /// Whatever leaves, in whatever order: a segment is timed only if none of its bytes left before.
+    /// A segment is timed only if none of its bytes left before, regardless of which segments leave in which order.
     #[test]
     fn nothing_that_was_sent_before_is_timed(
         isn: u32,

@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use health_common::ct::TUPLE_IN;
-use health_common::masquerade::Address;
+use health_common::masquerade::Address as _;
 use health_common::metrics::Reason;
 use health_common::nat::End;
 use health_common::packet::Kind;
@@ -16,7 +16,8 @@ use crate::conntrack::{PacketFlags, Traffic, enter};
 use crate::fragment::{Resolved, find, keep};
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
+use crate::ipcache::is_endpoint;
+use crate::maps::HEALTH_CONFIG;
 use crate::packet::ParsedPacket;
 use crate::rewrite::Ends;
 use crate::subprogram::subprogram;
@@ -30,8 +31,9 @@ pub(super) fn arriving<T: Version>(frame: &Frame, ip_at: usize) -> Result<(), Re
     let mut passage = Passage::<T>::at(ip_at);
     match T::addresses(frame, ip_at) {
         Some((_, destination)) if destination == settings.node_be => {}
+        // Flows of endpoints are entered only once policy has allowed them.
         Some((_, destination))
-            if settings.is_behind(&destination) && !is_endpoint(&destination) =>
+            if settings.is_behind(&destination) && !is_endpoint(destination.to_addr()) =>
         {
             note_opened(frame, &mut passage);
             return Ok(());
@@ -49,12 +51,6 @@ pub(super) fn arriving<T: Version>(frame: &Frame, ip_at: usize) -> Result<(), Re
             }
         }
     }
-}
-
-/// Whether this is the address of an endpoint, whose flows are entered once its policy has allowed them.
-#[inline(always)]
-fn is_endpoint(address: &impl Address) -> bool {
-    HEALTH_ENDPOINTS.get_ptr(address.to_addr()).is_some()
 }
 
 /// Reads a packet to this node's address.
@@ -94,7 +90,7 @@ fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> bool {
     let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
         return false;
     };
-    // As in `find`.
+    // Linux 6.1 only accepts map keys on the stack.
     let key = passage.tuple;
     let Some(entry) = translation(&key) else {
         return false;
@@ -102,25 +98,25 @@ fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> bool {
     passage.entry = entry;
     let mut flow = key.flow(&entry);
     if let Some(tracked) = T::flows().get_ptr_mut(&flow) {
-        // A flow that has expired and only waits to be collected receives nothing any more.
+        // An expired flow that is only waiting to be collected receives nothing more.
         // SAFETY: a value of that map.
         if unsafe { (*tracked).has_expired(coarse_now_secs()) } {
             return false;
         }
-        // It may have been recreated while its translation still existed.
+        // The flow's entry may have been recreated while its translation still existed.
         // SAFETY: as above.
         unsafe { mark_masqueraded::<T>(tracked, &entry) };
     }
-    // Both entries are looked up, so that an LRU map evicts neither before the other. An evicted one is recreated.
+    // Look up both entries, so that an LRU map does not evict one before the other. Recreate an evicted one.
     if T::translations().get_ptr(&flow).is_none() {
         let out = T::translation(key.destination(), T::flags(&entry), T::created_ns(&entry));
-        // If this fails, the next packet out tries again.
+        // If this fails, the next outgoing packet tries again.
         let _ = T::translations().insert(&flow, &out, u64::from(BPF_NOEXIST));
     }
-    if passage.needs_ct() && !is_endpoint(&flow.source().0) {
+    if passage.needs_ct() && !is_endpoint(flow.source().0.to_addr()) {
         flow = flow.reply();
         let traffic = received(frame, ip_at);
-        // As for leaving packets.
+        // As for leaving packets, a segment that does not belong to its connection is translated anyway.
         let _ = enter(
             T::flows(),
             &mut flow,
@@ -142,7 +138,8 @@ fn rewrite_destination<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> R
     passage.rewrite(frame, &ends)
 }
 
-/// Records a packet to a host behind this gateway, so that the host's answers can be told from flows that it opens.
+/// Records a packet to a host behind this gateway, so that the host's answers can be told apart from flows that it
+/// opens.
 #[subprogram(nat4_note_opened, nat6_note_opened)]
 fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) {
     let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
@@ -154,13 +151,13 @@ fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) {
     if !matches!(packet.kind, Kind::Flow | Kind::Fragment(_)) {
         return;
     }
-    // Both before the branch: the verifier follows fewer paths.
+    // Both calls come before the branch, so that the verifier follows fewer paths.
     let is_known = find(&mut packet);
     keep(&packet, &config.timeouts);
     if is_known {
         let flags = PacketFlags::of(&packet);
         let traffic = received(frame, ip_at);
-        // It does not matter whether it was recorded.
+        // It does not matter whether this succeeds.
         let _ = enter(
             T::flows(),
             &mut packet.tuple,

@@ -1,4 +1,4 @@
-//! Translations in their maps, two entries each, and the flows that they belong to.
+//! Translations, which have two map entries each, and the flows that they belong to.
 
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_or};
 
@@ -19,7 +19,7 @@ pub(crate) fn translation<T: Version>(key: &T) -> Option<T::Translation> {
     Some(unsafe { *entry })
 }
 
-/// The translation of an outbound flow. If the entry for replies was evicted, it is recreated; an LRU map does not
+/// The translation of an outbound flow. If its entry for replies was evicted, recreates that entry. An LRU map does not
 /// keep one entry without the other for long, since both are looked up.
 #[inline(always)]
 pub(crate) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
@@ -61,8 +61,8 @@ pub(crate) fn forget<T: Version>(flow: &T) -> u32 {
     removed
 }
 
-/// Removes a translation, whose `IN` entry is `back`, if its flow has expired and only waits to be
-/// collected. `false` if it has not, or if another CPU removes it.
+/// Removes the translation whose `IN` entry is `back` if its flow has expired and is only waiting to be collected.
+/// `false` if the flow has not expired, or if another CPU removes the translation.
 #[inline(always)]
 pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
     let flow = key.flow(back);
@@ -71,8 +71,8 @@ pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
     is_over && removed(key, &flow, created_ns, now_ns)
 }
 
-/// Whether a translation, whose `IN` entry is `back`, may lose its port when ports run out: its flow was
-/// never answered. If conntrack does not know the flow, [`released`] decides.
+/// Whether the translation whose `IN` entry is `back` may lose its port when ports run out, because its flow was never
+/// answered. If conntrack does not know the flow, [`released`] decides.
 #[inline(always)]
 pub(super) fn is_unanswered<T: Version>(key: &T, back: &T::Translation) -> bool {
     let flow = key.flow(back);
@@ -94,9 +94,9 @@ fn removed<T: Version>(key: &T, flow: &T, created_ns: u64, now_ns: u64) -> bool 
     let Some(entry) = T::translations().get_ptr_mut(key) else {
         return false;
     };
-    // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`. Whichever CPU changes it
-    // removes the entries: otherwise two CPUs could, and the second would remove entries that the first has created
-    // since.
+    // SAFETY: an aligned word of a map value. See `conntrack::add` for why this is an intrinsic. Only the CPU that
+    // changes the word removes the entries: otherwise two CPUs could, and the second would remove entries that the
+    // first has created since.
     let (seen_ns, _) = unsafe {
         atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
             entry.cast::<u8>().add(NAT_CREATED_OFFSET).cast::<u64>(),
@@ -132,7 +132,7 @@ pub(super) unsafe fn mark_masqueraded<T: Version>(tracked: *mut CtEntry, entry: 
         return;
     }
     let bits = CtState::default().with(CT_MASQUERADED).word();
-    // SAFETY: an aligned word in the entry, to which bits are added. For why an intrinsic see `conntrack::add`.
+    // SAFETY: an aligned word in the entry, in which bits are set. See `conntrack::add` for why this is an intrinsic.
     unsafe {
         let word = tracked.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>();
         atomic_or::<u32, u32, { AtomicOrdering::Relaxed }>(word, bits);

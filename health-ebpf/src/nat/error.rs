@@ -31,15 +31,15 @@ pub(super) fn leaving_error<T: Version>(
     let Some(mut inner) = T::read_inner(frame, ip_at, passage.content_at, TUPLE_OUT) else {
         return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
     };
-    // It must go to the sender of that packet. If it comes from an endpoint, to which policy applies, it must be
-    // about a packet to that endpoint.
+    // The error must go to the sender of the inner packet. If it comes from an endpoint, which is subject to policy, it
+    // must be about a packet to that endpoint.
     let is_between = inner.reply.destination().0 == destination
         && (sender != Sender::Endpoint || inner.reply.source().0 == source);
     if !is_between {
         return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
     }
     let Some(entry) = translation(&inner.reply) else {
-        // It is about a packet whose sender knows the untranslated destination.
+        // The error is about a packet whose sender knows the untranslated destination.
         if is_known(T::flows(), &mut inner.reply) && inner.reply.direction() == TUPLE_IN {
             return Ok(());
         }

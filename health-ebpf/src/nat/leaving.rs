@@ -193,12 +193,12 @@ fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Result<Found, Re
     })
 }
 
-/// Whether a flow of this host that is not masqueraded is translated, since it would otherwise receive another flow's
-/// answers. If this host had the port before the other flow began, that flow did not get it: see
-/// [`super::port::take`].
+/// Whether a flow of this host that is not masqueraded must be translated anyway, because it would otherwise receive
+/// another flow's answers. If this host had the port before the other flow began, the other flow did not get that port:
+/// see [`super::port::take`].
 #[subprogram(nat4_meet, nat6_meet)]
 fn meet<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> bool {
-    // As in `find`.
+    // Map keys must be on the stack, as in `find`.
     let flow = passage.tuple;
     if translation(&flow).is_some() {
         return true;

@@ -2,7 +2,7 @@
 //! to the original senders.
 //!
 //! `to_netdev` and `from_netdev` pass packets to the programs `masquerade` and `unmasquerade`, which have their own
-//! stack. The work there is split into steps that are subprograms.
+//! stack. Their work is split into steps, which are subprograms.
 
 mod arriving;
 mod entry;
@@ -32,18 +32,18 @@ pub(crate) use settings::settings;
 #[inline(always)]
 pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
     if is_on(ethertype) {
-        // SAFETY: a tail call runs no drops, and no value of these programs implements `Drop`.
+        // SAFETY: a tail call skips destructors, but no value in these programs implements `Drop`.
         unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_MASQUERADE) };
     }
     ignore()
 }
 
-/// Tail-calls `unmasquerade` for a packet that came in on an uplink, if it may belong to a masqueraded flow; else
-/// passes it to services.
+/// Tail-calls `unmasquerade` for a packet that came in on an uplink, if it may belong to a masqueraded flow; otherwise
+/// passes the packet to services.
 #[inline(always)]
 pub fn arrive(frame: &Frame, ethertype: u16) -> Verdict {
     if is_on(ethertype) {
-        // SAFETY: a tail call runs no drops, and no value of these programs implements `Drop`.
+        // SAFETY: a tail call skips destructors, but no value in these programs implements `Drop`.
         unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_UNMASQUERADE) };
     }
     service::arrive(frame)

@@ -12,7 +12,7 @@ use crate::ip_version::Version;
 use crate::rewrite::{self, Ends};
 use crate::subprogram::Stage;
 
-/// What a packet is to masquerading.
+/// How masquerading treats a packet.
 #[repr(u32)]
 #[derive(Clone, Copy)]
 pub(super) enum Content {
@@ -30,22 +30,22 @@ unsafe impl Stage for Content {}
 /// State of a packet across the steps.
 #[repr(C)]
 pub(super) struct Passage<T: Version> {
-    /// Leaving: the flow, in direction out. Arriving: the key of the `IN` entry.
+    /// For a leaving packet, the flow, in direction out; for an arriving one, the key of the `IN` entry.
     pub(super) tuple: T,
-    /// The translation: for a packet that arrives, the `IN` entry.
+    /// The translation; for an arriving packet, its `IN` entry.
     pub(super) entry: T::Translation,
     /// Offset of the IP header.
     pub(super) ip_at: u32,
     /// Offset of the transport header or the ICMP error.
     pub(super) content_at: u32,
     pub(super) sender: Sender,
-    /// The port, network byte order, of the oldest unanswered flow among those whose ports were tried.
+    /// The port (network byte order) of the oldest unanswered flow among those whose ports were tried.
     pub(super) oldest_be: u16,
     /// The age of that flow: see [`super::port::consider`]; 0 if there is none.
     pub(super) oldest_age: u32,
-    /// The device to store in the flow's entry, if that is created.
+    /// Ifindex to store in the flow's entry if one is created.
     pub(super) ifindex: u32,
-    /// A later fragment: there is no transport header.
+    /// Non-zero for a later fragment, which has no transport header.
     pub(super) is_later: u16,
     /// TCP flags of the segment; 0 for other protocols.
     pub(super) tcp_flags: u16,
@@ -96,7 +96,7 @@ impl<T: Version> Passage<T> {
         T::flags(&self.entry) & NAT_NEEDS_CT != 0
     }
 
-    /// Rewrites an end of the packet.
+    /// Rewrites one end of the packet.
     #[inline(always)]
     pub(super) fn rewrite(&self, frame: &Frame, ends: &Ends<T>) -> Result<(), Reason> {
         let content_at = (self.is_later == 0).then_some(self.content_at);

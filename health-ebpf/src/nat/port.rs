@@ -23,11 +23,11 @@ use crate::table::EEXIST;
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Allocated {
-    /// It needs none: its packets pass unchanged.
+    /// The flow needs none: its packets pass unchanged.
     Passed,
-    /// It has one.
+    /// The flow has one.
     Port,
-    /// Another flow has the port, or all ports that were tried.
+    /// Other flows have the port, or all ports that were tried.
     InUse,
     /// The maps have no space for another translation.
     NoRoom,
@@ -82,7 +82,7 @@ pub(super) fn allocate<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> A
 /// Records a new translation in conntrack.
 #[subprogram(nat4_mark, nat6_mark)]
 pub(super) fn mark<T: Version>(_frame: &Frame, passage: &mut Passage<T>) {
-    // As in `find`: keys must be on the stack.
+    // Map keys must be on the stack.
     let flow = passage.tuple;
     if let Some(tracked) = T::flows().get_ptr_mut(&flow) {
         // SAFETY: a value of that map.
@@ -90,16 +90,16 @@ pub(super) fn mark<T: Version>(_frame: &Frame, passage: &mut Passage<T>) {
     }
 }
 
-/// Takes the entry's port for a flow: creates both entries, or none. If another CPU was faster, `passage.entry`
-/// becomes the one that it created.
+/// Takes the port in `passage.entry` for a flow: creates both entries, or neither. If another CPU was faster,
+/// `passage.entry` becomes the entry which that CPU created.
 #[subprogram(nat4_take, nat6_take)]
 pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Allocated {
-    // As in `find`: keys must be on the stack, and values too.
+    // Map keys and values must be on the stack.
     let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
     let key = flow.reply_key(out);
     let mut is_new = false;
     match translation(&key) {
-        // A leftover of this flow's translation, or one that another CPU is about to complete.
+        // A remnant of this flow's translation, or one that another CPU is about to complete.
         Some(back) if T::translated(&back) == flow.source() => {}
         there => {
             if there.is_some_and(|back| !released(&key, &back))
@@ -137,10 +137,10 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> Alloc
     }
 }
 
-/// Remembers the entry's port, which is taken, if its flow is the oldest unanswered one so far.
+/// Remembers the port in `passage.entry`, which is taken, if the flow that has it is the oldest unanswered one so far.
 #[subprogram(nat4_consider, nat6_consider)]
 fn consider<T: Version>(_frame: &Frame, passage: &mut Passage<T>) {
-    // As in `find`: keys must be on the stack, and values too.
+    // Map keys and values must be on the stack.
     let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
     let key = flow.reply_key(out);
     // Two flows that can only use one port would keep taking it from each other.
@@ -166,8 +166,8 @@ fn age(created_ns: u64) -> u32 {
     }
 }
 
-/// If no port is free, takes back the port of the oldest unanswered flow among those whose ports were tried. The
-/// entry then has that port. Returns whether there was one.
+/// When no port is free, takes back the port of the oldest unanswered flow among those whose ports were tried, and puts
+/// that port into the entry. Returns whether a port was freed.
 #[subprogram(nat4_take_back, nat6_take_back)]
 pub(super) fn take_back<T: Version>(_frame: &Frame, passage: &mut Passage<T>) -> bool {
     if passage.oldest_age == 0 {
@@ -177,7 +177,7 @@ pub(super) fn take_back<T: Version>(_frame: &Frame, passage: &mut Passage<T>) ->
     let tried = passage.entry;
     let own = (T::translated(&tried).0, passage.oldest_be);
     passage.entry = T::translation(own, T::flags(&tried), T::created_ns(&tried));
-    // As above.
+    // Map keys must be on the stack.
     let key = { passage.tuple }.reply_key(&{ passage.entry });
     translation(&key).is_none_or(|back| taken_back(&key, &back))
 }
@@ -188,7 +188,8 @@ fn is_used_by_host<T: Version>(frame: &Frame, key: &T) -> bool {
     let ctx = frame.ctx().as_ptr();
     let tuple = core::ptr::from_ref(key).cast_mut().cast();
     let (len, netns) = (T::SOCKET_TUPLE_LEN, BPF_F_CURRENT_NETNS as u64);
-    // SAFETY: a valid context; a tuple starts with the layout that the helpers expect. The reference is released.
+    // SAFETY: a valid context; a tuple starts with the layout that the helpers expect. The socket reference is
+    // released.
     unsafe {
         let socket = match key.protocol() {
             IP_PROTOCOL_TCP => bpf_skc_lookup_tcp(ctx, tuple, len, netns, 0),
@@ -203,9 +204,9 @@ fn is_used_by_host<T: Version>(frame: &Frame, key: &T) -> bool {
     true
 }
 
-/// Whether a process on this host sends the packet: forwarded packets have no socket.
+/// Whether a process on this host sent the packet: forwarded packets have no socket.
 #[inline(always)]
 pub(super) fn has_socket(frame: &Frame) -> bool {
-    // SAFETY: the context pointer is valid for the program's run.
+    // SAFETY: the context pointer is valid while the program runs.
     unsafe { !(*frame.skb()).__bindgen_anon_2.sk.is_null() }
 }

@@ -1,4 +1,4 @@
-//! Who sends a packet that leaves, and whether the packet must be masqueraded.
+//! Determines who sent a leaving packet, and whether the packet must be masqueraded.
 
 use health_common::masquerade::{Address as _, Masquerade};
 use health_common::metrics::Reason;
@@ -7,13 +7,13 @@ use crate::frame::{Frame, MARK_SERVED};
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_ENDPOINTS, HEALTH_PEERS};
 
-/// The sender of a packet that leaves.
+/// The sender of a leaving packet.
 #[repr(u16)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sender {
     /// The node's own address: this host, or a sender that was already masqueraded.
     Node,
-    /// The same, to a destination that is not masqueraded: only clients of services share its ports.
+    /// The node's own address, to a destination that is not masqueraded: only clients of services share its ports.
     NodeInside,
     /// An endpoint of this node, whose packets are in conntrack.
     Endpoint,
@@ -31,8 +31,8 @@ impl Sender {
     }
 }
 
-/// The sender of a packet with this source, and the device whose programs enter its flow: for an endpoint its own
-/// device, so that they recognise the entry as theirs. `None` for packets that are not masqueraded.
+/// The sender of a packet with this source, and the device to enter its flow with: for an endpoint, its own device, so
+/// that the programs there recognise the entry as theirs. `None` for packets that are not masqueraded.
 #[inline(always)]
 pub(super) fn sender<T: Version>(
     frame: &Frame,
@@ -63,7 +63,7 @@ pub(super) fn is_native<T: Version>(
     settings.is_native(destination) || HEALTH_PEERS.get_ptr(destination.to_addr()).is_some()
 }
 
-/// The result for a packet that cannot be masqueraded: it is dropped if it had to be.
+/// Decides on a packet that cannot be masqueraded: drops it if it had to be.
 #[inline(always)]
 pub(super) fn unmasqueraded<T: Version>(
     sender: Sender,

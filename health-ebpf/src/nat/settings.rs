@@ -1,4 +1,4 @@
-//! Whether there is masquerading, and with which settings.
+//! Whether masquerading is on, and its settings.
 
 use aya_ebpf::Global;
 use health_common::masquerade::Masquerade;

@@ -1,70 +1,118 @@
 //! Packets from a backend to a client.
 
-use aya_ebpf::bindings::{__sk_buff, BPF_NOEXIST};
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::bindings::BPF_NOEXIST;
 use health_common::config::DatapathConfig;
 use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN};
 use health_common::metrics::Reason;
 use health_common::nat::End;
-use health_common::packet::Kind;
 use health_common::service::{FLOW_FROM_OUTSIDE, FLOW_MOVED};
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::ServiceFlowParts;
 
-use super::request::{opens, prolong};
-use super::step::{Hook, Request, StepResult, UplinkSteps};
+use super::flow::prolong;
+use super::request::Request;
 use crate::clock::coarse_now_secs;
-use crate::fragment::{find, keep};
-use crate::frame::Frame;
+use crate::fragment::{Resolved, keep};
+use crate::frame::{Frame, IP_AT};
+use crate::hook::{AtEndpoint, AtUplink, Hook};
 use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
 use crate::packet::{ParsedPacket, load};
 use crate::rewrite::{self, Ends};
+use crate::subprogram::{Stage, subprogram};
 
 /// Offset of the destination port in the transport header, bytes.
 const DESTINATION_PORT_AT: u32 = 2;
 
-/// Rewrites the source of a packet to a client to the service's, if it answers a packet to the service. A packet that
-/// only passes at an uplink is found but not changed. ICMP errors are handled by [`super::error`].
+/// What a packet answers.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub(super) enum Answered {
+    /// No packet to a service: it passes unchanged.
+    Passed,
+    /// A packet to a service. It has the service's source now, or only passes.
+    Done,
+    /// The same, but the client's own port must still be [restored](restore_port).
+    ButPort,
+    /// A packet of a flow whose `OUT` entry is missing.
+    Lost,
+    /// It is an ICMP error: see [`super::error`].
+    Error,
+}
+
+// SAFETY: `repr(u32)`, five variants without fields.
+unsafe impl Stage for Answered {}
+
+/// What is left to do for an answer.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct Rest {
+    /// Offset of the transport header or the ICMP error.
+    pub(super) content_at: u32,
+    /// IP protocol of the transport header.
+    protocol: u16,
+    /// The client's own port, network byte order.
+    own_be: u16,
+}
+
+/// Rewrites the source of a packet to an endpoint to the service's, if it answers a packet to the service.
+#[subprogram(service4_answer, service6_answer)]
+fn answer_inside<T: Version>(frame: &Frame, rest: &mut Rest) -> Result<Answered, Reason> {
+    answer::<T, AtEndpoint>(frame, &mut Request::new(), rest)
+}
+
+/// As [`answer_inside`], at an uplink. A packet that only passes is found but not changed.
+#[subprogram(uplink4_answer, uplink6_answer)]
+fn answer_outside<T: Version>(
+    frame: &Frame,
+    request: &mut Request<T>,
+    rest: &mut Rest,
+) -> Result<Answered, Reason> {
+    answer::<T, AtUplink>(frame, request, rest)
+}
+
 #[inline(always)]
-pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
-    let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
-        return StepResult::PASSED;
+fn answer<T: Version, P: Hook>(
+    frame: &Frame,
+    request: &mut Request<T>,
+    rest: &mut Rest,
+) -> Result<Answered, Reason> {
+    let (Some(ip_at), Some(config)) = (request.ip_at::<P>(), HEALTH_CONFIG.get(0)) else {
+        return Ok(Answered::Passed);
     };
     let Some(ParsedPacket {
         mut packet,
         content_at,
     }) = T::read(frame, ip_at, TUPLE_IN)
     else {
-        return StepResult::PASSED;
+        return Ok(Answered::Passed);
     };
     request.content_at = content_at;
-    match packet.kind {
-        Kind::Flow | Kind::Fragment(_) => {}
-        Kind::IcmpError => return StepResult::error_at(content_at),
-        Kind::NoFlow => return StepResult::PASSED,
+    match Resolved::of(&mut packet) {
+        Resolved::Flow => {}
+        Resolved::Error => {
+            rest.content_at = content_at;
+            return Ok(Answered::Error);
+        }
+        Resolved::Other | Resolved::UnknownFragment => return Ok(Answered::Passed),
     }
-    if !find(&mut packet) {
-        return StepResult::PASSED;
-    }
-    request.is_later = packet.is_later().into();
-    request.tcp_flags = packet.tcp_flags.into();
-    request.tuple = packet.tuple;
-    if opens(request) {
-        return StepResult::PASSED;
+    request.take_in(&packet);
+    if request.opens() {
+        return Ok(Answered::Passed);
     }
     // Keys must be on the stack.
     let key = request.tuple;
     let answered = match find_answered::<T, P>(&key, Some(config)) {
         Ok(answered) => answered,
-        Err(result) => return result,
+        Err(Unanswered::Other) => return Ok(Answered::Passed),
+        Err(Unanswered::Lost) => return Ok(Answered::Lost),
     };
     if P::IS_UPLINK {
         // At an endpoint's device, it was already stored.
         keep(&packet, &config.timeouts);
         request.flow_flags = answered.flags.into();
         if request.is_passing != 0 {
-            return StepResult::FOUND;
+            return Ok(Answered::Done);
         }
     }
     let (content_at, protocol) = (request.content_at(), key.protocol());
@@ -77,65 +125,68 @@ pub(super) fn answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T
     let seen_be = key.destination().1;
     let own_be = answered.port_beyond(seen_be);
     if !is_written {
-        return StepResult::dropped(Reason::WriteFailed);
+        return Err(Reason::WriteFailed);
     }
     match content_at {
         Some(content_at) if own_be != seen_be => {
-            StepResult::with_port(content_at, protocol == IP_PROTOCOL_TCP, own_be)
+            (rest.content_at, rest.own_be) = (content_at, own_be);
+            rest.protocol = protocol.into();
+            Ok(Answered::ButPort)
         }
-        _ => StepResult::FOUND,
+        _ => Ok(Answered::Done),
     }
 }
 
-/// As [`answer`] at an uplink, but also recreates the flow's other entry if it was evicted.
+/// Rewrites an answer to an endpoint, and recreates the flow's other entry if it was evicted.
 #[inline(always)]
-pub(super) fn answer_to_outside<T: UplinkSteps>(
-    skb: *mut __sk_buff,
+pub(super) fn answer_to_inside<T: Version>(
+    frame: &Frame,
+    rest: &mut Rest,
+) -> Result<Answered, Reason> {
+    match answer_inside::<T>(frame, rest)? {
+        Answered::Lost if restore_inside::<T>(frame) => answer_inside::<T>(frame, rest),
+        answered => Ok(answered),
+    }
+}
+
+/// As [`answer_to_inside`], at an uplink.
+#[inline(always)]
+pub(super) fn answer_to_outside<T: Version>(
+    frame: &Frame,
     request: &mut Request<T>,
-) -> StepResult {
-    let result = T::answer(skb, request);
-    if result == StepResult::LOST && T::restore(skb, request) == StepResult::FOUND {
-        return T::answer(skb, request);
-    }
-    result
-}
-
-/// Restores the client's own port in an answer, if the result of [`answer`] asks for it.
-#[inline(always)]
-pub(super) fn restore_port(skb: *mut __sk_buff, result: StepResult) -> StepResult {
-    if result.has_port() {
-        StepResult(service_restore_port(skb, result.0))
-    } else {
-        result
+    rest: &mut Rest,
+) -> Result<Answered, Reason> {
+    match answer_outside(frame, request, rest)? {
+        Answered::Lost if restore_outside(frame, request) => answer_outside(frame, request, rest),
+        answered => Ok(answered),
     }
 }
 
-/// A separate function in the kernel too, like the steps; it serves both IP versions.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn service_restore_port(skb: *mut __sk_buff, result: u32) -> u32 {
-    let frame = &Frame::new(TcContext::new(skb));
-    let (content_at, is_tcp, own_be) = StepResult(result).port();
-    let protocol = if is_tcp {
+/// Restores the client's own port in an answer.
+#[subprogram(service_restore_port)]
+pub(super) fn restore_port(frame: &Frame, rest: &mut Rest) -> Result<(), Reason> {
+    let (content_at, own_be) = (rest.content_at, rest.own_be);
+    let protocol = if rest.protocol == IP_PROTOCOL_TCP.into() {
         IP_PROTOCOL_TCP
     } else {
         IP_PROTOCOL_UDP
     };
     let mut seen_be = 0_u16;
-    let is_done = load(frame, content_at + DESTINATION_PORT_AT, &mut seen_be, 2).is_some()
-        && rewrite::port(
-            frame,
-            Some(content_at),
-            protocol,
-            End::Destination,
-            (seen_be, own_be),
-        )
-        .is_some();
-    if is_done {
-        StepResult::FOUND.0
-    } else {
-        StepResult::dropped(Reason::WriteFailed).0
-    }
+    load(frame, content_at + DESTINATION_PORT_AT, &mut seen_be, 2)
+        .and_then(|()| {
+            let ports = (seen_be, own_be);
+            rewrite::port(frame, Some(content_at), protocol, End::Destination, ports)
+        })
+        .ok_or(Reason::WriteFailed)
+}
+
+/// The flow that a backend's packet to an outside client answers; the packet's tuple has direction in.
+#[inline(always)]
+pub(crate) fn answered_to_outside<T: Version>(
+    key: &T,
+    config: &DatapathConfig,
+) -> Option<ServiceFlowParts<T::Address>> {
+    answered::<T, AtUplink>(key, Some(config))
 }
 
 /// The flow that a backend's packet with this `IN` tuple answers, by the flow's `IN` entry. If the
@@ -148,31 +199,39 @@ pub(super) fn answered<T: Version, P: Hook>(
     find_answered::<T, P>(key, lasts).ok()
 }
 
-/// As [`answered`]; on failure `LOST` if only the flow's other entry is missing, else `PASSED`.
+/// Why a packet answers no packet to a service.
+enum Unanswered {
+    /// Only the `OUT` entry of its flow is missing.
+    Lost,
+    /// Anything else.
+    Other,
+}
+
+/// As [`answered`], with the reason if there is none.
 #[inline(always)]
 fn find_answered<T: Version, P: Hook>(
     key: &T,
     lasts: Option<&DatapathConfig>,
-) -> Result<ServiceFlowParts<T::Address>, StepResult> {
+) -> Result<ServiceFlowParts<T::Address>, Unanswered> {
     let Some(entry) = T::service_flows().get_ptr(key) else {
-        return Err(StepResult::PASSED);
+        return Err(Unanswered::Other);
     };
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });
     if P::IS_UPLINK != (parts.flags & FLOW_FROM_OUTSIDE != 0) {
-        return Err(StepResult::PASSED);
+        return Err(Unanswered::Other);
     }
     if key.protocol() == IP_PROTOCOL_TCP {
         return Ok(parts);
     }
     let flow = key.asked_by(&parts);
     let Some(out) = T::service_flows().get_ptr_mut(&flow) else {
-        return Err(StepResult::LOST);
+        return Err(Unanswered::Lost);
     };
     // SAFETY: as above.
     let sent = T::service_flow_parts(unsafe { &*out });
     if coarse_now_secs() >= sent.expires {
-        return Err(StepResult::PASSED);
+        return Err(Unanswered::Other);
     }
     // Otherwise the client's packets go elsewhere by now.
     if let Some(config) = lasts
@@ -183,23 +242,35 @@ fn find_answered<T: Version, P: Hook>(
     Ok(parts)
 }
 
+#[subprogram(service4_restore, service6_restore)]
+fn restore_inside<T: Version>(frame: &Frame) -> bool {
+    restore::<T>(frame, IP_AT)
+}
+
+#[subprogram(uplink4_restore, uplink6_restore)]
+fn restore_outside<T: Version>(frame: &Frame, request: &mut Request<T>) -> bool {
+    match request.ip_at::<AtUplink>() {
+        Some(ip_at) => restore::<T>(frame, ip_at),
+        None => false,
+    }
+}
+
 /// Recreates the evicted `OUT` entry of a packet's flow: otherwise the client's next packets would go to
-/// another backend, or use another port. `FOUND`: the entry exists again.
+/// another backend, or use another port. Returns whether the entry exists again.
 #[inline(always)]
-pub(super) fn restore<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
-    let packet = P::ip_at(request).and_then(|ip_at| T::read(frame, ip_at, TUPLE_IN));
-    let Some(ParsedPacket { packet, .. }) = packet else {
-        return StepResult::PASSED;
+fn restore<T: Version>(frame: &Frame, ip_at: usize) -> bool {
+    let Some(ParsedPacket { packet, .. }) = T::read(frame, ip_at, TUPLE_IN) else {
+        return false;
     };
     // Keys must be on the stack.
     let key = packet.tuple;
     let Some(entry) = T::service_flows().get_ptr(&key) else {
-        return StepResult::PASSED;
+        return false;
     };
     // SAFETY: a value of that map.
     let mut parts = T::service_flow_parts(unsafe { &*entry });
     if coarse_now_secs() >= parts.expires {
-        return StepResult::PASSED;
+        return false;
     }
     let flow = key.asked_by(&parts);
     parts.to = key.source();
@@ -207,8 +278,7 @@ pub(super) fn restore<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
         parts.client_port_be = key.destination().1;
     }
     let flags = u64::from(BPF_NOEXIST);
-    match T::service_flows().insert(&flow, &T::service_flow(&parts), flags) {
-        Ok(()) => StepResult::FOUND,
-        Err(_) => StepResult::PASSED,
-    }
+    T::service_flows()
+        .insert(&flow, &T::service_flow(&parts), flags)
+        .is_ok()
 }

@@ -5,14 +5,17 @@ use aya_ebpf::bindings::bpf_sock_tuple;
 use aya_ebpf::helpers::generated::{bpf_sk_lookup_tcp, bpf_sk_lookup_udp, bpf_sk_release};
 use health_common::ct::IP_PROTOCOL_UDP;
 use health_common::masquerade::Address as _;
+use health_common::metrics::Reason;
 use health_common::tcp::IP_PROTOCOL_TCP;
 
-use super::backend::{is_of_flow, move_on};
-use super::request::{answer_key, opens};
-use super::step::{Hook, Request, StepResult};
+use super::flow::{answer_key, is_of_flow};
+use super::new_flow::{Attempt, move_on};
+use super::request::Request;
 use crate::clock::coarse_now_secs;
 use crate::frame::Frame;
+use crate::hook::{AtUplink, Hook};
 use crate::ip_version::Version;
+use crate::subprogram::subprogram;
 
 /// The network namespace of the packet's device (`BPF_F_CURRENT_NETNS`).
 const CURRENT_NETNS: u64 = u64::MAX;
@@ -22,51 +25,49 @@ const TUPLE_LEN6: u32 = 36;
 
 const _: () = assert!(size_of::<bpf_sock_tuple>() == TUPLE_LEN6 as usize);
 
-/// Leaves a packet to a socket of the host that is connected to its source: the answer to a process that uses this
-/// port as its own is not a request.
-#[inline(always)]
-pub(super) fn leave_to_socket<T: Version, P: Hook>(
-    frame: &Frame,
-    request: &mut Request<T>,
-) -> StepResult {
-    if is_for_socket(frame, &request.tuple) {
-        StepResult::PASSED
-    } else {
-        StepResult::IS_NEW
-    }
+/// Whether a packet is for a socket of the host that is connected to its source: the answer to a process that uses
+/// this port as its own is not a request.
+#[subprogram(
+    service4_is_answer,
+    service6_is_answer,
+    uplink4_is_answer,
+    uplink6_is_answer
+)]
+pub(super) fn is_answer<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> bool {
+    is_for_socket(frame, &request.tuple)
 }
 
 /// Makes the caller try another port for a flow to a process of this host that has its own connection with the client
 /// between the same ports: conntrack does not know those. If the flow began earlier and lost an entry, the socket is
 /// the flow's own.
-#[inline(always)]
-pub(super) fn avoid_socket<T: Version, P: Hook>(
+#[subprogram(uplink4_avoid_socket, uplink6_avoid_socket)]
+pub(super) fn avoid_socket<T: Version>(
     frame: &Frame,
     request: &mut Request<T>,
-) -> StepResult {
+) -> Result<Attempt, Reason> {
     let sent = request.moved();
-    if !began_before::<T, P>(request, &sent)
+    if !began_before(request, &sent)
         && is_for_socket(frame, &sent.with_destination(request.backend()))
     {
         move_on(request)
     } else {
-        StepResult::CHOSEN
+        Ok(Attempt::Done)
     }
 }
 
 /// Whether a packet belongs to a flow whose answer entry still exists; `sent` is its tuple with the port that the
 /// backend sees.
 #[inline(always)]
-fn began_before<T: Version, P: Hook>(request: &Request<T>, sent: &T) -> bool {
+fn began_before<T: Version>(request: &Request<T>, sent: &T) -> bool {
     // Keys must be on the stack.
-    let answer = answer_key::<T, P>(sent, request.backend());
+    let answer = answer_key::<T, AtUplink>(sent, request.backend());
     let Some(entry) = T::service_flows().get_ptr(&answer) else {
         return false;
     };
     // SAFETY: a value of that map.
     let parts = T::service_flow_parts(unsafe { &*entry });
     let goes_on = if sent.protocol() == IP_PROTOCOL_TCP {
-        !opens(request)
+        !request.opens()
     } else {
         coarse_now_secs() < parts.expires
     };

@@ -8,20 +8,37 @@ use health_common::service::{
     FLOW_DIRECT, FLOW_MASQUERADED, FLOW_OF_HOST, FLOW_PLAIN, FLOW_RELAYED,
 };
 
-use super::step::{AtUplink, Hook, Request, StepResult};
-use crate::conntrack::{PacketFlags, Traffic, enter};
+use super::request::Request;
+use crate::conntrack::{Traffic, enter};
 use crate::delivery;
 use crate::fib;
 use crate::frame::{Frame, IP_AT, MARK_ANSWERED, MARK_SERVED};
+use crate::hook::AtUplink;
 use crate::ip_version::Version;
-use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
+use crate::ipcache::is_endpoint;
+use crate::maps::HEALTH_CONFIG;
+use crate::subprogram::{Stage, subprogram};
 
-/// Forwards a packet of a flow from outside. `PASSED`: the host's stack must handle it, since it is for this host,
-/// has a VLAN tag, is too long for the next device, or its hop count has run out and its sender must be notified; or
-/// it is for an endpoint of this node. `DELIVERABLE`: as the last case, with host routing; not for packets forwarded
-/// by another node or sent to the backend itself, since the rest of the connection does not come this way.
-#[inline(always)]
-pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+/// Where a packet goes next.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub(super) enum Forwarded {
+    /// To the host's stack, which must handle it: it is for this host or an endpoint of this node, has a VLAN tag, is
+    /// too long for the next device, or its hop count has run out and its sender must be notified.
+    Stack,
+    /// To an endpoint of this node, with host routing. Not for packets forwarded by another node or sent to the backend
+    /// itself, since the rest of the connection does not come this way.
+    Endpoint,
+    /// To the device that it leaves on, which it was passed to.
+    Device,
+}
+
+// SAFETY: `repr(u32)`, three variants without fields.
+unsafe impl Stage for Forwarded {}
+
+/// Forwards a packet of a flow from outside.
+#[subprogram(uplink4_forward, uplink6_forward)]
+pub(super) fn forward<T: Version>(frame: &Frame, request: &mut Request<T>) -> Forwarded {
     let flags = request.flow_flags as u16;
     let is_masqueraded = flags & FLOW_MASQUERADED != 0;
     if is_masqueraded && request.is_passing == 0 {
@@ -34,40 +51,40 @@ pub(super) fn forward<T: Version, P: Hook>(frame: &Frame, request: &mut Request<
     // Answers of this node's backends do not come from outside.
     let is_astray = request.is_passing != 0 && !is_masqueraded;
     if is_astray || flags & FLOW_OF_HOST != 0 || !request.is_untagged(frame) {
-        return StepResult::PASSED;
+        return Forwarded::Stack;
     }
     let Some((source, destination)) = T::addresses(frame, IP_AT) else {
-        return StepResult::PASSED;
+        return Forwarded::Stack;
     };
-    if HEALTH_ENDPOINTS.get_ptr(destination.to_addr()).is_some() {
+    if is_endpoint(destination.to_addr()) {
         // Half a flow is useless to netfilter, so the endpoint's answers take the same way. Without a service, they
         // go through the host's stack.
         return if delivery::is_on() && flags & (FLOW_RELAYED | FLOW_PLAIN) == 0 {
-            StepResult::DELIVERABLE
+            Forwarded::Endpoint
         } else {
-            StepResult::PASSED
+            Forwarded::Stack
         };
     }
     match fib::send::<T>(frame, source, destination) {
         Some(code) => handed_over(code),
-        None => StepResult::PASSED,
+        None => Forwarded::Stack,
     }
 }
 
 #[inline(always)]
-fn handed_over(code: i64) -> StepResult {
+fn handed_over(code: i64) -> Forwarded {
     if code == TC_ACT_REDIRECT.into() {
-        StepResult::FORWARDED
+        Forwarded::Device
     } else {
-        StepResult::PASSED
+        Forwarded::Stack
     }
 }
 
 /// Records a packet between an outside client and this host: conntrack decides when the flow is over.
-#[inline(always)]
-pub(super) fn note<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
-    let (Some(ip_at), Some(config)) = (AtUplink::ip_at(request), HEALTH_CONFIG.get(0)) else {
-        return StepResult::PASSED;
+#[subprogram(uplink4_note, uplink6_note)]
+pub(super) fn note<T: Version>(frame: &Frame, request: &mut Request<T>) {
+    let (Some(ip_at), Some(config)) = (request.ip_at::<AtUplink>(), HEALTH_CONFIG.get(0)) else {
+        return;
     };
     let bytes = frame.length() - ip_at as u32;
     let is_request = request.tuple.direction() == TUPLE_OUT;
@@ -86,12 +103,7 @@ pub(super) fn note<T: Version, P: Hook>(frame: &Frame, request: &mut Request<T>)
         ifindex: frame.ifindex(),
         ..Traffic::default()
     };
-    let flags = if request.is_later != 0 {
-        PacketFlags::Unknown
-    } else {
-        PacketFlags::Tcp(request.tcp_flags as u8)
-    };
+    let flags = request.packet_flags();
     // It does not matter whether it was recorded.
     let _ = enter(T::flows(), &mut tuple, flags, traffic, &config.timeouts);
-    StepResult::PASSED
 }

@@ -7,12 +7,14 @@ use health_common::service::unreachable::{
     HEADER4, HEADER6, LONG, Quoted4, Quoted6, SHORT, Unreachable4, Unreachable6,
 };
 
-use super::step::{Hook, Request, StepResult};
+use super::request::Request;
 use crate::clock::coarse_now_secs;
 use crate::frame::{Frame, IP_AT};
+use crate::hook::Hook;
 use crate::ip_version::Version;
 use crate::maps::HEALTH_SENT_ERRORS;
 use crate::packet::load;
+use crate::subprogram::subprogram;
 
 /// The start of a packet that an error quotes: a header without options or extensions, and some of the data after it.
 pub trait Quoted: Default {
@@ -85,7 +87,7 @@ fn may_tell() -> bool {
         return false;
     };
     let now = coarse_now_secs();
-    // SAFETY: a value of that map, of this CPU alone: programs on one CPU do not interrupt each other here.
+    // SAFETY: a value of that per-CPU map: programs on one CPU do not interrupt each other here.
     let sent = unsafe { &mut *sent };
     if sent.second != now {
         (sent.second, sent.count) = (now, 0);
@@ -95,12 +97,9 @@ fn may_tell() -> bool {
 }
 
 /// Turns a packet into the ICMP error about it. Packets with options, extensions or no transport header are dropped
-/// silently, and so are those that exceed the rate limit.
-#[inline(always)]
-pub(super) fn reject<T: Unreachable, P: Hook>(
-    frame: &Frame,
-    request: &mut Request<T>,
-) -> StepResult {
+/// silently, and so are those that exceed the rate limit. Returns whether it is an error now.
+#[subprogram(service4_reject, service6_reject, uplink4_reject, uplink6_reject)]
+pub(super) fn reject<T: Unreachable, P: Hook>(frame: &Frame, request: &mut Request<T>) -> bool {
     // Tags between the headers would stay in place.
     let ip_at = if P::IS_UPLINK {
         frame.link_header_len()
@@ -110,20 +109,17 @@ pub(super) fn reject<T: Unreachable, P: Hook>(
     if P::IS_UPLINK && request.ip_at != ip_at as u32
         || request.content_at() != Some((ip_at + T::HEADER_LEN) as u32)
     {
-        return StepResult::REJECTED;
+        return false;
     }
     if P::IS_UPLINK && !may_tell() {
-        return StepResult::REJECTED;
+        return false;
     }
     let is_told = if frame.length() as usize >= ip_at + size_of::<T::Long>() {
         replace::<T::Long>(frame, ip_at)
     } else {
         replace::<T::Short>(frame, ip_at)
     };
-    match is_told {
-        Some(()) => StepResult::TURNED,
-        None => StepResult::REJECTED,
-    }
+    is_told.is_some()
 }
 
 #[inline(always)]

@@ -17,9 +17,10 @@ use health_common::metrics::{Direction, Reason};
 use health_common::service::Frontend;
 use health_common::service::socket::{SocketFlow, SocketKey, Turns};
 
-use super::backend::{Client, address, count_flow, discount_flow, elect, stay};
-use super::step::{AtEndpoint, StepResult};
+use super::backend::{address, count_flow, discount_flow};
+use super::choice::{Client, elect, stay};
 use crate::clock::coarse_now_ns;
+use crate::hook::AtEndpoint;
 use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_SOCKETS, HEALTH_TURNS};
 use crate::metrics::count_call;
@@ -208,15 +209,12 @@ pub fn connect<C: Call>(call: &C) -> i32 {
 }
 
 #[inline(always)]
-fn connect_to<T, C: Call>(
+fn connect_to<T: Version, C: Call>(
     call: &C,
     socket: &SocketKey,
     named: &Named,
     config: &DatapathConfig,
-) -> i32
-where
-    T: Version<Address: Default>,
-{
+) -> i32 {
     let backend = match frontend::<T>(socket, named) {
         None => None,
         Some((frontend, flow)) => match choose(&flow, &frontend, config) {
@@ -259,10 +257,12 @@ pub fn send<C: Call>(call: &C) -> i32 {
 }
 
 #[inline(always)]
-fn send_to<T, C: Call>(call: &C, socket: &SocketKey, named: &Named, config: &DatapathConfig) -> i32
-where
-    T: Version<Address: Default>,
-{
+fn send_to<T: Version, C: Call>(
+    call: &C,
+    socket: &SocketKey,
+    named: &Named,
+    config: &DatapathConfig,
+) -> i32 {
     let Some((frontend, flow)) = frontend::<T>(socket, named) else {
         note_direct(socket, named);
         return GO_ON;
@@ -395,10 +395,7 @@ fn forget_asked(socket: &SocketKey, named: &Named) {
 
 /// The frontend that a call names, if any; and the flow, of which only one end is known.
 #[inline(always)]
-fn frontend<T>(socket: &SocketKey, named: &Named) -> Option<(Frontend, T)>
-where
-    T: Version<Address: Default>,
-{
+fn frontend<T: Version>(socket: &SocketKey, named: &Named) -> Option<(Frontend, T)> {
     let source = T::Address::default();
     let destination = T::Address::of_addr(&named.addr);
     let mut flow = T::of_echo(source, destination, 0, TUPLE_OUT);
@@ -441,16 +438,12 @@ fn choose<T: Version>(
 
 /// Fails the call: no one would notice a dropped packet.
 #[inline(always)]
-fn refuse(why: StepResult) -> i32 {
-    let (reason, error) = if why == StepResult::REJECTED {
-        (Reason::ServiceRejected, ECONNREFUSED)
-    } else if why == StepResult::dropped(Reason::ServiceNoLocal) {
-        (Reason::ServiceNoLocal, EHOSTUNREACH)
-    } else if why == StepResult::dropped(Reason::ServiceSourceRange) {
+fn refuse(reason: Reason) -> i32 {
+    let error = match reason {
+        Reason::ServiceRejected => ECONNREFUSED,
         // As for a packet that the host's own firewall drops.
-        (Reason::ServiceSourceRange, EPERM)
-    } else {
-        (Reason::ServiceNoBackend, EHOSTUNREACH)
+        Reason::ServiceSourceRange => EPERM,
+        _ => EHOSTUNREACH,
     };
     count_call(reason, Direction::Egress);
     // SAFETY: a helper of these programs, from Linux 6.1 on.

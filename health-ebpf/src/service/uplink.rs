@@ -12,12 +12,19 @@ use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use health_common::service::{FLOW_DIRECT, FLOW_OF_HOST};
 use network_types::eth::EthHdr;
 
-use super::answer::{answer_to_outside, restore_port};
-use super::direct::accept::is_told;
-use super::error::{tell_backend, tell_client};
-use super::step::{AtUplink, Request, StepResult, UplinkSteps};
-use super::{dropped, enter, find_backend, is_on, send_back};
+use super::answer::{Answered, Rest, answer_to_outside, restore_port};
+use super::destination::{Destination, enter_with_room, find_destination};
+use super::direct::accept::{accept, may_have_option, relay, take_off};
+use super::direct::{Direct, follow, tell};
+use super::enabled::is_on;
+use super::error::{answer_error, tell_backend, tell_client};
+use super::forward::{Forwarded, forward, note};
+use super::reject::{Unreachable, reject};
+use super::request::Request;
+use super::rewrite::{Rewritten, rewrite};
 use crate::frame::{Frame, MARK_ANSWERED, MARK_SERVED};
+use crate::hook::AtUplink;
+use crate::ip_version::Version;
 use crate::maps::HEALTH_CALLS;
 use crate::metrics::{Verdict, ignore, pass, redirected, refuse};
 use crate::{delivery, nat};
@@ -69,62 +76,66 @@ pub fn from_service(frame: &Frame) -> Verdict {
 }
 
 #[inline(always)]
-fn arriving<T: UplinkSteps>(frame: &Frame, ip_at: usize) -> Verdict {
-    let skb = frame.skb();
+fn arriving<T: Direct + Unreachable>(frame: &Frame, ip_at: usize) -> Verdict {
     let mut request = Request::<T>::at(ip_at);
-    if is_told::<T>(frame, ip_at) {
-        let mut accepted = T::accept(skb, &mut request);
-        if accepted == StepResult::FOUND {
-            accepted = enter(&mut request, |request| T::relay(skb, request));
-        }
-        if accepted == StepResult::FOUND {
-            accepted = T::take_off(skb, &mut request);
-        }
-        if accepted == StepResult::FOUND {
-            return go_on(frame, &mut request);
-        }
-        if let Some(verdict) = dropped(frame, accepted, Direction::Ingress) {
-            return verdict;
-        }
+    match accept_or_send(frame, ip_at, &mut request) {
+        Ok(true) => go_on(frame, &mut request),
+        Ok(false) => ignore(),
+        Err(reason) => refuse_request(frame, &mut request, reason),
     }
-    let (found, _) = find_backend::<T, AtUplink>(skb, &mut request);
-    let mut result = match found {
-        StepResult::FOUND if request.flow_flags as u16 & FLOW_DIRECT != 0 => {
-            let _ = T::follow(skb, &mut request);
-            match T::rewrite(skb, &mut request) {
-                StepResult::FOUND => T::tell(skb, &mut request),
-                result => result,
-            }
-        }
-        StepResult::FOUND => {
-            if request.flow_flags as u16 & FLOW_OF_HOST != 0 {
-                let _ = T::note(skb, &mut request);
-            }
-            T::rewrite(skb, &mut request)
-        }
-        StepResult::IS_ERROR => tell_backend(skb, &mut request),
-        StepResult::REJECTED => return reject(frame, T::reject(skb, &mut request)),
-        result => result,
+}
+
+/// Rewrites a packet that another node forwarded here, that is for a service, or that passes as an answer. `false`: it
+/// is none of these.
+#[inline(always)]
+fn accept_or_send<T: Direct>(
+    frame: &Frame,
+    ip_at: usize,
+    request: &mut Request<T>,
+) -> Result<bool, Reason> {
+    if may_have_option::<T>(frame, ip_at)
+        && accept(frame, request)?
+        && enter_with_room(request, |request| relay(frame, request))?
+    {
+        return take_off::<T>(frame).map(|()| true);
+    }
+    let rewritten = match find_destination::<T, AtUplink>(frame, request)? {
+        Destination::Own => Rewritten::Passed,
+        Destination::Backend { .. } => send(frame, request)?,
+        Destination::Error => tell_backend::<T, AtUplink>(frame, request)?,
     };
-    if result == StepResult::PASSED {
-        request.is_passing = 1;
-        result = if request.is_error() {
-            T::answer_error(skb, &mut request)
-        } else {
-            answer_to_outside(skb, &mut request)
-        };
+    if rewritten != Rewritten::Passed {
+        return Ok(rewritten == Rewritten::On);
     }
-    if result != StepResult::FOUND {
-        return dropped(frame, result, Direction::Ingress).unwrap_or_else(ignore);
+    request.is_passing = 1;
+    if request.is_error() {
+        return Ok(answer_error::<T, AtUplink>(frame, request));
     }
-    go_on(frame, &mut request)
+    let answered = answer_to_outside(frame, request, &mut Rest::default())?;
+    Ok(matches!(answered, Answered::Done))
+}
+
+/// Rewrites a packet for its backend.
+#[inline(always)]
+fn send<T: Direct>(frame: &Frame, request: &mut Request<T>) -> Result<Rewritten, Reason> {
+    let is_direct = request.has(FLOW_DIRECT);
+    if is_direct {
+        follow(frame, request);
+    } else if request.has(FLOW_OF_HOST) {
+        note(frame, request);
+    }
+    let rewritten = rewrite::<T, AtUplink>(frame, request)?;
+    if is_direct {
+        tell(frame, request)?;
+    }
+    Ok(rewritten)
 }
 
 /// Forwards a packet once it is complete.
 #[inline(always)]
-fn go_on<T: UplinkSteps>(frame: &Frame, request: &mut Request<T>) -> Verdict {
-    let result = T::forward(frame.skb(), request);
-    if result == StepResult::FORWARDED {
+fn go_on<T: Version>(frame: &Frame, request: &mut Request<T>) -> Verdict {
+    let forwarded = forward(frame, request);
+    if let Forwarded::Device = forwarded {
         return redirected(
             frame,
             Reason::Forwarded,
@@ -133,41 +144,52 @@ fn go_on<T: UplinkSteps>(frame: &Frame, request: &mut Request<T>) -> Verdict {
         );
     }
     let verdict = pass(frame, Reason::Forwarded, Direction::Ingress);
-    if result == StepResult::DELIVERABLE {
+    if let Forwarded::Endpoint = forwarded {
         delivery::hand_over(frame);
     }
     verdict
 }
 
 #[inline(always)]
-fn leaving<T: UplinkSteps>(frame: &Frame, ip_at: usize, ethertype: u16) -> Verdict {
-    let skb = frame.skb();
+fn leaving<T: Version>(frame: &Frame, ip_at: usize, ethertype: u16) -> Verdict {
     let mut request = Request::<T>::at(ip_at);
-    let answered = answer_to_outside(skb, &mut request);
-    let result = if answered.begins_error_at().is_some() {
-        tell_client(skb, &mut request)
-    } else {
-        restore_port(skb, answered)
-    };
-    if result != StepResult::FOUND {
-        return match dropped(frame, result, Direction::Egress) {
-            Some(verdict) => verdict,
-            None => nat::leave(frame, ethertype),
-        };
+    match answer_client(frame, &mut request) {
+        Ok(true) => {}
+        Ok(false) => return nat::leave(frame, ethertype),
+        Err(reason) => return refuse(frame, reason, Direction::Egress),
     }
-    if request.flow_flags as u16 & FLOW_OF_HOST != 0 && request.has_flow() {
-        let _ = T::note(skb, &mut request);
+    if request.has(FLOW_OF_HOST) && request.has_flow() {
+        note(frame, &mut request);
     }
     pass(frame, Reason::Forwarded, Direction::Egress)
 }
 
-/// Notifies a client that there is no backend, on the way that its packet came, if the packet could be turned into an
-/// error.
+/// Rewrites an answer to a client. `false`: it is none.
 #[inline(always)]
-fn reject(frame: &Frame, result: StepResult) -> Verdict {
-    let reason = Reason::ServiceRejected;
-    if result == StepResult::TURNED && turn_round(frame) {
-        send_back(frame, frame.ifindex(), reason)
+fn answer_client<T: Version>(frame: &Frame, request: &mut Request<T>) -> Result<bool, Reason> {
+    let mut rest = Rest::default();
+    match answer_to_outside(frame, request, &mut rest)? {
+        Answered::Passed | Answered::Lost => Ok(false),
+        Answered::Done => Ok(true),
+        Answered::ButPort => restore_port(frame, &mut rest).map(|()| true),
+        Answered::Error => Ok(tell_client::<T, AtUplink>(frame, request)? == Rewritten::On),
+    }
+}
+
+/// Drops a packet. If there is no backend for it, its sender is notified on the way that it came, unless it cannot be
+/// turned into an error.
+#[inline(always)]
+fn refuse_request<T: Unreachable>(
+    frame: &Frame,
+    request: &mut Request<T>,
+    reason: Reason,
+) -> Verdict {
+    if reason == Reason::ServiceRejected
+        && reject::<T, AtUplink>(frame, request)
+        && turn_round(frame)
+    {
+        let code = frame.send_back(frame.ifindex());
+        redirected(frame, reason, Direction::Ingress, code)
     } else {
         refuse(frame, reason, Direction::Ingress)
     }

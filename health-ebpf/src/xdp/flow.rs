@@ -29,10 +29,7 @@ pub(super) struct Passage<T: Version> {
 pub(super) fn requested<T: Version>(
     packet: &Packet<T>,
     config: &DatapathConfig,
-) -> Option<Passage<T>>
-where
-    T::Address: Default,
-{
+) -> Option<Passage<T>> {
     // Keys must be on the stack.
     let sent = packet.tuple.with_direction(TUPLE_OUT);
     let parts = known_from_outside(packet, &sent, config)?;

@@ -4,16 +4,15 @@ use core::arch::asm;
 use core::mem::offset_of;
 
 use aya_ebpf::bindings::xdp_md;
-use aya_ebpf::maps::{LruHashMap, PerCpuArray};
+use aya_ebpf::maps::LruHashMap;
 use aya_ebpf::programs::XdpContext;
 use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
 use health_common::echo::{IPV6_LEN, Ipv4Header, Ipv6Header};
 use health_common::nat::{Difference, apply_folded};
 use health_common::service::xdp::{XdpFlow, XdpWay};
 
-use super::Draft;
 use crate::frame::IP_AT;
-use crate::maps::{HEALTH_XDP_DRAFT4, HEALTH_XDP_DRAFT6, HEALTH_XDP_FLOWS4, HEALTH_XDP_FLOWS6};
+use crate::maps::{HEALTH_XDP_FLOWS4, HEALTH_XDP_FLOWS6};
 use crate::source::Source;
 use crate::subprogram::Context;
 
@@ -162,8 +161,6 @@ impl XdpFrame {
 pub trait Plain: Source {
     /// The look-up results for its flows.
     fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>>;
-    /// Scratch space for building one of these values.
-    fn drafts() -> &'static PerCpuArray<Draft<Self>>;
     /// Whether a packet has a header without options, is whole, and may be forwarded: it has hops left.
     fn is_plain(ip: &Self::Header) -> bool;
     /// Length according to the header, including the header, bytes.
@@ -182,11 +179,6 @@ impl Plain for Tuple4 {
     #[inline(always)]
     fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>> {
         &HEALTH_XDP_FLOWS4
-    }
-
-    #[inline(always)]
-    fn drafts() -> &'static PerCpuArray<Draft<Self>> {
-        &HEALTH_XDP_DRAFT4
     }
 
     #[inline(always)]
@@ -231,11 +223,6 @@ impl Plain for Tuple6 {
     #[inline(always)]
     fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>> {
         &HEALTH_XDP_FLOWS6
-    }
-
-    #[inline(always)]
-    fn drafts() -> &'static PerCpuArray<Draft<Self>> {
-        &HEALTH_XDP_DRAFT6
     }
 
     #[inline(always)]

@@ -5,33 +5,67 @@ use core::intrinsics::{AtomicOrdering, atomic_xchg};
 use core::ptr;
 
 use aya_ebpf::bindings::BPF_ANY;
+use aya_ebpf::bindings::xdp_action::XDP_ABORTED;
 use aya_ebpf::helpers::generated::bpf_jiffies64;
 use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN};
 use health_common::service::xdp::{Pending, XdpFlow};
 use health_common::tcp::{IP_PROTOCOL_TCP, TcpHeader};
 
 use super::conntrack::enter_passed;
+use super::draft::{Draft, Drafted};
 use super::frame::{Headers, Plain, XdpFrame};
-use super::look_up::{Draft, StepResult};
+use super::rewrite;
 use super::transport::{Transport, UdpHeader, is_between};
-use super::{XdpVerdict, counted, handed_over, rewrite};
+use super::verdict::{XdpVerdict, counted, handed_over};
 use crate::conntrack::add;
 use crate::frame::IP_AT;
 use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_TIMES};
+use crate::subprogram::{Returned, subprogram};
 
-/// Forwards a packet like those before it, if it is a whole UDP datagram or TCP segment; `None` if it is for the
-/// stack.
-#[inline(always)]
-pub(super) fn send_on<T: Plain>(frame: &XdpFrame) -> Option<XdpVerdict> {
-    match T::protocol_behind(frame.at::<T::Header>(IP_AT)?) {
-        IP_PROTOCOL_TCP => send_on_of::<T, TcpHeader>(frame),
-        IP_PROTOCOL_UDP => send_on_of::<T, UdpHeader>(frame),
-        _ => None,
+/// Whether the way of a packet is known.
+pub(super) enum Known {
+    /// Not yet.
+    Unknown,
+    /// Yes, and this is the packet's fate; or it is for the stack.
+    Done(XdpVerdict),
+}
+
+impl Returned for Known {
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        match self {
+            // No packet has this fate.
+            Self::Unknown => XDP_ABORTED,
+            Self::Done(verdict) => verdict.encode(),
+        }
+    }
+
+    #[inline(always)]
+    fn decode(number: u32) -> Self {
+        match number {
+            XDP_ABORTED => Self::Unknown,
+            _ => Self::Done(XdpVerdict::decode(number)),
+        }
     }
 }
 
+/// Forwards a packet like those before it, if it is a whole UDP datagram or TCP segment.
+#[subprogram(xdp4_send_known, xdp6_send_known)]
+pub(super) fn send_known<T: Drafted>(frame: &XdpFrame) -> Known {
+    let known = match frame.at::<T::Header>(IP_AT) {
+        Some(ip) => match T::protocol_behind(ip) {
+            IP_PROTOCOL_TCP => send_known_of::<T, TcpHeader>(frame),
+            IP_PROTOCOL_UDP => send_known_of::<T, UdpHeader>(frame),
+            _ => None,
+        },
+        None => None,
+    };
+    known.unwrap_or(Known::Done(XdpVerdict::PASSED))
+}
+
+/// `None` if the packet is for the stack.
 #[inline(always)]
-fn send_on_of<T: Plain, L: Transport>(frame: &XdpFrame) -> Option<XdpVerdict> {
+fn send_known_of<T: Drafted, L: Transport>(frame: &XdpFrame) -> Option<Known> {
     let headers = frame.headers::<T::Header, L>(T::L4_AT)?;
     let (length, len) = (frame.length(), T::total_len(headers.ip));
     let is_whole = len >= (T::HEADER_LEN + size_of::<L>()) as u32 && length >= IP_AT as u32 + len;
@@ -44,10 +78,10 @@ fn send_on_of<T: Plain, L: Transport>(frame: &XdpFrame) -> Option<XdpVerdict> {
     if is_between(L::PROTOCOL, tcp_flags)
         && let Some(verdict) = send_on_as_before::<T, L>(frame, headers, &key)
     {
-        return Some(verdict);
+        return Some(Known::Done(verdict));
     }
     Draft::begin(&key, tcp_flags)?;
-    Some(XdpVerdict::LOOK_UP)
+    Some(Known::Unknown)
 }
 
 /// `None` if everything must be looked up.
@@ -135,8 +169,11 @@ pub(super) fn keep<T: Plain>(key: &T, flow: &XdpFlow<T::Address>) {
 
 /// Removes the look-up results for both directions of a flow, and reports the packets that passed to conntrack: the
 /// end of a connection, and everything after it, is left to the tc programs.
-#[inline(always)]
-pub(super) fn forget<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
+#[subprogram(xdp4_forget, xdp6_forget)]
+pub(super) fn forget<T: Drafted>(_frame: &XdpFrame) {
+    let Some(draft) = Draft::<T>::here() else {
+        return;
+    };
     // Keys must be on the stack.
     let mut key = draft.received;
     let direction = draft.flow.direction();
@@ -149,5 +186,4 @@ pub(super) fn forget<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Optio
         .with_destination((way.source_be, way.ports_be[0]))
         .with_direction(TUPLE_IN);
     remove(&key, draft.flow.reply().direction());
-    None
 }

@@ -1,192 +1,68 @@
-//! Looks up what to do with a packet, and stores it for later packets.
-//!
-//! The steps are separate functions in the kernel too: each uses its stack only while it runs, and the verifier
-//! checks it once. They store their results in a [`Draft`].
+//! Looks up what to do with a packet, and stores it for later packets. The steps store their results in a [`Draft`].
 
 use aya_ebpf::EbpfContext as _;
-use aya_ebpf::bindings::{BPF_FIB_LKUP_RET_SUCCESS, xdp_md};
-use aya_ebpf::helpers::generated::bpf_jiffies64;
-use aya_ebpf::programs::XdpContext;
+use aya_ebpf::bindings::BPF_FIB_LKUP_RET_SUCCESS;
 use health_common::config::{DatapathConfig, SERVICES};
-use health_common::ct::{TUPLE_OUT, Tuple4, Tuple6};
-use health_common::packet::{Kind, Packet};
-use health_common::service::xdp::{Pending, XDP_RETURNS, XDP_SENDS, XdpFlow};
+use health_common::ct::TUPLE_OUT;
+use health_common::packet::Packet;
+use health_common::service::xdp::{Pending, XDP_RETURNS, XDP_SENDS};
 use network_types::eth::EthHdr;
 
 use super::conntrack::enter_under_way;
+use super::draft::{Draft, Drafted};
 use super::flow::{self, Passage};
 use super::frame::{Plain, XdpFrame};
-use super::transport::is_between;
-use super::{XdpVerdict, counted, handed_over, known, rewrite};
-use crate::bounds::forgotten;
-use crate::clock::coarse_now_ns;
+use super::verdict::{XdpVerdict, counted, handed_over};
+use super::{known, rewrite};
 use crate::fib::FibLookup;
 use crate::frame::IP_AT;
-use crate::ip_version::Version;
-use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_DEVICES, HEALTH_XDP_TIMES};
+use crate::maps::{HEALTH_CONFIG, HEALTH_XDP_DEVICES};
 use crate::source::is_own;
+use crate::subprogram::{Stage, subprogram};
 
-/// State of a packet across the steps.
-#[repr(C)]
-pub struct Draft<T: Version> {
-    /// What to do with the packet.
-    pub(super) known: XdpFlow<T::Address>,
-    /// Its tuple as received.
-    pub(super) received: T,
-    /// As [`Passage::flow`].
-    pub(super) flow: T,
-    /// TCP flags of the segment; 0 for UDP.
-    tcp_flags: u32,
-    /// Explicit padding, zero.
-    pad: u32,
-}
-
-impl<T: Plain> Draft<T> {
-    /// This CPU's draft.
-    #[inline(always)]
-    fn here() -> Option<&'static mut Self> {
-        let draft = T::drafts().get_ptr_mut(0)?;
-        // SAFETY: a map value stays valid memory for the program's run; no other program uses it, and none interrupts
-        // this one.
-        unsafe { draft.as_mut() }
-    }
-
-    /// Starts the look-up of a packet; `None` if there is no draft.
-    #[inline(always)]
-    pub(super) fn begin(received: &T, tcp_flags: u8) -> Option<()> {
-        let draft = Self::here()?;
-        // Anything that changes during the look-up counts as later.
-        draft.known.made_ns = coarse_now_ns();
-        // SAFETY: a helper without arguments.
-        draft.known.until_ticks = unsafe { bpf_jiffies64() } + HEALTH_XDP_TIMES.get(0)?.way_ticks;
-        draft.received = *received;
-        draft.tcp_flags = tcp_flags.into();
-        Some(())
-    }
-
-    /// As [`is_between`].
-    #[inline(always)]
-    fn is_between(&self) -> bool {
-        is_between(self.received.protocol(), self.tcp_flags as u8)
-    }
-
-    /// The packet.
-    #[inline(always)]
-    fn packet(&self) -> Packet<T> {
-        Packet {
-            tuple: self.received,
-            tcp_flags: self.tcp_flags as u8,
-            kind: Kind::Flow,
-        }
-    }
-}
-
-/// A step's result for a packet. Functions in the kernel can only return numbers: this one.
-#[repr(transparent)]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct StepResult(u32);
-
-impl StepResult {
-    /// It is for the stack.
-    pub(super) const PASSED: Self = Self(0);
-    /// Its flow's packets are forwarded.
-    pub(super) const FOUND: Self = Self(1);
+/// Whether a packet belongs to a flow whose packets are forwarded here.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub(super) enum Found {
+    /// No: it is for the stack.
+    Passed,
+    /// Yes.
+    Flow,
     /// It opens or ends such a flow.
-    pub(super) const ENDS: Self = Self(2);
+    Ends,
 }
 
-/// The steps.
-pub(super) trait Steps: Plain {
-    /// See [`known::send_on`].
-    fn send_known(ctx: *mut xdp_md) -> XdpVerdict;
-    /// See [`find_request`].
-    fn find_request(ctx: *mut xdp_md) -> StepResult;
-    /// See [`find_answer`].
-    fn find_answer(ctx: *mut xdp_md) -> StepResult;
-    /// See [`route`].
-    fn route(ctx: *mut xdp_md) -> StepResult;
-    /// See [`enter`].
-    fn enter(ctx: *mut xdp_md) -> XdpVerdict;
-    /// See [`known::forget`].
-    fn forget(ctx: *mut xdp_md) -> StepResult;
-}
-
-macro_rules! steps {
-    ($tuple:ty, $first:path as $first_name:ident, $($step:ident -> $result:ident $path:path as $name:ident),+) => {
-        impl Steps for $tuple {
-            #[inline(always)]
-            fn send_known(ctx: *mut xdp_md) -> XdpVerdict {
-                #[unsafe(no_mangle)]
-                #[inline(never)]
-                extern "C" fn $first_name(ctx: *mut xdp_md) -> u32 {
-                    $first(&XdpFrame::new(XdpContext::new(ctx))).unwrap_or(XdpVerdict::PASSED).0
-                }
-                XdpVerdict($first_name(ctx))
-            }
-        $(
-            #[inline(always)]
-            fn $step(ctx: *mut xdp_md) -> $result {
-                #[unsafe(no_mangle)]
-                #[inline(never)]
-                extern "C" fn $name(ctx: *mut xdp_md) -> u32 {
-                    // Otherwise LLVM would not pass it where a step does not use it, which the verifier rejects.
-                    let frame = XdpFrame::new(XdpContext::new(forgotten(ctx)));
-                    match Draft::<$tuple>::here() {
-                        Some(draft) => $path(&frame, draft).unwrap_or($result::PASSED).0,
-                        None => $result::PASSED.0,
-                    }
-                }
-                $result($name(ctx))
-            }
-        )+}
-    };
-}
-
-steps!(
-    Tuple4,
-    known::send_on::<Tuple4> as xdp4_send_known,
-    find_request -> StepResult find_request::<Tuple4> as xdp4_find_request,
-    find_answer -> StepResult find_answer::<Tuple4> as xdp4_find_answer,
-    route -> StepResult route::<Tuple4> as xdp4_route,
-    enter -> XdpVerdict enter::<Tuple4> as xdp4_enter,
-    forget -> StepResult known::forget::<Tuple4> as xdp4_forget
-);
-steps!(
-    Tuple6,
-    known::send_on::<Tuple6> as xdp6_send_known,
-    find_request -> StepResult find_request::<Tuple6> as xdp6_find_request,
-    find_answer -> StepResult find_answer::<Tuple6> as xdp6_find_answer,
-    route -> StepResult route::<Tuple6> as xdp6_route,
-    enter -> XdpVerdict enter::<Tuple6> as xdp6_enter,
-    forget -> StepResult known::forget::<Tuple6> as xdp6_forget
-);
+// SAFETY: `repr(u32)`, three variants without fields.
+unsafe impl Stage for Found {}
 
 /// Finds the flow of a client's packet. The last step that looks for a flow.
-#[inline(always)]
-fn find_request<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult>
-where
-    T::Address: Default,
-{
+#[subprogram(xdp4_find_request, xdp6_find_request)]
+pub(super) fn find_request<T: Drafted>(_frame: &XdpFrame) -> Found {
+    let Some(draft) = Draft::<T>::here() else {
+        return Found::Passed;
+    };
     let found = find(draft, flow::requested);
     if found.is_none() && !draft.is_between() {
         // It opens another connection between the same ports, which may get another backend.
         let key = draft.received;
         known::remove(&key, TUPLE_OUT);
     }
-    found
+    found.unwrap_or(Found::Passed)
 }
 
 /// Finds the flow of a backend's answer.
-#[inline(always)]
-fn find_answer<T: Plain>(_frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
-    find(draft, flow::answered)
+#[subprogram(xdp4_find_answer, xdp6_find_answer)]
+pub(super) fn find_answer<T: Drafted>(_frame: &XdpFrame) -> Found {
+    Draft::<T>::here()
+        .and_then(|draft| find(draft, flow::answered))
+        .unwrap_or(Found::Passed)
 }
 
 #[inline(always)]
-fn find<T: Plain>(
+fn find<T: Drafted>(
     draft: &mut Draft<T>,
     passage: impl Fn(&Packet<T>, &DatapathConfig) -> Option<Passage<T>>,
-) -> Option<StepResult> {
+) -> Option<Found> {
     let config = HEALTH_CONFIG.get(0)?;
     if config.flags & SERVICES == 0 {
         return None;
@@ -199,15 +75,22 @@ fn find<T: Plain>(
     way.ports_be = [passage.source.1, passage.destination.1];
     [way.ip_change, way.transport_change] = rewrite::changes(&received.tuple, &passage)?;
     Some(if draft.is_between() {
-        StepResult::FOUND
+        Found::Flow
     } else {
-        StepResult::ENDS
+        Found::Ends
     })
 }
 
-/// Determines where the packet goes.
+/// Determines where the packet goes; `false` if it is for the stack.
+#[subprogram(xdp4_route, xdp6_route)]
+pub(super) fn route<T: Drafted>(frame: &XdpFrame) -> bool {
+    Draft::<T>::here()
+        .and_then(|draft| route_to(frame, draft))
+        .is_some()
+}
+
 #[inline(always)]
-fn route<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult> {
+fn route_to<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<()> {
     // The tc programs drop it.
     if is_own::<T>(draft.received.source().0, frame.ifindex()) {
         return None;
@@ -233,7 +116,7 @@ fn route<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<StepResult>
         u32::from_ne_bytes([own[2], own[3], own[4], own[5]]),
     ];
     way.to = departure(frame, hop.ifindex)?;
-    Some(StepResult::FOUND)
+    Some(())
 }
 
 /// How a frame to this host leaves on a device: as in [`health_common::service::xdp::XdpWay::to`].
@@ -254,8 +137,15 @@ fn departure(frame: &XdpFrame, by: u32) -> Option<u32> {
 }
 
 /// Records a packet, and forwards it.
+#[subprogram(xdp4_enter, xdp6_enter)]
+pub(super) fn enter<T: Drafted>(frame: &XdpFrame) -> XdpVerdict {
+    Draft::<T>::here()
+        .and_then(|draft| enter_into(frame, draft))
+        .unwrap_or(XdpVerdict::PASSED)
+}
+
 #[inline(always)]
-fn enter<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<XdpVerdict> {
+fn enter_into<T: Plain>(frame: &XdpFrame, draft: &mut Draft<T>) -> Option<XdpVerdict> {
     let config = HEALTH_CONFIG.get(0)?;
     let verdict = handed_over(draft.known.way.to)?;
     // Keys must be on the stack.

@@ -6,42 +6,25 @@
 //! programs do the same work.
 
 mod conntrack;
+mod draft;
 mod flow;
 mod frame;
 mod known;
 mod look_up;
 mod rewrite;
 mod transport;
+mod verdict;
 
-use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_PASS, XDP_REDIRECT, XDP_TX};
-use aya_ebpf::helpers::bpf_redirect;
 use health_common::ct::{Tuple4, Tuple6};
-use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use network_types::eth::EthHdr;
 
-use crate::metrics::count_bytes;
+pub(crate) use draft::Draft;
+use draft::Drafted;
 pub use frame::XdpFrame;
-pub(crate) use look_up::Draft;
-use look_up::{StepResult, Steps};
-
-/// The fate of a packet. Only the functions of this module create it.
-#[must_use]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct XdpVerdict(u32);
-
-impl XdpVerdict {
-    /// Pass it to the host's stack.
-    const PASSED: Self = Self(XDP_PASS);
-    /// Not known yet.
-    const LOOK_UP: Self = Self(XDP_ABORTED);
-
-    /// The verdict as the return value of a program.
-    #[inline(always)]
-    pub const fn code(self) -> u32 {
-        self.0
-    }
-}
+use known::{Known, forget, send_known};
+use look_up::{Found, enter, find_answer, find_request, route};
+use verdict::XdpVerdict;
 
 /// Handles a packet that came in on an uplink.
 #[inline(always)]
@@ -59,41 +42,20 @@ pub fn xdp_netdev(frame: &XdpFrame) -> XdpVerdict {
 
 /// Forwards a packet; `None`, with the packet unchanged, if it is for the stack.
 #[inline(always)]
-fn send_on<T: Steps>(frame: &XdpFrame) -> Option<XdpVerdict> {
-    let ctx = frame.ctx().ctx;
-    let verdict = T::send_known(ctx);
-    if verdict != XdpVerdict::LOOK_UP {
+fn send_on<T: Drafted>(frame: &XdpFrame) -> Option<XdpVerdict> {
+    if let Known::Done(verdict) = send_known::<T>(frame) {
         return Some(verdict);
     }
-    let mut found = T::find_answer(ctx);
-    if found == StepResult::PASSED {
-        found = T::find_request(ctx);
-    }
+    let found = match find_answer::<T>(frame) {
+        Found::Passed => find_request::<T>(frame),
+        found => found,
+    };
     match found {
-        StepResult::FOUND if T::route(ctx) == StepResult::FOUND => Some(T::enter(ctx)),
-        StepResult::ENDS => {
-            let _ = T::forget(ctx);
+        Found::Flow if route::<T>(frame) => Some(enter::<T>(frame)),
+        Found::Ends => {
+            forget::<T>(frame);
             None
         }
-        _ => None,
+        Found::Flow | Found::Passed => None,
     }
-}
-
-/// Redirects a packet to a device, or sends it back on the one that it came in on: as in
-/// [`XdpWay::to`](health_common::service::xdp::XdpWay::to).
-#[inline(always)]
-fn handed_over(to: u32) -> Option<XdpVerdict> {
-    if to == 0 {
-        return Some(XdpVerdict(XDP_TX));
-    }
-    // SAFETY: a helper without memory arguments.
-    let code = unsafe { bpf_redirect(to, 0) };
-    (code == i64::from(XDP_REDIRECT)).then_some(XdpVerdict(XDP_REDIRECT))
-}
-
-/// Counts a forwarded packet of this length.
-#[inline(always)]
-fn counted(length: u32, verdict: XdpVerdict) -> XdpVerdict {
-    count_bytes(length, Reason::ForwardedByXdp, Direction::Ingress);
-    verdict
 }

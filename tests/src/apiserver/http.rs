@@ -1,4 +1,4 @@
-//! The server's side of the API's conventions: paths, parameters, status codes and watch streams.
+//! The server side of the API's conventions: paths, parameters, status codes and watch streams.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use tokio::time::Instant;
 use super::store::{Gone, Selector};
 use super::{Behaviour, Kind, Shared};
 
-/// The server's behaviours since a request arrived.
+/// Receives changes of the server's behaviour from the arrival of a request on.
 type Behaviours = tokio::sync::watch::Receiver<Behaviour>;
 
-/// Parameters of lists and watches.
+/// Query parameters of lists and watches.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Parameters {
@@ -49,6 +49,7 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io
     let listed =
         |path: &str, kind: Kind| Router::new().route(path, get(list)).layer(Extension(kind));
     let objects = nodes
+        .merge(listed("/api/v1/namespaces", Kind::Namespace))
         .merge(listed("/api/v1/pods", Kind::Pod))
         .merge(listed("/api/v1/services", Kind::Service))
         .merge(listed(
@@ -96,7 +97,7 @@ fn answer(code: StatusCode, body: &Value) -> Response {
     (code, [(CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
-/// An error as the API reports it.
+/// An error as the API reports it, a `Status` object.
 fn status(code: StatusCode, reason: &str, message: &str) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure",
@@ -116,7 +117,7 @@ fn not_found(name: &str) -> Response {
     )
 }
 
-/// Records the request, and handles it as the current behaviour demands.
+/// Records the request and handles it according to the current behaviour.
 async fn misbehave(
     State(shared): State<Arc<Shared>>,
     mut request: Request,
@@ -128,7 +129,7 @@ async fn misbehave(
         .push(format!("{} {uri}", request.method()));
     let mut behaviours = shared.behaviour.subscribe();
     let behaviour = behaviours.borrow_and_update().clone();
-    // So that a watch misses no change from now on.
+    // Subscribed here, so that a watch misses no change from now on.
     request.extensions_mut().insert(behaviours);
     match behaviour {
         Behaviour::Serve | Behaviour::RubbishInWatches | Behaviour::LostStore => {
@@ -154,10 +155,10 @@ async fn misbehave(
     }
 }
 
-/// A response that starts with a text and breaks off.
+/// A response that starts with this text and then breaks off.
 fn broken_off(text: &'static str) -> Response {
     let (sender, body) = channel_body();
-    // The channel has space for both.
+    // The channel has capacity for both.
     let _ = sender.try_send(Ok(Bytes::from_static(text.as_bytes())));
     let _ = sender.try_send(Err(std::io::ErrorKind::ConnectionReset.into()));
     Response::new(body)
@@ -228,13 +229,13 @@ fn watch(
     }
     let (sender, body) = channel_body();
     tokio::spawn(async move {
-        // The client has gone.
+        // An error means that the client has gone.
         let _ = feed(&shared, kind, &parameters, &selector, behaviours, &sender).await;
     });
     Response::new(body)
 }
 
-/// Sends events until the requested duration of the watch has passed, or the behaviour changes.
+/// Sends events until the watch times out as requested or the behaviour changes.
 async fn feed(
     shared: &Shared,
     kind: Kind,
@@ -319,7 +320,7 @@ async fn delete(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> 
     answer(StatusCode::OK, &done)
 }
 
-/// Handles merge patches, and strategic merge patches as far as they are the same: without lists.
+/// Handles merge patches, and strategic merge patches as long as they contain no lists, where both are the same.
 async fn patch(
     State(shared): State<Arc<Shared>>,
     Path(name): Path<String>,

@@ -1,5 +1,5 @@
-//! An API server for Node, Pod, Service and EndpointSlice objects only. It implements enough of the Kubernetes API
-//! for a registry, for sources of pods and services and for `kubectl`, and produces faults on demand.
+//! An API server for Node, Namespace, Pod, Service and EndpointSlice objects only. It implements enough of the
+//! Kubernetes API for the registry, the pod and service sources and `kubectl`, and produces faults on demand.
 
 mod http;
 mod store;
@@ -19,38 +19,40 @@ use tokio::sync::watch;
 use self::store::Store;
 use crate::Node;
 
-/// Longest wait for requests that are in progress.
+/// How long to wait for requests in progress on shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How the server handles requests for objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Behaviour {
-    /// Answers them.
+    /// Serves them normally.
     #[default]
     Serve,
-    /// 401: the credentials are not valid.
+    /// Responds with 401: the credentials are not valid.
     Unauthorized,
-    /// 403: the credentials don't allow it.
+    /// Responds with 403: the credentials do not allow the request.
     Forbidden,
-    /// 200 with this text.
+    /// Responds with 200 and this text.
     Rubbish(String),
-    /// 502 with a web page like a load balancer's.
+    /// Responds with 502 and a web page like a load balancer's.
     BadGateway,
-    /// Closes the connection in the middle of the answer.
+    /// Closes the connection in the middle of the response.
     Reset,
-    /// Accepts requests, and answers none.
+    /// Accepts requests and never responds.
     Hang,
-    /// Answers lists. Accepts watches, then breaks them off with rubbish.
+    /// Serves lists. Accepts watches, then breaks them off with garbage.
     RubbishInWatches,
-    /// Answers like a server whose store was lost.
+    /// Responds like a server that has lost its store.
     LostStore,
 }
 
-/// Kinds of objects.
+/// Kinds of API objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `v1`.
     Node,
+    /// `v1`.
+    Namespace,
     /// `v1`.
     Pod,
     /// `v1`.
@@ -60,11 +62,18 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Node, Self::Pod, Self::Service, Self::EndpointSlice];
+    const ALL: [Self; 5] = [
+        Self::Node,
+        Self::Namespace,
+        Self::Pod,
+        Self::Service,
+        Self::EndpointSlice,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Node => "Node",
+            Self::Namespace => "Namespace",
             Self::Pod => "Pod",
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
@@ -74,6 +83,7 @@ impl Kind {
     const fn plural(self) -> &'static str {
         match self {
             Self::Node => "nodes",
+            Self::Namespace => "namespaces",
             Self::Pod => "pods",
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
@@ -82,7 +92,7 @@ impl Kind {
 
     const fn version(self) -> &'static str {
         match self {
-            Self::Node | Self::Pod | Self::Service => "v1",
+            Self::Node | Self::Namespace | Self::Pod | Self::Service => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
         }
     }
@@ -93,27 +103,27 @@ impl Kind {
     }
 }
 
-/// A running server. Its objects outlive [`ApiServer::stop`]; dropping it stops it.
+/// A running server, which stops on drop. Its objects survive [`ApiServer::stop`].
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
-    /// The network namespace that it listens in, if not this process's.
+    /// The network namespace that the server listens in, if not this process's.
     netns: Option<NetNs>,
     runtime: Option<Runtime>,
 }
 
-/// State that requests in progress share.
+/// State shared by requests in progress.
 #[derive(Debug)]
 struct Shared {
-    /// Stores by kind.
+    /// One store per kind.
     stores: [Mutex<Store>; Kind::ALL.len()],
     behaviour: watch::Sender<Behaviour>,
-    /// Changes with each revision of one of the stores.
+    /// Changes with each new revision in any store.
     revision: watch::Sender<u64>,
-    /// Changes when watches should get a bookmark.
+    /// Changes when watches should send a bookmark.
     bookmarks: watch::Sender<u64>,
-    /// Requests so far, as `METHOD path?query`.
+    /// Requests so far, each as `METHOD path?query`.
     requests: Mutex<Vec<String>>,
 }
 
@@ -134,7 +144,7 @@ impl ApiServer {
         Self::start_in(None)
     }
 
-    /// Like [`start`](Self::start), on a bed's node.
+    /// Like [`start`](Self::start), but on a node of the bed.
     pub fn start_on(node: &Node) -> anyhow::Result<Self> {
         Self::start_in(Some(NetNs::open(node.name())?))
     }
@@ -156,7 +166,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Restarts it on its previous port.
+    /// Restarts the server on its previous port.
     pub fn resume(&mut self) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -176,22 +186,22 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Stops it as a kill does: connections break off.
+    /// Stops the server as a kill would: connections break off.
     pub fn stop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // A thread of a test's own runtime must not block on another one.
+            // A thread of a test's own runtime must not block on another runtime.
             let stopping = std::thread::spawn(|| runtime.shutdown_timeout(SHUTDOWN_TIMEOUT));
-            // Its panic was already printed.
+            // If the thread panicked, the panic was already printed.
             let _ = stopping.join();
         }
     }
 
-    /// Its URL.
+    /// The server's URL.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Writes a kubeconfig for it.
+    /// Writes a kubeconfig for this server.
     pub fn write_kubeconfig(&self, path: &Path) -> anyhow::Result<()> {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -203,7 +213,7 @@ impl ApiServer {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Changes its behaviour, and ends the watches in progress.
+    /// Changes the server's behaviour and ends the watches in progress.
     pub fn behave(&self, behaviour: Behaviour) {
         self.shared.behaviour.send_replace(behaviour);
     }
@@ -221,12 +231,12 @@ impl ApiServer {
         self.shared.revision.send_replace(revision);
     }
 
-    /// Deletes a pod, `NAMESPACE/NAME`.
+    /// Deletes a pod by `NAMESPACE/NAME`.
     pub fn delete_pod(&self, name: &str) {
         self.delete_of(Kind::Pod, name);
     }
 
-    /// Deletes a namespaced object, `NAMESPACE/NAME`.
+    /// Deletes a namespaced object by `NAMESPACE/NAME`.
     pub fn delete_of(&self, kind: Kind, name: &str) {
         let revision = self.shared.store(kind).delete(name);
         self.shared.revision.send_replace(revision);
@@ -237,7 +247,7 @@ impl ApiServer {
         self.shared.store(Kind::Node).get(name).cloned()
     }
 
-    /// Forgets past changes: older watches and lists in progress are refused.
+    /// Discards the history: older watches and lists in progress are rejected.
     pub fn compact(&self) {
         for kind in Kind::ALL {
             self.shared.store(kind).compact();
@@ -249,7 +259,7 @@ impl ApiServer {
         self.shared.bookmarks.send_modify(|count| *count += 1);
     }
 
-    /// The requests so far, as `METHOD path?query`.
+    /// The requests so far, each as `METHOD path?query`.
     pub fn requests(&self) -> Vec<String> {
         self.shared.requests().clone()
     }
@@ -261,7 +271,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// A Node object as a kubelet registers it.
+/// A Node object like one that a kubelet registers.
 pub fn node(name: &str, internal_ips: &[&str], pod_cidrs: &[&str]) -> Value {
     let addresses: Vec<_> = internal_ips
         .iter()

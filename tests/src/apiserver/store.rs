@@ -1,4 +1,4 @@
-//! Objects of one kind and their changes by revision, as the API server stores them; no network involved.
+//! Objects of one kind and their changes by revision, as an API server stores them. No network involved.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ struct Change {
     after: Option<Value>,
 }
 
-/// A list that continues on another page.
+/// The rest of a list, for its next page.
 #[derive(Debug)]
 struct Rest {
     revision: u64,
@@ -28,11 +28,11 @@ pub(super) struct Page {
     pub(super) token: Option<String>,
 }
 
-/// The requested revision is no longer kept.
+/// The requested revision is no longer available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
-/// The objects.
+/// All objects of one kind.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     objects: BTreeMap<String, Value>,
@@ -52,14 +52,14 @@ impl Store {
         self.objects.get(name)
     }
 
-    /// Returns the new revision.
+    /// Creates or replaces an object. Returns the new revision.
     pub(super) fn put(&mut self, mut object: Value) -> u64 {
         let name = key(&object);
         let before = self.objects.get(&name).cloned();
         self.revision += 1;
         let metadata = &mut object["metadata"];
         if metadata["creationTimestamp"].is_null() {
-            // Increases in the order of creation.
+            // Timestamps increase in the order of creation.
             let time = format!(
                 "2026-01-01T{:02}:{:02}:00Z",
                 self.revision / 60,
@@ -75,7 +75,7 @@ impl Store {
         self.note(before, Some(object))
     }
 
-    /// Returns the new revision.
+    /// Deletes an object if it exists. Returns the new revision.
     pub(super) fn delete(&mut self, name: &str) -> u64 {
         let Some(mut before) = self.objects.remove(name) else {
             return self.revision;
@@ -94,7 +94,7 @@ impl Store {
         self.revision
     }
 
-    /// Applies a JSON merge patch (RFC 7396). `None` if the object does not exist. A patch that changes nothing
+    /// Applies a JSON merge patch (RFC 7396). Returns `None` if the object does not exist. A patch that changes nothing
     /// creates no revision.
     pub(super) fn patch(&mut self, name: &str, patch: &Value) -> Option<Value> {
         let before = self.objects.get(name)?;
@@ -122,7 +122,7 @@ impl Store {
         self.page(Rest { revision, objects }, limit)
     }
 
-    /// The next page, from the same revision as the first one.
+    /// Returns the next page, from the same revision as the first one.
     pub(super) fn continue_list(
         &mut self,
         token: &str,
@@ -149,7 +149,8 @@ impl Store {
         }
     }
 
-    /// The events after a revision: an object that starts or stops matching is added or deleted.
+    /// The events after a revision. An object that starts or stops matching the selector is reported as added or
+    /// deleted.
     pub(super) fn events(&self, after: u64, selector: &Selector) -> Result<Vec<Value>, Gone> {
         if after < self.compacted {
             return Err(Gone);
@@ -202,11 +203,11 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// A selector of labels in the forms `key`, `!key`, `key=value` and `key!=value`, and of fields in the last two.
+/// A selector: labels in the forms `key`, `!key`, `key=value` and `key!=value`, and fields in the last two forms.
 #[derive(Debug, Default)]
 pub(super) struct Selector {
     labels: Vec<(String, Requirement)>,
-    /// By JSON pointer.
+    /// Field requirements by JSON pointer.
     fields: Vec<(String, Requirement)>,
 }
 

@@ -16,10 +16,10 @@ use super::fabric::netns_path;
 use super::mounts::BPFFS;
 use crate::{PATIENCE, wait_for};
 
-/// Number of log lines that the error shows when an agent dies or hangs.
+/// Number of log lines to show in the error when an agent dies or hangs.
 const LOG_TAIL: usize = 8;
 
-/// Path of the agent's binary, which cargo puts next to this crate's programs or one folder above.
+/// Path of the agent's binary, which cargo puts in the folder of this crate's programs or its parent.
 pub fn binary() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let found = own
@@ -36,7 +36,7 @@ pub fn binary() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Path of the library that gives an agent its own clock, as cargo builds it.
+/// Path of the preloaded library that gives an agent its own clock, as cargo builds it.
 pub(super) fn shifted_clock() -> anyhow::Result<PathBuf> {
     let program = binary()?;
     let library = program
@@ -50,15 +50,15 @@ pub(super) fn shifted_clock() -> anyhow::Result<PathBuf> {
     Ok(library)
 }
 
-/// Where a node's agent keeps its files, and how to start it.
+/// How to start a node's agent and where it keeps its files.
 #[derive(Clone, Debug)]
 pub(super) struct AgentSpec {
     pub(super) binary: PathBuf,
     pub(super) name: String,
-    /// The flags that select the source of nodes.
+    /// Flags that select the node registry.
     pub(super) registry: Vec<String>,
     pub(super) extra: Vec<String>,
-    /// The library that gives it its own clock, if any.
+    /// The library that gives the agent its own clock, if any.
     pub(super) shifted_clock: Option<PathBuf>,
 }
 
@@ -75,7 +75,7 @@ impl AgentSpec {
         self.runtime_dir().join("agent.log")
     }
 
-    /// File with the offset of its wall clock from the host's in seconds, in the format that the library reads.
+    /// File with the offset in seconds of the agent's wall clock from the host's, in the format that the library reads.
     pub(super) fn clock(&self) -> PathBuf {
         self.runtime_dir().join("clock")
     }
@@ -84,7 +84,7 @@ impl AgentSpec {
         self.runtime_dir().join("health.sock")
     }
 
-    /// A command line that addresses this agent, without a subcommand.
+    /// The command line to call this agent's binary, without a subcommand.
     pub(super) fn cli(&self) -> Command {
         let mut command = Command::new(&self.binary);
         command
@@ -116,14 +116,14 @@ impl AgentSpec {
     }
 }
 
-/// A running agent that we started.
+/// An agent process that the bed started.
 #[derive(Debug)]
 pub(super) struct AgentProcess {
     child: Child,
 }
 
 impl AgentProcess {
-    /// Starts it and appends its standard error to its log.
+    /// Starts the agent and appends its standard error to its log.
     pub(super) fn spawn(spec: &AgentSpec) -> anyhow::Result<Self> {
         let log = append_to(&spec.log())?;
         let child = spec
@@ -131,7 +131,7 @@ impl AgentProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
-            // Ctrl-C in a terminal goes to the bed, which then stops the agents in order.
+            // Only the bed gets Ctrl-C from a terminal; it then stops the agents in order.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot run {}", spec.binary.display()))?;
@@ -143,7 +143,7 @@ impl AgentProcess {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// Waits until it serves its API.
+    /// Waits until the agent serves its API.
     pub(super) fn wait_serving(&mut self, spec: &AgentSpec) -> anyhow::Result<()> {
         let mut died = None;
         wait_for("the agent's socket", PATIENCE, || {
@@ -161,7 +161,7 @@ impl AgentProcess {
         }
     }
 
-    /// Fails with the end of its log if it has exited.
+    /// Fails with the end of the agent's log if the agent has exited.
     pub(super) fn check_alive(&mut self, spec: &AgentSpec) -> anyhow::Result<()> {
         match self.child.try_wait().context("cannot wait for the agent")? {
             None => Ok(()),
@@ -175,13 +175,13 @@ impl AgentProcess {
 
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         match kill(self.pid(), signal) {
-            // It has already exited.
+            // ESRCH: the agent has already exited.
             Ok(()) | Err(Errno::ESRCH) => Ok(()),
             Err(errno) => Err(errno).with_context(|| format!("cannot signal agent {}", self.pid())),
         }
     }
 
-    /// Waits for it to exit, and kills it if that takes too long.
+    /// Waits for the agent to exit, and kills it if that takes too long.
     pub(super) fn reap(mut self) -> anyhow::Result<()> {
         let ended = wait_for("the agent to end", PATIENCE, || {
             self.child.try_wait().context("cannot wait for the agent")

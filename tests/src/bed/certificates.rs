@@ -1,4 +1,4 @@
-//! Certificates from the test's own authority.
+//! Certificates from a test's own authority.
 
 use anyhow::Context as _;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
@@ -14,7 +14,7 @@ pub struct Authority {
 pub struct SignedCertificate {
     /// The certificate.
     pub certificate: String,
-    /// Its private key.
+    /// The private key.
     pub key: String,
 }
 
@@ -32,7 +32,7 @@ impl Authority {
         })
     }
 
-    /// Its own certificate in PEM.
+    /// The authority's own certificate in PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }

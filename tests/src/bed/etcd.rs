@@ -1,4 +1,4 @@
-//! An etcd server for a bed's nodes, on an address of the bridge.
+//! An etcd server for a bed's nodes, listening on an address of the bridge.
 
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
@@ -16,10 +16,10 @@ use crate::{PATIENCE, wait_for};
 
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-/// Distance between the ports of two members.
+/// Distance between the ports of consecutive members.
 const PORTS_APART: u16 = 100;
 
-/// A server with its data. Dropping it kills the server and deletes the data.
+/// A server and its data. Dropping this kills the server and deletes the data.
 #[derive(Debug)]
 pub struct Etcd {
     name: String,
@@ -27,7 +27,7 @@ pub struct Etcd {
     client_url: String,
     /// URL for the other members.
     peer_url: String,
-    /// All members, in the format that etcd's flag expects.
+    /// All members, in the format of etcd's flag `--initial-cluster`.
     cluster: String,
     flags: Vec<String>,
     /// Flags for etcdctl.
@@ -85,7 +85,7 @@ impl Etcd {
         let all: Vec<_> = members.iter().map(Self::as_member).collect();
         for member in &mut members {
             member.cluster = all.join(",");
-            // No member serves until most of them run.
+            // No member serves until a majority runs.
             member.spawn()?;
         }
         members.iter().try_for_each(Self::wait_serving)?;
@@ -110,12 +110,12 @@ impl Etcd {
         format!("{}={}", self.name, self.peer_url)
     }
 
-    /// Its URL for clients.
+    /// The server's URL for clients.
     pub fn url(&self) -> &str {
         &self.client_url
     }
 
-    /// Restarts it with its data and waits until it serves.
+    /// Restarts the server with its data and waits until it serves.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.spawn()?;
         self.wait_serving()
@@ -124,7 +124,7 @@ impl Etcd {
     fn spawn(&mut self) -> anyhow::Result<()> {
         ensure!(self.server.is_none(), "etcd is already running");
         let server = in_fabric("setpriv")
-            // It must not outlive the test that it serves.
+            // The server must not outlive its test.
             .args(["--pdeathsig", "KILL", "etcd", "--name", &self.name])
             .arg("--data-dir")
             .arg(self.data.path())
@@ -151,7 +151,7 @@ impl Etcd {
         })
     }
 
-    /// Requires a login: `name` with `password` gets access to the keys below `prefix`; etcdctl itself logs in as
+    /// Enables authentication: `name` with `password` gets access to the keys below `prefix`. etcdctl itself logs in as
     /// root.
     pub fn require_login(
         &mut self,
@@ -174,14 +174,14 @@ impl Etcd {
         Ok(())
     }
 
-    /// Its process ID. Fails if it is not running.
+    /// The server's process ID. Fails if it is not running.
     pub fn pid(&self) -> anyhow::Result<Pid> {
         let server = self.server.as_ref().context("etcd is not running")?;
         // A process ID is a positive i32 that the standard library returns as u32.
         Ok(Pid::from_raw(server.id().cast_signed()))
     }
 
-    /// Kills it at once, like a power cut.
+    /// Kills the server immediately, like a power cut.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         if let Some(mut server) = self.server.take() {
             server.kill().context("cannot kill etcd")?;
@@ -190,7 +190,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// Deletes its data, as if the disk were lost. It must not be running.
+    /// Deletes the server's data, as if the disk were lost. The server must be stopped.
     pub fn forget(&self) -> anyhow::Result<()> {
         ensure!(self.server.is_none(), "etcd is still running");
         std::fs::remove_dir_all(self.data.path().join("member")).context("cannot delete its data")

@@ -13,10 +13,10 @@ use crate::process::{run, run_with_input};
 
 /// The folder of named namespaces.
 pub(super) const NETNS_DIR: &str = "/run/netns";
-/// The namespace of the bridge; a node's port there has the node's name.
+/// The namespace of the bridge. A node's port there is named after the node.
 pub const FABRIC: &str = "hfabric";
 
-/// Name of node `index` (from 1), which is the name of its namespace, its instance and its registry entry.
+/// Name of node `index` (from 1), shared by its namespace, its instance and its registry entry.
 pub(super) fn node_name(index: u8) -> String {
     format!("hnode{index}")
 }
@@ -36,7 +36,7 @@ pub(super) fn node_ipv4(index: u8) -> Ipv4Addr {
     Ipv4Addr::new(172, 30, 0, index)
 }
 
-/// `fd00:30::i`, where `i` is the decimal index written as a hexadecimal group, as people write it.
+/// `fd00:30::i`, where the hexadecimal group `i` reads as the decimal index.
 pub(super) fn node_ipv6(index: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, decimal_group(index))
 }
@@ -58,9 +58,9 @@ fn decimal_group(index: u8) -> u16 {
     ((index / 100) << 8) | ((index / 10 % 10) << 4) | (index % 10)
 }
 
-/// Fails if the machine's neighbour tables, which all namespaces share, are too small: every node must know every
-/// other node, its own endpoint and its endpoint's gateway. Only the machine's initial namespace shows the limit;
-/// elsewhere there is nothing to check.
+/// Fails if the machine's neighbour tables, which all namespaces share, are too small: every node must know every other
+/// node, its own endpoint and its endpoint's gateway. The limit is visible only in the initial namespace; elsewhere,
+/// this check passes.
 pub(super) fn check_neighbour_tables(nodes: u8, ipv6: bool) -> anyhow::Result<()> {
     let needed = u64::from(nodes) * (u64::from(nodes) + 2);
     for family in ["ipv4", "ipv6"].into_iter().take(1 + usize::from(ipv6)) {
@@ -82,7 +82,7 @@ pub(super) fn check_neighbour_tables(nodes: u8, ipv6: bool) -> anyhow::Result<()
     Ok(())
 }
 
-/// Creates `nodes` namespaces with `eth0` up and addressed, all on one bridge.
+/// Creates `nodes` namespaces, each with an addressed `eth0` that is up, all on one bridge.
 pub(super) fn build(nodes: u8, ipv6: bool, mtu: u32) -> anyhow::Result<()> {
     add_namespace(FABRIC)?;
     let mut links = format!("link add br0 mtu {mtu} up type bridge mcast_snooping 0\n");
@@ -105,8 +105,8 @@ pub(super) fn build(nodes: u8, ipv6: bool, mtu: u32) -> anyhow::Result<()> {
             node_ipv4(index)
         );
         if ipv6 {
-            // Set link-local addresses too, which the kernel would otherwise add at some later time. Skip duplicate
-            // address detection, so that they work at once.
+            // Also set link-local addresses, which the kernel would otherwise add later. Skip duplicate address
+            // detection, so that they work immediately.
             for address in [link_local(index), node_ipv6(index)] {
                 writeln!(addresses, "address add {address}/64 dev eth0 nodad")?;
             }
@@ -126,7 +126,7 @@ pub(super) fn attach(node: &str) -> anyhow::Result<()> {
     batch(FABRIC, &format!("link set {node} master br0\n"))
 }
 
-/// Replaces a node's link to the bridge by two devices in the bridge's namespace that a relay can join. Returns their
+/// Replaces a node's link to the bridge with two devices in the bridge's namespace that a relay can join. Returns their
 /// names, the node's first.
 pub(super) fn open_wire(node: &str) -> anyhow::Result<[String; 2]> {
     let [inner, port] = ["wire", "port"].map(|end| format!("{node}-{end}"));
@@ -141,9 +141,9 @@ pub(super) fn open_wire(node: &str) -> anyhow::Result<[String; 2]> {
     Ok([node.to_owned(), inner])
 }
 
-/// Gives the bridge an address on which servers for the nodes can listen.
+/// Adds an address to the bridge, for servers that the nodes use.
 pub(super) fn add_server_address(address: Ipv4Addr) -> anyhow::Result<()> {
-    // Packets that a namespace sends to its own addresses cross its loopback.
+    // Packets that a namespace sends to its own addresses go through its loopback device.
     batch(
         FABRIC,
         &format!("link set lo up\naddress replace {address}/24 dev br0\n"),

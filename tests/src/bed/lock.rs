@@ -1,4 +1,4 @@
-//! One bed at a time: beds share names and addresses on this machine.
+//! Allows only one bed at a time, as beds share names and addresses on this machine.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
@@ -13,15 +13,15 @@ use crate::process::print_line;
 
 const PATH: &str = "/run/health-agent-bed.lock";
 
-/// Exclusive use of the machine's bed. Dropping it removes the lock file.
+/// Exclusive use of the machine's bed. The lock file is removed on drop.
 #[derive(Debug)]
 pub struct BedLock {
-    // Held, never read.
+    // Keeps the lock; never read.
     _file: Flock<File>,
 }
 
 impl BedLock {
-    /// Waits until no other process or thread has a bed.
+    /// Waits until no other process or thread holds the bed.
     pub fn acquire() -> anyhow::Result<Self> {
         let path = Path::new(PATH);
         let mut reported = false;
@@ -47,7 +47,7 @@ impl BedLock {
                     return Err(errno).with_context(|| format!("cannot lock {}", path.display()));
                 }
             };
-            // The previous holder may have removed the file. Then this lock excludes no one.
+            // The previous holder may have removed the file, in which case this lock excludes no one.
             let own = file.metadata().context("cannot stat the bed's lock")?;
             match fs::metadata(path) {
                 Ok(there) if there.ino() == own.ino() && there.dev() == own.dev() => {
@@ -65,7 +65,7 @@ impl BedLock {
 
 impl Drop for BedLock {
     fn drop(&mut self) {
-        // Still locked here, so nothing else can have recreated it.
+        // The file is still locked here, so nothing else can have recreated it.
         if let Err(error) = fs::remove_file(PATH) {
             print_line(format_args!("bed: cannot remove {PATH}: {error}"));
         }

@@ -1,8 +1,8 @@
 //! A cluster of real agents on this machine: one network namespace per node, joined by a bridge.
 //!
-//! Node `i` is the namespace `hnode<i>` with 172.30.0.i (and fd00:30::i) on `eth0`; its endpoints live in
-//! 10.244.i.0/24 (and fd00:10:244:i::/64). Dropping a [`Bed`] removes all of it. Starting one first removes what a
-//! killed one left behind.
+//! Node `i` is the namespace `hnode<i>` with 172.30.0.i (and fd00:30::i) on `eth0`; its endpoints have addresses in
+//! 10.244.i.0/24 (and fd00:10:244:i::/64). Dropping a [`Bed`] removes all of this. Starting a bed first removes
+//! whatever a killed bed left behind.
 
 mod agent;
 #[cfg(feature = "all")]
@@ -50,13 +50,13 @@ pub use self::router::{
 pub const RUNTIME_ROOT: &str = "/run/health-agent";
 /// The node registry file that all nodes share.
 pub const NODES_FILE: &str = "/run/health-agent/nodes.yaml";
-/// Journal of mounts to undo.
+/// Journal of the mounts to undo.
 const JOURNAL: &str = "/run/health-agent/bed.mounts";
 
 /// API path of an agent's view of the mesh.
 const STATUS: &str = "/v1beta/status";
 
-/// Settings of a bed.
+/// Settings of a bed to start.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Builder {
@@ -77,7 +77,7 @@ impl Builder {
         self
     }
 
-    /// Sets whether nodes and endpoints have IPv6 addresses besides IPv4.
+    /// Sets whether nodes and endpoints have IPv6 addresses as well as IPv4.
     pub fn ipv6(mut self, ipv6: bool) -> Self {
         self.ipv6 = ipv6;
         self
@@ -102,8 +102,7 @@ impl Builder {
         self
     }
 
-    /// Sets the agents' probe interval and timeout in milliseconds. On a slow machine, both are multiplied by its
-    /// slowness.
+    /// Sets the agents' probe interval and timeout in milliseconds. Both are multiplied by the machine's slowness.
     pub fn probing(self, interval: u32, timeout: u32) -> Self {
         let [interval, timeout] = [interval, timeout].map(|time| time * slowness());
         self.agent_args(&format!(
@@ -111,14 +110,14 @@ impl Builder {
         ))
     }
 
-    /// Sets the flags that select the source of nodes for node `index`, separated by spaces; the bed's file by
-    /// default.
+    /// Sets the flags, separated by spaces, that select the node registry of node `index`. By default, nodes use the
+    /// bed's registry file.
     pub fn registry(mut self, flags: fn(index: u8) -> String) -> Self {
         self.registry = flags;
         self
     }
 
-    /// The test's flags. If they don't mention probes, slow machines get longer intervals and timeouts.
+    /// The flags set with `agent_args`. If none of them concerns probes, slow machines get a longer probe timeout.
     fn all_agent_args(&self) -> Vec<String> {
         let mut args = self.agent_args.clone();
         let of_probes = ["--probe", "--probe-interval", "--probe-timeout"];
@@ -128,24 +127,24 @@ impl Builder {
         args
     }
 
-    /// Gives each agent its own wall clock, for [`Node::shift_clock`].
+    /// Gives each agent its own wall clock, which [`Node::shift_clock`] can change.
     pub fn own_clocks(mut self) -> Self {
         self.own_clocks = true;
         self
     }
 
-    /// Leaves it to the test to start the agents.
+    /// Does not start the agents. The test starts them itself.
     pub fn without_agents(mut self) -> Self {
         self.start_agents = false;
         self
     }
 
-    /// Waits until the machine's bed is free, then builds this one.
+    /// Waits until no other bed exists on the machine, then starts this one.
     pub fn start(self) -> anyhow::Result<Bed> {
         self.start_with(BedLock::acquire()?)
     }
 
-    /// Builds this bed for a caller that already holds the lock.
+    /// Starts the bed for a caller that already holds the lock.
     pub fn start_with(self, lock: BedLock) -> anyhow::Result<Bed> {
         removal::remove().context("cannot clean up after an earlier bed")?;
         fabric::check_neighbour_tables(self.nodes, self.ipv6)?;
@@ -196,16 +195,16 @@ impl Builder {
     }
 }
 
-/// A running cluster, alone on this machine. Dropping it removes it.
+/// A running cluster, the only bed on this machine. It is removed on drop.
 #[derive(Debug)]
 pub struct Bed {
     nodes: Vec<Node>,
-    // Last, so that the machine is clean when the next bed gets it.
+    // Dropped last, so that the machine is clean when the next bed gets the lock.
     _lock: BedLock,
 }
 
 impl Bed {
-    /// Returns a builder for a bed of three nodes with IPv4, unless changed.
+    /// Returns a builder with the defaults: three nodes with IPv4 only.
     pub fn builder() -> Builder {
         Builder {
             nodes: 3,
@@ -232,13 +231,13 @@ impl Bed {
         &self.nodes[index - 1]
     }
 
-    /// Replaces the node registry of all nodes.
+    /// Replaces the registry file that all nodes share.
     pub fn write_nodes_file(&self, yaml: &str) -> anyhow::Result<()> {
         fs::write(NODES_FILE, yaml).with_context(|| format!("cannot write {NODES_FILE}"))
     }
 
-    /// Waits until every node reports that every probe of every node was answered. On a slow machine, the deadline is
-    /// multiplied by its slowness.
+    /// Waits until every node reports that all its probes of all nodes were answered. The deadline is multiplied by the
+    /// machine's slowness.
     pub fn wait_all_reachable(&self, deadline: Duration) -> anyhow::Result<()> {
         let deadline = deadline * slowness();
         let waited = self.wait_reachable_or(deadline, || false)?;
@@ -263,8 +262,8 @@ impl Bed {
         tails.collect::<Vec<_>>().join("\n")
     }
 
-    /// Like [`wait_all_reachable`](Self::wait_all_reachable), but gives up when `stop` returns true. Fails when an
-    /// agent exits.
+    /// Like [`wait_all_reachable`](Self::wait_all_reachable), but gives up when `stop` returns true. Fails if an agent
+    /// exits.
     pub fn wait_reachable_or(
         &self,
         deadline: Duration,
@@ -301,12 +300,12 @@ impl Bed {
         }
     }
 
-    /// Probes without an answer in one node's report.
+    /// The unanswered probes in one node's report.
     pub fn unanswered(&self, report: &HealthStatus) -> Vec<UnansweredProbe> {
         reachability::unanswered(report, &self.expected())
     }
 
-    /// Detaches a node from the bridge: no traffic reaches it or leaves it.
+    /// Detaches a node from the bridge, which stops all traffic from and to the node.
     pub fn cut_off(&self, node: &Node) -> anyhow::Result<()> {
         fabric::detach(node.name())
     }
@@ -316,7 +315,8 @@ impl Bed {
         fabric::attach(node.name())
     }
 
-    /// Puts a relay between a node and the others. From now on it carries all their traffic.
+    /// Puts a relay between a node and the bridge. From now on, the relay carries all traffic between this node and the
+    /// others.
     pub fn relay(&self, node: &Node, handling: Handling) -> anyhow::Result<Relay> {
         let devices = fabric::open_wire(node.name())?;
         let devices = devices.each_ref().map(String::as_str);
@@ -348,9 +348,9 @@ impl Bed {
 /// How a wait for reachability ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitOutcome {
-    /// Every probe of every pair was answered.
+    /// Every node answered every other node's probes.
     AllReachable,
-    /// The caller did not want to wait any longer.
+    /// The caller stopped the wait.
     Stopped,
     /// The deadline passed; these probes are still unanswered.
     DeadlinePassed(Vec<UnansweredProbe>),
@@ -373,7 +373,7 @@ fn complete(report: &HealthStatus, expected: &[ExpectedNode]) -> bool {
     reachability::unanswered(report, expected).is_empty()
 }
 
-/// The registry file for these nodes. Agents exchange the addresses of their health endpoints themselves.
+/// Generates a registry file with these nodes. It has no health endpoint addresses, which agents exchange themselves.
 pub fn registry(nodes: &[Node]) -> String {
     let mut yaml = "nodes:\n".to_owned();
     for node in nodes {

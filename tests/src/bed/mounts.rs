@@ -1,4 +1,4 @@
-//! Mounts that a bed adds where the machine lacks them, and removes afterwards.
+//! Mounts that a bed adds if the machine lacks them, and removes afterwards.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,17 +15,17 @@ use crate::wait_for;
 /// Mount point of the bpffs.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
-/// Longest time that the kernel may take to release a mount.
+/// How long to wait for the kernel to release a mount.
 const SETTLING: Duration = Duration::from_secs(30);
 
 /// Files that the kernel itself creates in a fresh bpffs.
 const MADE_BY_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
 
-/// Mounts a bpffs unless one exists. First writes the mounts to undo to the file `journal`, so that the next bed can
-/// clean up after a killed one.
+/// Mounts a bpffs unless one is mounted already. First writes the mounts to undo to the file `journal`, so that the
+/// next bed can clean up after a killed one.
 pub(super) fn ensure(journal: &Path) -> anyhow::Result<()> {
     let mut ours = Vec::new();
-    // `ip netns add` mounts this folder on itself the first time.
+    // The first `ip netns add` bind-mounts this folder on itself.
     if !is_mount_point(NETNS_DIR)? {
         ours.push(NETNS_DIR);
     }
@@ -58,7 +58,7 @@ pub(super) fn undo(journal: &Path) -> anyhow::Result<()> {
     fs::remove_file(journal).with_context(|| format!("cannot remove {}", journal.display()))
 }
 
-/// Leaves a mount alone if something else has started to use it.
+/// Unmounts `path` unless something else has started to use it.
 fn unmount_if_empty(path: &str) -> anyhow::Result<()> {
     if !is_mount_point(path)? {
         return Ok(());

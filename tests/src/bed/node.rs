@@ -1,4 +1,4 @@
-//! One node of a bed.
+//! A node of a bed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -44,66 +44,66 @@ impl Node {
         }
     }
 
-    /// Its name, which is the name of its namespace, its agent's instance and its registry entry.
+    /// The node's name, shared by its namespace, its agent's instance and its registry entry.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Its name in reports: `cluster/node`.
+    /// The node's name in reports: `cluster/node`.
     pub fn full_name(&self) -> String {
         format!("default/{}", self.name())
     }
 
-    /// Its own IPv4 address.
+    /// The node's own IPv4 address.
     pub fn ipv4(&self) -> Ipv4Addr {
         node_ipv4(self.index)
     }
 
-    /// Its own IPv6 address, if the bed has IPv6.
+    /// The node's own IPv6 address, if the bed has IPv6.
     pub fn ipv6(&self) -> Option<Ipv6Addr> {
         self.has_ipv6.then(|| node_ipv6(self.index))
     }
 
-    /// All its own addresses.
+    /// All of the node's own addresses.
     pub fn addresses(&self) -> Vec<IpAddr> {
         std::iter::once(self.ipv4().into())
             .chain(self.ipv6().map(IpAddr::from))
             .collect()
     }
 
-    /// Its pod CIDRs: the prefixes of its endpoints' addresses.
+    /// The node's pod CIDRs, which contain the addresses of its endpoints.
     pub fn pod_cidrs(&self) -> Vec<String> {
         std::iter::once(pod_cidr4(self.index))
             .chain(self.has_ipv6.then(|| pod_cidr6(self.index)))
             .collect()
     }
 
-    /// Path of its network namespace.
+    /// Path of the node's network namespace.
     pub fn netns(&self) -> PathBuf {
         netns_path(self.name())
     }
 
-    /// Path of its health endpoint's network namespace.
+    /// Path of the network namespace of the node's health endpoint.
     pub fn endpoint_netns(&self) -> PathBuf {
         netns_path(&format!("health-{}", self.name()))
     }
 
-    /// Its agent's runtime folder.
+    /// The agent's runtime folder.
     pub fn runtime_dir(&self) -> PathBuf {
         self.spec.runtime_dir()
     }
 
-    /// Socket of its agent's API.
+    /// Socket of the agent's API.
     pub fn socket(&self) -> PathBuf {
         self.spec.socket()
     }
 
-    /// The folder where its agent pins maps and programs.
+    /// The folder where the agent pins maps and programs.
     pub fn pins(&self) -> PathBuf {
         [super::BPFFS, "health", self.name()].iter().collect()
     }
 
-    /// A command that will run in its network namespace. File system and processes are the machine's.
+    /// Builds a command that runs in the node's network namespace, but shares the host's file system and PID namespace.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -112,20 +112,20 @@ impl Node {
         command
     }
 
-    /// Runs a command in its network namespace and returns its output. Arguments are separated by spaces. Fails if
-    /// the command fails.
+    /// Runs a command in the node's network namespace and returns its standard output. Arguments are separated by
+    /// spaces. Fails if the command fails.
     pub fn exec(&self, command: &str) -> anyhow::Result<String> {
         let mut words = command.split_whitespace();
         let program = words.next().context("no command to run")?;
         run(self.command(program).args(words))?.success()
     }
 
-    /// Runs `work` on a thread in its network namespace.
+    /// Runs `work` on a thread in the node's network namespace.
     pub fn run_in<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
         Ok(NetNs::open(self.name())?.run_in(work)?)
     }
 
-    /// Sends `/hello` to a responder from this node. Returns the HTTP status code.
+    /// Requests `/hello` of a responder from this node. Returns the HTTP status code.
     pub fn hello(&self, responder: IpAddr) -> anyhow::Result<u16> {
         self.run_in(|| hello(SocketAddr::new(responder, HEALTH_PORT)))?
     }
@@ -137,22 +137,22 @@ impl Node {
         Ok(ran.code == Some(0))
     }
 
-    /// The command line that starts its agent, from anywhere.
+    /// The command that starts the node's agent, which works in any namespace.
     pub fn agent_command(&self) -> Command {
         self.spec.daemon()
     }
 
-    /// A command line that addresses its agent, without a subcommand.
+    /// The command line to call the node's agent, without a subcommand.
     pub fn cli_command(&self) -> Command {
         self.spec.cli()
     }
 
-    /// Runs health-agent's command line for its agent. Arguments are separated by spaces.
+    /// Runs a health-agent subcommand against the node's agent. Arguments are separated by spaces.
     pub fn cli(&self, words: &str) -> anyhow::Result<RunOutput> {
         run(self.cli_command().args(words.split_whitespace()))
     }
 
-    /// Its view of the mesh, as `status` reports it.
+    /// The node's view of the mesh, as `status` reports it.
     pub fn status(&self) -> anyhow::Result<HealthStatus> {
         let mut ran = self.cli("status -o json")?;
         if ran.code == Some(UNREACHABLE) {
@@ -162,14 +162,14 @@ impl Node {
             .with_context(|| format!("the status of {} does not match the API", self.name()))
     }
 
-    /// JSON output of a listing command for its agent. Arguments are separated by spaces.
+    /// The JSON output of a list command of the node's agent. Arguments are separated by spaces.
     pub fn listing(&self, words: &str) -> anyhow::Result<serde_json::Value> {
         let json = self.cli(&format!("{words} -o json"))?.success()?;
         serde_json::from_str(&json)
             .with_context(|| format!("{words} of {} is not JSON", self.name()))
     }
 
-    /// Full names of the nodes that its agent lists.
+    /// Full names of the nodes that the agent lists.
     pub fn listed_nodes(&self) -> anyhow::Result<Vec<String>> {
         let list = self.listing("node list")?;
         let rows = list.as_array().context("the nodes are not a list")?;
@@ -179,7 +179,7 @@ impl Node {
             .collect())
     }
 
-    /// Why its agent cannot read its registry, if it cannot.
+    /// The reason why the agent cannot read a registry, if there is one.
     pub fn stale_registry(&self) -> anyhow::Result<Option<String>> {
         let registries = self.cli("node registries -o json")?.stdout;
         let registries: Vec<RegistryState> = serde_json::from_str(&registries)
@@ -187,7 +187,7 @@ impl Node {
         Ok(registries.into_iter().find_map(|registry| registry.stale))
     }
 
-    /// Waits until its agent has stored all these nodes for its next start.
+    /// Waits until the agent has saved all these nodes for its next start.
     pub fn wait_kept(&self, nodes: &[Node]) -> anyhow::Result<()> {
         let kept = self.runtime_dir().join("state/nodes.json");
         wait_for("the nodes to be kept", PATIENCE, || {
@@ -197,7 +197,7 @@ impl Node {
         })
     }
 
-    /// Addresses of its health endpoint, as its own agent reports them.
+    /// Addresses of the node's health endpoint, as the node's own agent reports them.
     pub fn health_addresses(&self) -> anyhow::Result<Vec<IpAddr>> {
         let status = self.status()?;
         let own = status
@@ -209,7 +209,7 @@ impl Node {
         Ok(own.paths().map(|path| path.ip).collect())
     }
 
-    /// IPv4 address of its health endpoint, as its own agent reports it.
+    /// IPv4 address of the node's health endpoint, as the node's own agent reports it.
     pub fn health_ipv4(&self) -> anyhow::Result<IpAddr> {
         self.health_addresses()?
             .into_iter()
@@ -217,13 +217,13 @@ impl Node {
             .with_context(|| format!("the health endpoint of {} has no IPv4", self.name()))
     }
 
-    /// Its agent's log.
+    /// The agent's log.
     pub fn log(&self) -> anyhow::Result<String> {
         let path = self.spec.log();
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
-    /// Process ID of its agent, no matter which process started it.
+    /// Process ID of the agent, no matter which process started it.
     pub fn agent_pid(&self) -> anyhow::Result<Pid> {
         let path = self.runtime_dir().join("health-agent.pid");
         let text =
@@ -235,17 +235,18 @@ impl Node {
         Ok(Pid::from_raw(pid))
     }
 
-    /// Number of files, sockets and maps that its agent has open.
+    /// Number of files, sockets and maps that the agent has open.
     pub fn open_files(&self) -> anyhow::Result<usize> {
         let folder = format!("/proc/{}/fd", self.agent_pid()?);
         let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"));
         Ok(entries?.count())
     }
 
-    /// Shifts its agent's wall clock by `seconds` from the host's. The bed must give agents their own clocks.
+    /// Sets the offset of the agent's wall clock from the host's to `seconds`. The bed must have been built with
+    /// [`own_clocks`](super::Builder::own_clocks).
     pub fn shift_clock(&self, seconds: i64) -> anyhow::Result<()> {
         let path = self.spec.clock();
-        // Write in place: agents have it mapped.
+        // Write in place, because agents have the file mapped.
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -255,14 +256,13 @@ impl Node {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Starts its agent and waits until it serves its API.
+    /// Starts the agent and waits until it serves its API.
     pub fn start_agent(&self) -> anyhow::Result<()> {
         self.spawn_agent()?;
         self.wait_serving()
     }
 
-    /// Like [`Node::start_agent`], with these flags instead of those that the bed was built with. Flags are separated
-    /// by spaces.
+    /// Like [`Node::start_agent`], but with these flags, separated by spaces, instead of the bed's.
     pub fn start_agent_with(&self, words: &str) -> anyhow::Result<()> {
         let spec = AgentSpec {
             extra: words.split_whitespace().map(str::to_owned).collect(),
@@ -272,8 +272,8 @@ impl Node {
         self.wait_serving()
     }
 
-    /// Like [`Node::start_agent`], but waits until the agent has taken over what a previous one left. With another
-    /// agent's binary, this is an in-place upgrade or downgrade.
+    /// Like [`Node::start_agent`], but waits until the agent has taken over the state of its predecessor. With another
+    /// binary, this is an in-place upgrade or downgrade.
     pub fn take_over(&self, binary: Option<&Path>) -> anyhow::Result<()> {
         let own = &self.spec.binary;
         self.take_over_as(&AgentSpec {
@@ -282,8 +282,7 @@ impl Node {
         })
     }
 
-    /// Like [`Node::take_over`], with these flags in addition to those that the bed was built with. Flags are
-    /// separated by spaces and override the bed's.
+    /// Like [`Node::take_over`], but with additional flags, separated by spaces, which override the bed's.
     pub fn take_over_with(&self, words: &str) -> anyhow::Result<()> {
         let words: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
         let flags: Vec<_> = words.iter().filter(|word| word.starts_with("--")).collect();
@@ -306,7 +305,7 @@ impl Node {
 
     fn take_over_as(&self, spec: &AgentSpec) -> anyhow::Result<()> {
         const UP: [&str; 1] = ["agent is up"];
-        // A node's first agent has no log yet.
+        // The node's first agent has no log yet.
         let before = self.logged(&UP).map_or(0, |lines| lines.len());
         self.spawn(spec)?;
         wait_for("the agent to have taken over", PATIENCE, || {
@@ -341,13 +340,13 @@ impl Node {
             .wait_serving(&self.spec)
     }
 
-    /// Sends its agent a signal that stops it, and waits until it exits.
+    /// Sends the agent a signal that stops it, and waits until it exits.
     pub fn kill_agent(&self, signal: Signal) -> anyhow::Result<()> {
         self.signal_agent(signal)?;
         self.reap_agent()
     }
 
-    /// Sends its agent a signal.
+    /// Sends the agent a signal.
     pub fn signal_agent(&self, signal: Signal) -> anyhow::Result<()> {
         match self.agent().as_ref() {
             Some(agent) => agent.signal(signal),
@@ -360,10 +359,10 @@ impl Node {
         agent.map_or(Ok(()), AgentProcess::reap)
     }
 
-    /// Fails if its agent was started and has exited by itself.
+    /// Fails if the agent was started and has exited by itself.
     pub fn check_agent(&self) -> anyhow::Result<()> {
         match self.agent().as_mut() {
-            // A dead agent may have been replaced by hand.
+            // Someone may have replaced a dead agent by hand.
             Some(agent) => agent.check_alive(&self.spec).or_else(|died| {
                 let successor = self.agent_pid().ok().filter(|&pid| kill(pid, None).is_ok());
                 successor.map(drop).ok_or(died)
@@ -372,7 +371,7 @@ impl Node {
         }
     }
 
-    /// Lines of its agent's log that contain all of these words.
+    /// Lines of the agent's log that contain all of these words.
     pub fn logged(&self, words: &[&str]) -> anyhow::Result<Vec<String>> {
         let log = self.log()?;
         let lines = log
@@ -387,7 +386,7 @@ impl Node {
     }
 }
 
-/// Sends `GET /hello` and reads the status code.
+/// Sends `GET /hello` and returns the status code.
 fn hello(responder: SocketAddr) -> anyhow::Result<u16> {
     let mut stream = TcpStream::connect_timeout(&responder, HELLO_TIMEOUT)
         .with_context(|| format!("cannot connect to {responder}"))?;

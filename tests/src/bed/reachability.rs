@@ -1,4 +1,4 @@
-//! Which probes of which pairs were answered, as the agents report it.
+//! Which probes between which nodes were answered, according to the agents' reports.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ pub struct UnansweredProbe {
     pub from: String,
     /// The probed node.
     pub to: String,
-    /// Which probe, and its outcome.
+    /// Which probe it was, and its outcome.
     pub what: String,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for UnansweredProbe {
 pub(super) struct ExpectedNode {
     /// `cluster/node`.
     pub(super) name: String,
-    /// Its own addresses; its endpoint has equally many.
+    /// The node's own addresses. Its health endpoint has equally many.
     pub(super) addresses: Vec<IpAddr>,
 }
 

@@ -1,4 +1,5 @@
-//! Removes a bed from the machine, whether this process created it or one that was killed before it could clean up.
+//! Removes a bed from the machine, whether it was created by this process or by one that was killed before it could
+//! clean up.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -36,7 +37,7 @@ pub(super) fn remove() -> anyhow::Result<()> {
     remove_if_empty(Path::new(RUNTIME_ROOT))
 }
 
-/// Kills all agents of a bed's nodes.
+/// Kills the agents of all beds' nodes.
 pub(super) fn kill_agents() -> anyhow::Result<()> {
     for pid in agents()? {
         let process = Pid::from_raw(pid);
@@ -61,13 +62,13 @@ fn agents() -> anyhow::Result<Vec<i32>> {
 }
 
 /// Whether the process is an agent whose runtime folder belongs to a bed on this machine. `/proc` also shows agents
-/// of machines made of namespaces.
+/// that run in other PID namespaces, such as those of machines simulated by namespaces.
 fn is_agent(pid: i32) -> bool {
     let processes_of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     if processes_of(&pid.to_string()) != processes_of("self") {
         return false;
     }
-    // A process may exit at any time; a zombie has an empty command line.
+    // Processes may exit at any time, and zombies have an empty command line.
     let Ok(cmdline) = fs::read(format!("/proc/{pid}/cmdline")) else {
         return false;
     };

@@ -1,4 +1,4 @@
-//! A router on the fabric, and namespaces that a test adds to a bed besides its nodes.
+//! A router on the fabric, and namespaces that a test adds to a bed in addition to the nodes.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,11 +7,11 @@ use super::fabric::{FABRIC, add_namespace, netns_path};
 use crate::process::run;
 use crate::wait::{PATIENCE, wait_for};
 
-/// The router's namespace. It is named like a node's, so that the bed removes it with them.
+/// The router's namespace. It is named like a node's namespace, so that the bed removes it too.
 pub const ROUTER: &str = "hnode254";
-/// Its IPv4 address on the nodes' network.
+/// The router's IPv4 address on the nodes' network.
 pub const ROUTER4: &str = "172.30.0.254";
-/// Its IPv6 address on the nodes' network.
+/// The router's IPv6 address on the nodes' network.
 pub const ROUTER6: &str = "fd00:30::254";
 
 /// Runs `ip` in a namespace. Arguments are separated by spaces.
@@ -21,8 +21,8 @@ pub fn ip(namespace: &str, words: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds an address `ADDRESS/LENGTH` to a device that is up, and waits until it works: the kernel adds the route to
-/// one of its own IPv6 addresses in a work queue (net/ipv6/addrconf.c, `addrconf_dad_work`).
+/// Adds an address `ADDRESS/LENGTH` to a device that is up, and waits until it works: for IPv6, the kernel adds the
+/// local route in a work queue (net/ipv6/addrconf.c, `addrconf_dad_work`).
 pub fn add_address(namespace: &str, address: &str, device: &str) -> anyhow::Result<()> {
     ip(
         namespace,
@@ -36,13 +36,13 @@ pub fn add_address(namespace: &str, address: &str, device: &str) -> anyhow::Resu
     })
 }
 
-/// Sets a sysctl in a namespace: `name=value`.
+/// Sets a sysctl, given as `name=value`, in a namespace.
 pub fn sysctl(namespace: &str, setting: &str) -> anyhow::Result<()> {
     run(command_in(namespace, "sysctl").args(["-q", "-w", setting]))?.success()?;
     Ok(())
 }
 
-/// A command that will run in a named namespace. File system and processes are the machine's.
+/// Builds a command that runs in a named network namespace, but shares the host's file system and PID namespace.
 pub fn command_in(namespace: &str, program: &str) -> Command {
     let file: PathBuf = netns_path(namespace);
     let mut command = Command::new("nsenter");
@@ -67,8 +67,9 @@ pub fn add_router() -> anyhow::Result<()> {
     sysctl(ROUTER, "net.ipv6.conf.all.forwarding=1")
 }
 
-/// Creates a namespace and joins it to another, `behind`, by a veth pair: `eth0` in the new one, `device` in the
-/// other. Each end gets the given addresses; the other end uses those of this end as its gateways.
+/// Creates the namespace `name` and connects it to the namespace `behind` by a veth pair: `eth0` in the new namespace,
+/// `device` in `behind`. `device` gets the addresses `here` and `eth0` the addresses `there`. The new namespace uses
+/// the addresses `here` as its default gateways.
 pub fn add_host(
     name: &str,
     (behind, device): (&str, &str),

@@ -1,5 +1,5 @@
-//! Cost of one agent while it does nothing but its normal work: memory and CPU in a cluster of three, and the check
-//! of its health endpoint.
+//! Cost of an agent that does only its normal work: memory and CPU in a cluster of three nodes, and the check of its
+//! health endpoint.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -21,15 +21,15 @@ use super::{Figure, MIB, Report, Target};
 use crate::{Bed, Node, process};
 
 const NODES: u8 = 3;
-/// Length of a measurement of the agent, and number of rounds; the processes of `ping` run after each.
+/// Length of a measurement of the agent, and number of rounds. The `ping` processes run after each.
 const WINDOW: Duration = Duration::from_secs(10);
 const ROUNDS: u32 = 3;
 const MEMORY_LIMIT_MIB: f64 = 20.0;
-/// Limit relative to one process of `ping` per probe.
+/// CPU limit relative to one `ping` process per probe.
 const CPU_RATIO: f64 = 7.0;
 
 const INSTANCE: &str = "bench-agent";
-/// Number of timed checks, each next to a single list of devices.
+/// Number of timed checks. Each is followed by a single device dump for comparison.
 const CHECKS: u32 = 1001;
 const CHECK_RATIO: f64 = 8.0;
 
@@ -42,7 +42,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     let mut probes = 0;
     for _ in 0..ROUNDS {
         let before = (cpu_time(pid)?, SentProbes::by(bed.node(1))?);
-        // The figure covers this window; there is nothing to wait for but its end.
+        // The measurement covers this window; there is nothing else to wait for.
         thread::sleep(WINDOW);
         used += cpu_time(pid)? - before.0;
         let sent = (SentProbes::by(bed.node(1))? - before.1).total();
@@ -72,7 +72,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     Report::new(figures, ROUNDS)
 }
 
-/// CPU time of `count` consecutive processes of `ping`, with one echo each.
+/// CPU time of `count` consecutive `ping` processes with one echo each.
 fn ping_each(node: &Node, address: Ipv4Addr, count: u64) -> anyhow::Result<Duration> {
     let ping = || {
         let mut command = Command::new("ping");
@@ -84,7 +84,7 @@ fn ping_each(node: &Node, address: Ipv4Addr, count: u64) -> anyhow::Result<Durat
     Ok(cpu_time_of_ended()? - before)
 }
 
-/// The check of a healthy health endpoint, which the agent repeats periodically.
+/// Measures the check of a healthy health endpoint, which an agent repeats periodically.
 async fn check(endpoint: &HealthEndpoint, _: &mut Datapath, _: &Pinned) -> anyhow::Result<Figure> {
     let netlink = netlink_in(endpoint.netns())?;
     let mut checks = Vec::new();

@@ -1,4 +1,4 @@
-//! A bare HTTP server on a unix socket with prepared answers: the floor for an agent's API.
+//! A bare HTTP server on a Unix socket with prepared responses: the floor for an agent's API.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,10 +14,10 @@ use tempfile::TempDir;
 use super::requests::get;
 use crate::process::print_line;
 
-/// Maximum number of bytes of a request per read.
+/// Maximum number of request bytes per read.
 const REQUEST_LEN: usize = 1024;
 
-/// A thread that serves, and the latencies of its answers. It stops when this is dropped.
+/// A server thread and the latencies of its responses. It stops on drop.
 pub(super) struct Bare {
     folder: TempDir,
     body: Arc<Mutex<String>>,
@@ -51,7 +51,7 @@ impl Bare {
         })
     }
 
-    /// Requests this body once, and records the latency.
+    /// Requests this body once and records the latency.
     pub(super) fn ask(&self, body: &str) -> anyhow::Result<()> {
         body.clone_into(&mut lock(&self.body));
         let asked = Instant::now();
@@ -61,7 +61,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Latencies of the answers, ascending.
+    /// Latencies of the responses in ascending order.
     pub(super) fn latencies(&self) -> Vec<Duration> {
         let mut latencies = lock(&self.latencies).clone();
         latencies.sort_unstable();
@@ -72,7 +72,7 @@ impl Bare {
 impl Drop for Bare {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes the thread.
+        // Wakes up the thread.
         drop(UnixStream::connect(socket(self.folder.path())));
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -1,9 +1,8 @@
-//! A cluster of one agent and very many simulated peers: a second namespace that owns whole prefixes answers for the
-//! live ones, and drops packets to the dead ones.
+//! A cluster of one agent and very many simulated peers: a second namespace owns whole prefixes. It answers for live
+//! peers and drops packets to dead ones.
 //!
-//! A dedicated veth pair joins the two namespaces, without a bridge. A packet to a peer and its answer are both
-//! handled in the context of the first one's sender: the CPU time of the asking side includes the far side's part of
-//! an echo.
+//! A dedicated veth pair joins the two namespaces, without a bridge. A packet to a peer and its reply are both handled
+//! in the context of the packet's sender, so the prober's CPU time includes the far side's part of an echo.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,13 +14,13 @@ use crate::{Bed, Node};
 /// Port of `/hello`.
 pub(super) const PORT: u16 = 4240;
 
-/// Both ends of the link.
+/// Addresses of both ends of the link.
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 1);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 2);
 const DEVICE: &str = "up0";
-/// Contains all of the four below.
+/// Contains all four prefixes below.
 const CLUSTER: &str = "10.128.0.0/10";
-/// First addresses of /12 prefixes.
+/// First addresses of the /12 prefixes.
 const LIVING: Prefixes = Prefixes {
     hosts: Ipv4Addr::new(10, 128, 0, 0),
     endpoints: Ipv4Addr::new(10, 144, 0, 0),
@@ -42,7 +41,7 @@ struct Prefixes {
 pub(super) enum DeadPeers {
     /// No peer.
     None,
-    /// Three of ten, evenly mixed with the live ones.
+    /// Three in ten, evenly mixed with the live ones.
     ThreeOfTen,
 }
 
@@ -70,9 +69,9 @@ impl Peer {
     }
 }
 
-/// The namespaces, and the responder in the far one. Dropping this removes everything.
+/// The namespaces, and the responder in the far one. All are removed on drop.
 pub(super) struct Cluster {
-    // Dropped before the bed, whose namespace it listens in.
+    // Dropped before the bed, in whose namespace the responder listens.
     responder: Responder,
     bed: Bed,
     peers: u32,
@@ -80,7 +79,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Creates the cluster, with no agent running yet. `agent_flags` are for `health-agent run`.
+    /// Creates the cluster without starting an agent. `agent_flags` are for `health-agent run`.
     pub(super) fn new(peers: u32, dead: DeadPeers, agent_flags: &str) -> anyhow::Result<Self> {
         let bed = builder(agent_flags).start()?;
         link(bed.node(1), bed.node(2))?;
@@ -98,7 +97,7 @@ impl Cluster {
         self.bed.node(1)
     }
 
-    /// The node that stands for the rest of the cluster.
+    /// The node that represents the rest of the cluster.
     pub(super) fn rest(&self) -> &Node {
         self.bed.node(2)
     }
@@ -107,12 +106,12 @@ impl Cluster {
         &self.responder
     }
 
-    /// Number of addresses to probe, counted once per protocol (two each), including this node's own.
+    /// Number of addresses to probe, including this node's own: two per node, each counted once for both protocols.
     pub(super) fn probed_addresses(&self) -> u32 {
         2 * (self.peers + 1)
     }
 
-    /// All addresses of all peers, alternating between hosts and endpoints.
+    /// All addresses of all peers, alternating between host and health endpoint.
     pub(super) fn peers_addresses(&self) -> Vec<Ipv4Addr> {
         (0..self.peers)
             .flat_map(|index| {
@@ -134,7 +133,7 @@ pub(super) fn is_peer(address: IpAddr) -> bool {
     }
 }
 
-/// Two nodes without agents; the second stands for the rest of the cluster.
+/// Builds two nodes without agents. The second represents the rest of the cluster.
 fn builder(agent_flags: &str) -> Builder {
     Bed::builder()
         .nodes(2)
@@ -161,7 +160,7 @@ fn link(own: &Node, rest: &Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The node registry: this node and the peers.
+/// The node registry with this node and the peers.
 fn registry(own: &str, peers: u32, dead: DeadPeers) -> String {
     let mut yaml = format!(
         "nodes:\n- name: {own}\n  cluster: default\n  addresses: [{OWN}]\n  podCIDRs: [10.244.1.0/24]\n"

@@ -1,5 +1,4 @@
-//! How soon interference with the health endpoint is reported: in the agent's log, in the endpoint's state and
-//! health, and by `/healthz`.
+//! Time until damage to the health endpoint is reported in its log, its state and health, and by `/healthz`.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use crate::liveness::liveness;
 use crate::{Bed, Node, PATIENCE, wait_for};
 
 const ROUNDS: u32 = 20;
-/// The promised limit.
+/// The promised maximum delay.
 const LIMIT: Duration = Duration::from_secs(2);
 const PLACES: [&str; 4] = [
     "endpoint list",
@@ -31,7 +30,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     let node = bed.node(1);
     let namespace = format!("health-{}", node.name());
     let mut figures = Vec::new();
-    // Harm that is repaired at once: the report is in the log.
+    // Damage that is repaired immediately, so the report is in the log.
     for (words, harm) in [
         ("lxc_health", "ip link delete lxc_health".to_owned()),
         (
@@ -63,7 +62,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
         figures.extend(of(&format!("`{harm}`: reported in its log"), reported)?);
         figures.extend(of(&format!("`{harm}`: recovery reported"), again)?);
     }
-    // A foreign device in the way until it is removed.
+    // Another device that occupies the name until it is removed.
     let mut delays: [Vec<Duration>; PLACES.len()] = Default::default();
     for round in 0..ROUNDS {
         pause(round);
@@ -80,15 +79,16 @@ pub(super) fn run() -> anyhow::Result<Report> {
     Report::new(figures, ROUNDS)
 }
 
-/// Checks run at their own times: the pause varies so that harm falls into each part of the interval between two.
+/// Checks run at fixed intervals: the pause varies, so that damage happens at different points of the interval.
 fn pause(round: u32) {
     std::thread::sleep(Duration::from_millis(500 + u64::from(round * 37 % 500)));
 }
 
-/// Replaces the health endpoint's device by a foreign one, and waits until each place reports it. Returns the delays.
+/// Replaces the health endpoint's device with a foreign one, and waits until each place reports the damage. Returns the
+/// delays.
 fn foreign_device(node: &Node) -> anyhow::Result<[Duration; PLACES.len()]> {
     let agent = node.agent_pid()?;
-    // Otherwise it would recreate its own first.
+    // Otherwise the agent would recreate its own device first.
     kill(agent, Signal::SIGSTOP)?;
     let harmed = node
         .exec("ip link delete lxc_health")

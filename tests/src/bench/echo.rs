@@ -1,5 +1,5 @@
-//! Cost of an echo answered in eBPF, compared with one answered by the namespace's stack on the same veth pair, and
-//! cost of the program itself, compared with the same answer without state.
+//! Cost of an echo answered in eBPF, compared with one answered by the namespace's network stack on the same veth pair,
+//! and cost of the program itself, compared with a stateless program that sends the same reply.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
@@ -19,20 +19,20 @@ use crate::testrun::TestRun;
 
 /// Echoes per run of `ping -f`.
 const ECHOES: u32 = 300_000;
-/// Runs of each side, alternating.
+/// Runs per side, alternating between the sides.
 const ROUNDS: u32 = 7;
-/// Passes per test run.
+/// Passes of the program per test run.
 const PASSES: u32 = 1_000_000;
-/// All runs use one CPU, so that none pays for waking another.
+/// All runs use one CPU, so that none of them pays for waking another CPU.
 const CPU: &str = "1";
 
-/// Echoes that the stack may lose before a run is invalid: it loses some on a busy machine.
+/// Number of echoes that the stack may lose before a run is invalid. It loses some on a busy machine.
 const STACK_LOSSES: u32 = 10;
-/// How long `ping -f` waits for an echo before it sends the next, milliseconds (ping(8)).
+/// How long `ping -f` waits for a reply before it sends the next echo, in milliseconds (ping(8)).
 const FLOOD_PATIENCE_MS: f64 = 10.0;
 
 const INSTANCE: &str = "bench-echo";
-/// Limit for the cost of state: the answer with state relative to the one without.
+/// Limit for the cost of state: the stateful reply relative to the stateless one.
 const STATE_RATIO: f64 = 4.3;
 
 const EMPTY_CODE: u32 = 0;
@@ -52,7 +52,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     Ok(Report::new(figures, ROUNDS)?.with_last_ratio(headline))
 }
 
-/// Microseconds per `ping -f` cycle, medians: answered in eBPF, and by the namespace's stack.
+/// Median time per `ping -f` cycle in microseconds: answered in eBPF, and by the namespace's stack.
 fn ping_cycles() -> anyhow::Result<(f64, f64)> {
     with_endpoint(INSTANCE, alternate)
 }
@@ -73,7 +73,7 @@ async fn alternate(
         let answered = flood(address, 0).context("answered in eBPF")?;
         datapath.attach(&[])?;
         let by_stack = flood(address, STACK_LOSSES).context("answered by the stack")?;
-        // The first round warms both up.
+        // The first round warms up both sides.
         if round > 0 {
             ebpf.push(answered);
             stack.push(by_stack);
@@ -82,9 +82,9 @@ async fn alternate(
     Ok((median(ebpf)?, median(stack)?))
 }
 
-/// Microseconds per cycle of one `ping -f` that loses at most `tolerated` echoes.
+/// Runs `ping -f` once, with at most `tolerated` lost echoes. Returns the microseconds per cycle.
 fn flood(address: Ipv4Addr, tolerated: u32) -> anyhow::Result<f64> {
-    // Switching sides may cost a packet in flight.
+    // Switching sides may lose a packet in flight.
     ping(address, &["-c", "3", "-i", "0.01"])?;
     let summary = ping(address, &["-f", "-c", &ECHOES.to_string()])?;
     let figures = || {
@@ -101,12 +101,12 @@ fn flood(address: Ipv4Addr, tolerated: u32) -> anyhow::Result<f64> {
     let (lost, millis) =
         figures().with_context(|| format!("cannot parse the output of ping: {summary}"))?;
     ensure!(lost <= tolerated, "ping lost packets: {summary}");
-    // So that losses do not count against the side that has them.
+    // Losses must not count against the side that has them.
     let waited = f64::from(lost) * FLOOD_PATIENCE_MS;
     Ok((millis - waited) * 1_000.0 / f64::from(ECHOES))
 }
 
-/// The summary line of `ping`.
+/// Runs `ping` and returns its summary line.
 fn ping(address: Ipv4Addr, flags: &[&str]) -> anyhow::Result<String> {
     let output = Command::new("taskset")
         .args(["-c", CPU, "ping", "-q"])
@@ -121,7 +121,7 @@ fn ping(address: Ipv4Addr, flags: &[&str]) -> anyhow::Result<String> {
     Ok(summary.context("ping printed no summary")?.to_owned())
 }
 
-/// Cost of the program itself, IPv4 and IPv6, net of the same run with an empty program.
+/// Cost of the program itself for IPv4 and IPv6, minus the cost of the same run with an empty program.
 fn program_figures() -> anyhow::Result<Vec<Figure>> {
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
     const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -17,14 +17,14 @@ use crate::testrun::Bpffs;
 /// The host's address.
 pub(super) const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 
-/// Does `work` in a namespace with the health endpoint of `instance`, and a datapath that is not attached yet.
+/// Calls `work` in a namespace with the health endpoint of `instance` and a datapath that is not attached yet.
 pub(super) fn with_endpoint<T: Send + 'static>(
     instance: &'static str,
     work: impl AsyncFnOnce(&HealthEndpoint, &mut Datapath, &Pinned) -> anyhow::Result<T>
     + Send
     + 'static,
 ) -> anyhow::Result<T> {
-    // A dedicated thread takes the network namespace with it when it exits.
+    // A dedicated thread, so that the network namespace disappears when the thread exits.
     std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).context("cannot create a network namespace")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -85,7 +85,7 @@ fn load(location: &Location, endpoint: &HealthEndpoint) -> anyhow::Result<Datapa
         .gateways()
         .next()
         .context("the endpoint has no gateway")?;
-    // eBPF would answer neighbour requests otherwise; apart from the programs, everything must be alike.
+    // Otherwise eBPF would answer neighbour requests: apart from the programs, everything must be the same.
     endpoint.netns().run_in(|| {
         ip(&[
             "neighbour",
@@ -116,7 +116,7 @@ pub(super) fn ip(args: &[&str]) -> anyhow::Result<()> {
     output("ip", args, "iproute2").map(drop)
 }
 
-/// Output of a tool from this Debian package.
+/// Output of a tool, which is in this Debian package.
 pub(super) fn output(tool: &str, args: &[&str], package: &str) -> anyhow::Result<String> {
     let output = Command::new(tool)
         .args(args)

@@ -1,13 +1,13 @@
-//! Limits of open files for benchmarks and their child processes.
+//! Raises the limit of open files for benchmarks and their child processes.
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// The most that any benchmark needs: one with 16,000 open connections has both of their ends.
+/// The maximum that any benchmark needs: one with 16,000 open connections has both ends of each.
 const NEEDED: u64 = 65_536;
 
-/// Raises the limit of open files to what benchmarks need, or to the hard limit if that cannot be raised. Returns
-/// advice in the latter case.
+/// Raises the limit of open files to the number that benchmarks need, or to the hard limit if that cannot be raised.
+/// Returns advice if the number is not reached.
 pub fn raise_open_files_limit() -> anyhow::Result<Option<String>> {
     raise_to(NEEDED)
 }
@@ -32,11 +32,12 @@ mod tests {
     use super::*;
     use crate::process::run;
 
-    /// Set in the test's child process, to the limit that it needs.
+    /// Set in the test's child process to the number of files that it needs.
     const CHILD: &str = "HEALTH_NEEDED_FILES";
     const OWN_NAME: &str = "bench::files::tests::a_low_limit_is_raised_as_far_as_it_may_be";
 
-    /// The result in a process with these soft and hard limits that may not raise the hard one.
+    /// Runs the test in a process that has these soft and hard limits and may not raise the hard limit. Returns the
+    /// output.
     fn raised(limits: &str, needed: u64) -> String {
         let mut command = Command::new("setpriv");
         command

@@ -1,8 +1,8 @@
-//! Parses iperf3's report.
+//! Parses iperf3's JSON report.
 
 use anyhow::Context as _;
 
-/// Gbit/s that the far end received, from a JSON report.
+/// Throughput at the receiver in Gbit/s.
 pub(super) fn received_gigabits(json: &str) -> anyhow::Result<f64> {
     let result: serde_json::Value =
         serde_json::from_str(json).context("cannot parse the output of iperf3")?;

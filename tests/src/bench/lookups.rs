@@ -1,10 +1,10 @@
-//! The floor for iterating over a whole map: the kernel's batched look-ups, and nothing else.
+//! The floor for iterating over a whole map: the kernel's batched lookups and nothing else.
 
 use std::time::{Duration, Instant};
 
 use health_datapath::dump::{Batch, Pinned};
 
-/// How long it takes to look up all entries of a pinned map, in one thread.
+/// Measures how long one thread takes to look up all entries of a pinned map.
 pub(super) fn look_up_all(pinned: &Pinned, map: &str) -> anyhow::Result<Duration> {
     let rows = pinned.map(map)?.rows(|_, _| None::<()>)?;
     let mut batch = Batch::default();

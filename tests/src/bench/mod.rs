@@ -1,4 +1,4 @@
-//! Benchmarks: each measures figures and compares them with a competitor's or with a floor.
+//! Benchmarks. Each measures figures and compares them with those of a competitor or with a floor.
 
 mod agent;
 mod bare;
@@ -33,19 +33,19 @@ pub use files::raise_open_files_limit;
 use report::Findings;
 pub use report::{Figure, MIB, Machine, Report, Target, Unmeasured};
 
-/// A benchmark with its name.
+/// A benchmark and its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Benchmark {
-    /// Its name on the command line.
+    /// The benchmark's name on the command line.
     pub name: &'static str,
-    /// What it measures.
+    /// What the benchmark measures.
     pub about: &'static str,
-    /// Runs it.
+    /// Runs the benchmark.
     pub run: fn(&Options) -> anyhow::Result<Report>,
 }
 
 impl Options {
-    /// Rounds of a measurement: the requested number, or this default.
+    /// Number of rounds of a measurement: the requested number, or this default.
     fn rounds_or(&self, usual: u32) -> u32 {
         self.rounds.unwrap_or(usual)
     }

@@ -1,11 +1,11 @@
-//! Benchmarks in parts that can be run one by one.
+//! Benchmarks that consist of parts, which can be run individually.
 
 use anyhow::Context as _;
 
 use super::{Figure, Options, Report};
 use crate::process::print_line;
 
-/// One part of a benchmark, by its name on the command line.
+/// A part of a benchmark, with its name on the command line.
 pub(super) struct Part {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
@@ -24,7 +24,7 @@ pub(super) fn run(parts: &[Part], options: &Options) -> anyhow::Result<Report> {
     Report::new(figures, 1)
 }
 
-/// The parts with these names; all of them if there are no names.
+/// The parts with these names, or all parts if there are no names.
 fn chosen<'a>(parts: &'a [Part], names: &[String]) -> anyhow::Result<Vec<&'a Part>> {
     if names.is_empty() {
         return Ok(parts.iter().collect());
@@ -41,7 +41,7 @@ fn chosen<'a>(parts: &'a [Part], names: &[String]) -> anyhow::Result<Vec<&'a Par
     names.iter().map(find).collect()
 }
 
-/// The middle value.
+/// The median.
 pub(super) fn median(mut values: Vec<f64>) -> anyhow::Result<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.get(values.len() / 2);

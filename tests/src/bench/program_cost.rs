@@ -1,7 +1,7 @@
-//! Cost of one run of a program, by test runs that restore the packet before each pass.
+//! Cost of a program, measured by test runs that restore the packet before each pass.
 //!
-//! A front program restores the next packet of a set and calls the program under test; the time of the same run with
-//! an empty program behind the front is subtracted. A bare repeated run would feed a program its own output.
+//! A front program restores the next packet of a set and calls the program under test. The time of the same run with an
+//! empty program behind the front is subtracted. Simply repeating a test run would feed a program its own output.
 
 use std::fs;
 use std::path::Path;
@@ -18,28 +18,28 @@ use super::parts::median;
 use super::{Figure, Target};
 use crate::testrun::TestRun;
 
-/// Bytes of a packet that the front program restores: the size of an ICMPv6 probe.
+/// Number of packet bytes that the front program restores: the size of an ICMPv6 probe.
 const PACKET_LEN: usize = 14 + 40 + MESSAGE_LEN;
 /// Maximum number of packets that can alternate.
 pub(super) const PACKETS: u32 = 1_024;
 
-/// A kind of program, including the benchmarks' own.
+/// A program type, with the benchmarks' own programs of that type.
 pub(super) trait Kind: Sized {
-    /// Restores packets.
+    /// Name of the front program, which restores packets.
     const FRONT: &'static str;
-    /// The map that names the program behind it.
+    /// Name of the map with the program behind the front.
     const SLOT: &'static str;
-    /// The benchmark programs that are measured besides the datapath's own.
+    /// Names of the benchmark programs that can be measured in addition to the datapath's.
     const OWN: &'static [&'static str];
-    /// Gets a program from an object, not loaded yet.
+    /// Gets a program from an object before it is loaded.
     fn of(program: &mut Program) -> Result<&mut Self, ProgramError>;
-    /// Loads it.
+    /// Loads the program.
     fn load(&mut self) -> Result<(), ProgramError>;
-    /// Its descriptor.
+    /// The program's file descriptor.
     fn descriptor(&self) -> Result<&ProgramFd, ProgramError>;
-    /// The same program, independent of its object.
+    /// Detaches the program from its object.
     fn apart(&mut self, pin: &Path) -> anyhow::Result<Self>;
-    /// Runs it.
+    /// Runs the program.
     fn run(&self, options: TestRunOptions<'_>) -> Result<TestRunResult, ProgramError>;
 }
 
@@ -93,10 +93,10 @@ kind!(
 
 const EMPTY: &str = "bench_empty";
 const CLOCK: &str = "bench_clock";
-/// The return value of both.
+/// The return value of both programs.
 const OWN_CODE: u32 = 0;
 
-/// A whole run, including the front, that costs are compared with.
+/// A complete run, including the front, with which costs are compared.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Floor {
     /// The empty program behind the front.
@@ -105,7 +105,7 @@ pub(super) enum Floor {
     Clock,
 }
 
-/// Costs of a program over several rounds, and of the floor in the same rounds.
+/// Costs of a program in several rounds, and of the floor in the same rounds.
 pub(super) struct NetCosts {
     floor: Floor,
     net: Vec<f64>,
@@ -113,7 +113,7 @@ pub(super) struct NetCosts {
 }
 
 impl NetCosts {
-    /// Starts without measurements.
+    /// Starts with no measurements.
     pub(super) fn beside(floor: Floor) -> Self {
         Self {
             floor,
@@ -122,7 +122,7 @@ impl NetCosts {
         }
     }
 
-    /// Measures the floor and then the program, for one round of `passes`.
+    /// Measures the floor and then the program in a round of `passes`.
     pub(super) fn measure(
         &mut self,
         cost: &mut ProgramCost,
@@ -140,7 +140,7 @@ impl NetCosts {
         Ok(())
     }
 
-    /// Medians over all rounds except the warm-up rounds at the start; the limit applies to the ratio.
+    /// Medians over all rounds except the warm-up rounds at the start. The limit applies to the ratio.
     pub(super) fn figure(
         mut self,
         what: &str,
@@ -161,21 +161,21 @@ impl NetCosts {
     }
 }
 
-/// The benchmark programs, on the maps of a loaded datapath.
+/// The benchmark programs, which use the maps of a loaded datapath.
 pub(super) struct ProgramCost<P = SchedClassifier> {
     ebpf: Ebpf,
     front: P,
     slot: ProgramArray<MapData>,
     packets: Array<MapData, [u8; PACKET_LEN]>,
     turn: Array<MapData, [u32; 2]>,
-    /// The first packet: all have the same length.
+    /// The first packet. All packets have the same length.
     packet: Vec<u8>,
     count: u32,
     context: Option<Vec<u8>>,
 }
 
 impl<P: Kind> ProgramCost<P> {
-    /// Loads the benchmark programs. Each pass will use the next of `packets`, which all have the same length.
+    /// Loads the benchmark programs. Each pass will use the next of `packets`, which must all have the same length.
     pub(super) fn new(bed: &TestRun, packets: &[Vec<u8>]) -> anyhow::Result<Self> {
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(bed.location.pins())
@@ -203,7 +203,7 @@ impl<P: Kind> ProgramCost<P> {
         Ok(cost)
     }
 
-    /// Uses other packets from now on.
+    /// Uses these packets from now on.
     pub(super) fn set_packets(&mut self, packets: &[Vec<u8>]) -> anyhow::Result<()> {
         let first = packets.first().context("no packet to measure with")?;
         for (index, packet) in (0..).zip(packets) {
@@ -218,12 +218,12 @@ impl<P: Kind> ProgramCost<P> {
         Ok(())
     }
 
-    /// Uses this `struct __sk_buff` from now on, or an empty one.
+    /// Uses this `struct __sk_buff` as the context from now on, or an empty one.
     pub(super) fn set_context(&mut self, context: Option<Vec<u8>>) {
         self.context = context;
     }
 
-    /// Nanoseconds per pass with a benchmark program behind the front, over `passes`.
+    /// Nanoseconds per pass with a benchmark program behind the front, averaged over `passes`.
     pub(super) fn measure_own(
         &mut self,
         name: &str,
@@ -237,7 +237,7 @@ impl<P: Kind> ProgramCost<P> {
         self.run(passes, expected)
     }
 
-    /// Nanoseconds per pass with another program behind the front, over `passes`.
+    /// Nanoseconds per pass with `program` behind the front, averaged over `passes`.
     pub(super) fn measure(
         &mut self,
         program: &P,
@@ -262,7 +262,7 @@ impl<P: Kind> ProgramCost<P> {
             "returned {}, not {expected}",
             result.return_value
         );
-        // The kernel reports the mean of one pass.
+        // The kernel reports the mean time of a pass.
         Ok(result.duration.as_nanos() as f64)
     }
 }

@@ -1,4 +1,4 @@
-//! The results of a benchmark, as a table and as JSON.
+//! The results of a benchmark, which can be printed as a table or as JSON.
 
 use std::{fmt, fs, thread};
 
@@ -7,16 +7,16 @@ use serde::Serialize;
 
 use crate::process::print_line;
 
-/// What a figure is compared with: another figure measured next to it, so that a machine cannot miss a target by
-/// being slow. Only sizes, which do not depend on a machine's speed, have absolute limits.
+/// The target for a figure, usually relative to another figure measured at the same time, so that a slow machine does
+/// not miss it. Only sizes, which do not depend on a machine's speed, have absolute limits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Target {
-    /// Upper limit of our figure divided by the other's.
+    /// Upper limit of our figure divided by the other one.
     RatioAtMost(f64),
-    /// Lower limit of our figure divided by the other's.
+    /// Lower limit of our figure divided by the other one.
     RatioAtLeast(f64),
-    /// Our figure must equal the other's.
+    /// Our figure must equal the other one.
     Equal,
     /// Upper limit of our figure, a size in MiB.
     MibAtMost(f64),
@@ -25,7 +25,7 @@ pub enum Target {
 /// The unit of sizes with limits.
 pub const MIB: &str = "MiB";
 
-/// One measured figure. Smaller is better, unless the target says otherwise.
+/// A measured figure. Smaller is better, unless the target says otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// What was measured.
@@ -34,21 +34,21 @@ pub struct Figure {
     pub unit: &'static str,
     /// Our figure.
     pub ours: f64,
-    /// The competitor's or the floor's, measured on the same machine at the same time.
+    /// The figure of the competitor or the floor, measured on the same machine at the same time.
     pub other: Option<f64>,
     /// The promised target, if any.
     pub target: Option<Target>,
 }
 
 impl Figure {
-    /// Ours divided by the other's, which is not 0.
+    /// Our figure divided by the other one, unless that is 0.
     pub fn ratio(&self) -> Option<f64> {
         let other = self.other.filter(|&other| other != 0.0)?;
         Some(self.ours / other)
     }
 
-    /// Whether the target is met; `None` without a target, without the other figure that it needs, and for a size
-    /// limit if the figure is not a size.
+    /// Whether the target is met. `None` without a target, without the other figure that the target needs, or if the
+    /// target is a size limit and the figure is not a size.
     pub fn met(&self) -> Option<bool> {
         match self.target? {
             Target::RatioAtMost(limit) => self.ratio().map(|ratio| ratio <= limit),
@@ -60,7 +60,7 @@ impl Figure {
 }
 
 impl Figure {
-    /// Prints it on standard error: a run may take minutes, and this shows results on the way.
+    /// Prints the figure on standard error, to show intermediate results: a run may take minutes.
     pub(super) fn print(&self) {
         let other = self.other.map_or(String::new(), |other| {
             format!(", other {other:.2} {}", self.unit)
@@ -72,19 +72,19 @@ impl Figure {
     }
 }
 
-/// The machine of a measurement.
+/// The machine that ran a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// The CPU's model.
     pub cpu: String,
-    /// CPUs that this process may use.
+    /// Number of CPUs that this process may use.
     pub cpus: usize,
     /// The kernel's release.
     pub kernel: String,
 }
 
 impl Machine {
-    /// Reads this machine's properties.
+    /// Reads the properties of this machine.
     pub fn here() -> anyhow::Result<Self> {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
         let cpu = cpuinfo
@@ -106,9 +106,9 @@ impl Machine {
 /// A figure that could not be measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unmeasured {
-    /// Its name.
+    /// Name of the figure.
     pub name: String,
-    /// The reason.
+    /// The reason why it could not be measured.
     pub why: String,
 }
 
@@ -120,13 +120,13 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Prints a figure and keeps it.
+    /// Prints and stores a figure.
     pub(super) fn add(&mut self, figure: Figure) {
         figure.print();
         self.figures.push(figure);
     }
 
-    /// The measurement, if it succeeded; otherwise prints the error and records it for the report.
+    /// Returns the measurement if it succeeded. Otherwise prints the error and records it for the report.
     pub(super) fn measured<T>(&mut self, name: &str, found: anyhow::Result<T>) -> Option<T> {
         match found {
             Ok(found) => Some(found),
@@ -142,7 +142,7 @@ impl Findings {
         }
     }
 
-    /// The report on this machine. Fails if nothing could be measured.
+    /// Creates the report for this machine. Fails if nothing could be measured.
     pub(super) fn report(self, rounds: u32) -> anyhow::Result<Report> {
         if let ([], [first, ..]) = (&self.figures[..], &self.unmeasured[..]) {
             bail!("nothing could be measured; {first}");
@@ -163,28 +163,28 @@ impl fmt::Display for Unmeasured {
 /// The results of a benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Its figures.
+    /// The measured figures.
     pub figures: Vec<Figure>,
-    /// Figures that it could not measure.
+    /// Figures that could not be measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unmeasured: Vec<Unmeasured>,
     /// Number of measurements per figure.
     pub rounds: u32,
-    /// The machine.
+    /// The machine that ran the benchmark.
     pub machine: Machine,
-    /// A single ratio that summarizes the rest, printed on a separate last line.
+    /// A single ratio that summarises the results, printed on a separate last line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_ratio: Option<f64>,
 }
 
 impl Report {
-    /// Sets the ratio that summarizes the rest.
+    /// Sets the ratio that summarises the results.
     pub fn with_last_ratio(mut self, ratio: f64) -> Self {
         self.last_ratio = Some(ratio);
         self
     }
 
-    /// A report on this machine.
+    /// Creates a report for this machine.
     pub fn new(figures: Vec<Figure>, rounds: u32) -> anyhow::Result<Self> {
         Ok(Self {
             figures,

@@ -1,4 +1,4 @@
-//! Polls an agent's API, and records the latency of each answer.
+//! Polls an agent's API and records the latency of each response.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-/// How long one answer may take before the measurement is pointless.
+/// Timeout of a request. A slower response would make the measurement pointless.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The body of `GET path`, over a new connection.
+/// Returns the body of `GET path`, using a new connection.
 pub(super) fn get(socket: &Path, path: &str) -> anyhow::Result<String> {
     send(socket, "GET", path, "")
 }
 
-/// The answer to a request with this body, over a new connection.
+/// Sends a request with this body over a new connection, and returns the body of the response.
 pub(super) fn send(socket: &Path, method: &str, path: &str, body: &str) -> anyhow::Result<String> {
     let fetch = || {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        // In HTTP/1.0 a body ends with the connection, so it contains no chunk lengths.
+        // HTTP/1.0 has no chunked encoding: the response ends with the connection.
         let length = body.len();
         write!(
             stream,
@@ -45,14 +45,14 @@ pub(super) fn send(socket: &Path, method: &str, path: &str, body: &str) -> anyho
     Ok(response)
 }
 
-/// A thread that polls until it is stopped.
+/// A thread that polls the API until it is stopped.
 pub(super) struct Asker {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<anyhow::Result<Vec<Duration>>>,
 }
 
 impl Asker {
-    /// Requests `path`, pauses, and repeats until `look` fails; `look` gets each body and its arrival time.
+    /// Requests `path`, pauses, and repeats until `look` fails. `look` gets each body and its arrival time.
     pub(super) fn start(
         socket: PathBuf,
         path: &'static str,
@@ -69,7 +69,7 @@ impl Asker {
                 let answered = Instant::now();
                 latencies.push(answered - asked);
                 look(&body, answered)?;
-                // The polling interval; there is nothing to wait for.
+                // The polling interval. There is nothing else to wait for.
                 thread::sleep(pause);
             }
             Ok(latencies)
@@ -77,7 +77,7 @@ impl Asker {
         Self { stop, thread }
     }
 
-    /// Stops it, and returns its requests' latencies, ascending.
+    /// Stops polling and returns the latencies of the requests in ascending order.
     pub(super) fn finish(self) -> anyhow::Result<Vec<Duration>> {
         self.stop.store(true, Ordering::Relaxed);
         let mut latencies = self
@@ -89,7 +89,7 @@ impl Asker {
     }
 }
 
-/// The value that the fraction `part` of the ascending `values` does not exceed.
+/// The quantile `part` of the ascending `values`: the smallest value that at least this fraction does not exceed.
 pub(super) fn quantile(values: &[Duration], part: f64) -> anyhow::Result<Duration> {
     let rank = (values.len() as f64 * part).ceil() as usize;
     values

@@ -1,4 +1,4 @@
-//! Answers `GET /hello` for all peers at once, as cheaply as a process can, so that the asking side is measured.
+//! Answers `GET /hello` for all peers, as cheaply as a process can, so that the measurement is about the prober.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -19,19 +19,19 @@ use crate::hello;
 use crate::process::print_line;
 
 const BACKLOG: i32 = 4096;
-/// Longest request that is read. Probes' requests have about 330 bytes.
+/// Maximum size of a request. Those of probes have about 330 bytes.
 const REQUEST_LEN: usize = 1024;
-/// How long the kernel defers a connection without a request, seconds.
+/// How long the kernel defers accepting a connection without a request, seconds.
 const REQUEST_PATIENCE: i32 = 5;
-/// Longest time between two checks of the stop flag, if no client connects.
+/// Maximum time between two checks of the stop flag if no client connects.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Answer to requests that were not made with the mesh's keys.
+/// Response to requests that are not authenticated with the mesh's keys.
 const ANSWER: &[u8] =
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
 
 sockopt_impl!(
-    /// Accepts connections only once their first bytes have arrived.
+    /// Accepts connections only after their first bytes have arrived.
     DeferAccept,
     SetOnly,
     libc::IPPROTO_TCP,
@@ -39,7 +39,7 @@ sockopt_impl!(
     i32
 );
 
-/// A thread that answers on every address of a node's namespace. It stops when this is dropped.
+/// A thread that serves on every address of a node's namespace. It stops on drop.
 #[derive(Debug)]
 pub(super) struct Responder {
     cpu_ns: Arc<AtomicU64>,
@@ -48,7 +48,7 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    /// Listens on TCP `port`.
+    /// Starts a responder that listens on TCP `port`.
     pub(super) fn start(node: &Node, port: u16) -> anyhow::Result<Self> {
         let listener = node
             .run_in(|| listen(port))?
@@ -66,7 +66,7 @@ impl Responder {
         })
     }
 
-    /// User and system time that it has used so far.
+    /// User and system time that the responder has used so far.
     pub(super) fn cpu_time(&self) -> Duration {
         Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
     }
@@ -119,7 +119,7 @@ fn answer(mut stream: TcpStream, keys: &HelloKeys) -> std::io::Result<()> {
         return Ok(());
     }
     let proven = hello::answer(keys, &request[..len]);
-    // The FIN goes out in the same segment.
+    // MSG_MORE, so that the FIN is sent in the same segment.
     SockRef::from(&stream).send_with_flags(proven.as_deref().unwrap_or(ANSWER), libc::MSG_MORE)?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Probes as the kernel counts them in the namespace that they leave.
+//! Number of probes that left a namespace, as counted by the kernel.
 
 use std::fs;
 use std::ops::Sub;
@@ -7,10 +7,10 @@ use anyhow::Context as _;
 
 use crate::Node;
 
-/// Counters of the calling thread's namespace.
+/// Counters of the calling thread's network namespace.
 pub(super) const SNMP: &str = "/proc/thread-self/net/snmp";
 
-/// Probes that left a namespace.
+/// Number of probes that left a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SentProbes {
     /// Echo requests.
@@ -20,7 +20,7 @@ pub(super) struct SentProbes {
 }
 
 impl SentProbes {
-    /// All probes that ever left a node's namespace.
+    /// Number of all probes that have ever left a node's namespace.
     pub(super) fn by(node: &Node) -> anyhow::Result<Self> {
         let text = node
             .run_in(|| fs::read_to_string(SNMP))?
@@ -50,7 +50,7 @@ impl Sub for SentProbes {
     }
 }
 
-/// Finds a value in `/proc/net/snmp`: each group has a line of names, then one of values.
+/// Finds a value in `/proc/net/snmp`, where each group has a line of names followed by a line of values.
 pub(super) fn snmp(text: &str, group: &str, name: &str) -> Option<u64> {
     let mut lines = text
         .lines()

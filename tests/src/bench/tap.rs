@@ -1,4 +1,4 @@
-//! The packets of a node's namespace with the kernel's timestamps.
+//! Captures the packets of a node's namespace with the kernel's timestamps.
 
 use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::AsRawFd as _;
@@ -18,12 +18,12 @@ const RECEIVE_BUFFER: usize = 8 << 20;
 /// How long [`Tap::receive`] waits for a packet.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A packet socket that receives all packets of a namespace, sent and received.
+/// A packet socket that receives all packets that a namespace sends or receives.
 #[derive(Debug)]
 pub(super) struct Tap(Socket);
 
 impl Tap {
-    /// Opens it in the namespace of `node`.
+    /// Opens a tap in the namespace of `node`.
     pub(super) fn open(node: &Node) -> anyhow::Result<Self> {
         let open = || {
             let all = i32::from((libc::ETH_P_ALL as u16).to_be());
@@ -37,8 +37,8 @@ impl Tap {
             .with_context(|| format!("cannot capture packets of {}", node.name()))
     }
 
-    /// The next packet from its IP header on, and when the kernel saw it, since the epoch. `None` if none arrives for
-    /// a while.
+    /// Returns the next packet, starting with its IP header, and the time since the epoch at which the kernel saw it.
+    /// Returns `None` if no packet arrives for a while.
     pub(super) fn receive(&self) -> Result<Option<(Duration, Vec<u8>)>, Errno> {
         let mut buffer = [0; SNAP_LEN];
         let mut slices = [IoSliceMut::new(&mut buffer)];

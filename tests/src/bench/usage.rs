@@ -9,22 +9,22 @@ use nix::sys::time::TimeValLike as _;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
-/// User and system time that all threads of a process have used so far. The kernel counts it in nanoseconds,
-/// including interrupts that were handled while one of the threads ran.
+/// User and system time that all threads of a process have used so far. The kernel counts nanoseconds, including the
+/// time of interrupts handled while one of the threads ran.
 pub(super) fn cpu_time(pid: Pid) -> anyhow::Result<Duration> {
     let time = ClockId::pid_cpu_clock_id(pid).and_then(clock_gettime);
     time.map(Duration::from)
         .with_context(|| format!("cannot read the CPU time of process {pid}"))
 }
 
-/// User and system time of all children of this process that have exited.
+/// User and system time of all child processes that have exited.
 pub(super) fn cpu_time_of_ended() -> anyhow::Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read the CPU time")?;
     let micros = (usage.user_time() + usage.system_time()).num_microseconds();
     Ok(Duration::from_micros(micros.try_into()?))
 }
 
-/// Memory of a process, MiB.
+/// Resident memory of a process, MiB.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ResidentMemory {
     /// Current.
@@ -47,7 +47,7 @@ impl ResidentMemory {
     }
 }
 
-/// A line like `VmRSS:     1536 kB`.
+/// Parses a line such as `VmRSS:     1536 kB`.
 fn mib(status: &str, name: &str) -> Option<f64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u32 = line.strip_suffix("kB")?.trim().parse().ok()?;

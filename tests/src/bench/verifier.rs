@@ -5,9 +5,9 @@ use health_datapath::PROGRAMS;
 use super::{Figure, Report, Target};
 use crate::verifier::{VerifiedProgram, verify};
 
-/// The fraction of the kernel's limit that a program may use.
+/// Programs may use one part in this many of the kernel's limit.
 pub const BUDGET: u64 = 4;
-/// Bytes of stack for a program together with the functions that it calls.
+/// Maximum stack size in bytes of a program together with the functions that it calls.
 const STACK: f64 = 512.0;
 
 pub(super) fn run() -> anyhow::Result<Report> {

@@ -1,4 +1,4 @@
-//! Runs a cluster of real agents on this machine until Ctrl-C, or until all probes were answered.
+//! Runs a cluster of real agents on this machine until Ctrl-C, or with `--once` until all probes were answered.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write as _};
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
 }
 
 fn run(Cli { args, patience }: &Cli) -> anyhow::Result<()> {
-    // While we wait for the lock, a signal may simply kill us.
+    // While this process waits for the lock, a signal may simply kill it.
     let lock = BedLock::acquire()?;
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
     let start = Instant::now();
@@ -122,7 +122,7 @@ fn run(Cli { args, patience }: &Cli) -> anyhow::Result<()> {
     print_line("removing the cluster");
     drop(watch);
     if containers.is_some() {
-        // It would restart containers that are being removed.
+        // The agent would restart containers that are being removed.
         bed.node(1).kill_agent(Signal::SIGTERM)?;
     }
     Ok(())
@@ -148,7 +148,7 @@ fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
         .context("cannot print the report of requests")
 }
 
-/// Waits until every probe of the node has a result, and prints the results.
+/// Waits until every container probe on the node has a result, and prints the results.
 fn wait_until_probed(node: &Node, mut is_stopped: impl FnMut() -> bool) -> anyhow::Result<()> {
     let is_probed = wait_for("the containers to be probed", PATIENCE, || {
         if is_stopped() {
@@ -167,7 +167,7 @@ fn wait_until_probed(node: &Node, mut is_stopped: impl FnMut() -> bool) -> anyho
         .context("cannot print the probes")
 }
 
-/// Prints changes of the probes from now on.
+/// Prints changes of the container probes from now on.
 fn watch_probes(node: &Node) -> anyhow::Result<Running> {
     print_line("");
     let mut watch = node.cli_command();

@@ -1,5 +1,4 @@
-//! Runs a benchmark by its name. Exits 0 if it measured, whatever the results; the report lists what could not be
-//! measured.
+//! Runs a benchmark by name. Exits with 0 if it ran, whatever the results; the report lists what could not be measured.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! Opens very many TCP connections at once, as one process of their server or of their client. The limit of open
-//! files per process bounds their number, so there may be several processes of either.
+//! Opens a large number of TCP connections at once, acting as a server or client process. Since the limit of open files
+//! per process bounds the number of connections, several processes may share either role.
 
 use std::io::{self, BufRead as _};
 use std::net::SocketAddr;
@@ -13,10 +13,10 @@ use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Connections that are opened or tried in parallel.
+/// Number of connections to open or check in parallel.
 const AT_ONCE: usize = 128;
 const BACKLOG: i32 = 4096;
-/// The payload that goes there and back.
+/// The payload of a round trip.
 const WORD: [u8; 4] = *b"ping";
 
 #[derive(Parser)]
@@ -74,7 +74,8 @@ async fn serve(address: SocketAddr) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Several processes may listen on one address: the kernel distributes connections among them.
+/// Listens with `SO_REUSEPORT`: several processes may listen on one address, and the kernel distributes connections
+/// among them.
 fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_port(true)?;
@@ -86,7 +87,7 @@ fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 
 async fn echo(mut stream: TcpStream) {
     let (mut from, mut to) = stream.split();
-    // The client notices if this fails.
+    // The client notices any failure.
     let _ = tokio::io::copy(&mut from, &mut to).await;
 }
 
@@ -119,7 +120,7 @@ async fn round_trip(stream: &mut TcpStream) -> anyhow::Result<()> {
 }
 
 fn wait_for_end_of_input() {
-    // Any error of standard input counts as its end.
+    // Any error on standard input counts as its end.
     io::stdin()
         .lock()
         .lines()
@@ -127,7 +128,7 @@ fn wait_for_end_of_input() {
         .for_each(drop);
 }
 
-/// Raises this process's limit of open files to the maximum, and fails if that is not enough.
+/// Raises this process's limit of open files to the maximum. Fails if that is not enough.
 fn raise_limit(connections: usize) -> anyhow::Result<()> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;

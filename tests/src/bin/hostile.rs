@@ -1,4 +1,4 @@
-//! Runs all misbehaving servers. Prints a line with behaviour and port for each, and serves until standard input
+//! Runs all misbehaving servers. Prints each server's behaviour and port on a line, and serves until standard input
 //! closes.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! Writes the samples and figures of README.md from runs on this machine.
+//! Updates the samples and figures of README.md from runs on this machine.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! Masqueraded connections of an endpoint that are opened, closed and reopened on the same ports, as fast as the
-//! programs process their segments, while conntrack is collected continuously.
+//! Churn of an endpoint's masqueraded connections: they are opened, closed and reopened on the same ports as fast as
+//! the programs process their segments, while conntrack entries are collected continuously.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,27 +26,27 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
 const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const ENDPOINT: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
-/// First of the hosts that the endpoint connects to.
+/// The first host that the endpoint connects to.
 const SERVERS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const PORTS_OF_A_SERVER: u32 = 25_000;
 const FIRST_PORT: u16 = 10_000;
 /// The masquerade address.
 const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
-/// The masquerade ports. Some of the connections' own ports are missing, so that those connections get others.
+/// The masquerade ports. They exclude some of the connections' source ports, so that those connections get other ports.
 const MASQUERADE_PORTS: &str = "20000-65535";
 const IP_PROTOCOL_TCP: u8 = 6;
-/// Share of the table that the connections would take if all were open.
+/// Fill level of the table in percent if all connections were open at once.
 const FULL_PERCENT: u32 = 95;
 /// Number of times that each connection is opened.
 const OPENINGS: u32 = 3;
-/// Lifetime of entries of open connections, seconds: longer than a round over a million of them.
+/// Lifetime of entries of open connections, seconds. Longer than one pass over a million connections.
 const OPEN_SECS: u32 = 60;
 /// Lifetime of entries of closed connections, seconds.
 const CLOSED_SECS: u32 = 2;
 const SECOND_NS: u64 = 1_000_000_000;
-/// An entry certainly lives this long after a segment: lifetimes are whole seconds.
+/// The minimum time that an entry lives after a segment: lifetimes are whole seconds.
 const SHORTEST_NS: u64 = (CLOSED_SECS as u64 - 1) * SECOND_NS;
-/// After this time the entry of a closed connection has certainly expired.
+/// The time after which the entry of a closed connection has certainly expired.
 const FORGOTTEN_NS: u64 = (CLOSED_SECS as u64 + 1) * SECOND_NS;
 
 /// Offsets of addresses and ports in a frame with IPv4 and TCP.
@@ -55,30 +55,31 @@ const DESTINATION_AT: usize = 30;
 const SOURCE_PORT_AT: usize = 34;
 const DESTINATION_PORT_AT: usize = 36;
 
-/// The results.
+/// The results of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChurnTotals {
-    /// Opened connections, including reopened ones.
+    /// Number of opened connections, including reopened ones.
     pub opened: u64,
-    /// Those on the ports of a closed connection whose entry still existed.
+    /// Number of connections opened on the ports of a closed connection whose entry was still alive.
     pub reopened: u64,
-    /// Segments that passed through the programs.
+    /// Number of segments that passed through the programs.
     pub segments: u64,
-    /// Checks of an entry whose last packet was within its lifetime.
+    /// Number of times that an entry was checked within its lifetime.
     pub looks: u64,
-    /// Such entries that were missing, or that counted fewer packets than the connection had.
+    /// Number of those checks in which the entry was missing or its packet counts did not match the connection's.
     pub wrong: u64,
-    /// Segments of such connections that got a different port than earlier ones, or did not come back.
+    /// Number of segments of live connections that got a different port than earlier segments, or whose destination was
+    /// not restored.
     pub moved: u64,
-    /// Connections that got a port other than their own.
+    /// Number of connections that got a port other than their own.
     pub translated: u64,
-    /// Collections during the run.
+    /// Number of collections during the run.
     pub collections: u64,
-    /// Entries that those removed.
+    /// Number of entries that the collections removed.
     pub removed: u64,
-    /// Highest fill level at any time, in percent of the table's size.
+    /// Maximum number of entries found by a collection, in percent of the table's size.
     pub fullest_percent: u64,
-    /// Duration.
+    /// Duration of the run.
     pub took: Duration,
 }
 
@@ -133,7 +134,7 @@ pub fn churn(connections: u32) -> anyhow::Result<ChurnTotals> {
 struct Collections {
     runs: u64,
     removed: u64,
-    /// Maximum number of entries that one collection found.
+    /// Maximum number of entries that a single collection found.
     most: u64,
 }
 
@@ -157,22 +158,22 @@ enum Stage {
     Used,
 }
 
-/// A connection, as its endpoints know it.
+/// A connection, as its endpoints see it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Connection {
     stage: Stage,
     openings: u32,
-    /// When the sending of its last segment started, nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time at which sending of the last segment started, in nanoseconds of `CLOCK_MONOTONIC`.
     last_ns: u64,
-    /// Segments since its entry was created.
+    /// Number of segments sent since the entry was created.
     sent: u64,
     received: u64,
-    /// Its port outside.
+    /// The masquerade port.
     port: u16,
 }
 
 impl Connection {
-    /// Until when its entry certainly exists: expiry is in whole seconds, rounded down.
+    /// The time until which the entry certainly exists: expiry is in whole seconds, rounded down.
     fn lives_until(&self) -> u64 {
         let seconds = match self.stage {
             Stage::Closed => CLOSED_SECS,
@@ -182,15 +183,15 @@ impl Connection {
     }
 }
 
-/// The programs on an endpoint's path out and back, and the segments that pass through them.
+/// The programs on an endpoint's path to the outside and back, and the frames that pass through them.
 struct Endpoint {
     from_endpoint: SchedClassifier,
     to_netdev: SchedClassifier,
     from_netdev: SchedClassifier,
     to_endpoint: SchedClassifier,
     flows: HashMap<MapData, Tuple4, CtEntry>,
-    /// One segment per direction and combination of flags; addresses and ports are filled in. Neither conntrack nor
-    /// masquerading checks checksums.
+    /// One frame per direction and combination of flags, in which addresses and ports are filled in. Checksums stay
+    /// invalid, as neither conntrack nor masquerading verifies them.
     frames: [[Vec<u8>; 32]; 2],
     found: ChurnTotals,
 }
@@ -217,7 +218,7 @@ impl Endpoint {
         })
     }
 
-    /// Iterates over all connections until each was opened often enough.
+    /// Visits all connections repeatedly until each was opened [`OPENINGS`] times.
     fn churn(&mut self, connections: u32) -> anyhow::Result<()> {
         let mut all = vec![Connection::default(); connections as usize];
         let mut open = connections;
@@ -234,7 +235,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Advances a connection by one stage; `true` if that was its last.
+    /// Advances a connection by one stage. Returns whether that was its last stage.
     fn visit(&mut self, number: u32, connection: &mut Connection) -> anyhow::Result<bool> {
         let is_new = connection.openings == 0;
         if connection.stage == Stage::Closed && !is_new {
@@ -268,7 +269,7 @@ impl Endpoint {
             ),
         };
         for (place, &(is_sent, flags)) in segments.iter().enumerate() {
-            // An entry that one of these segments created or closed lives for a while after it.
+            // After its first segment, an entry that one of these segments created or closed is alive for a while.
             let is_alive_until = if place == 0 {
                 lives_until
             } else {
@@ -295,7 +296,7 @@ impl Endpoint {
         Ok(next == Stage::Closed && connection.openings == OPENINGS)
     }
 
-    /// Checks the entry, and adopts its counters if it is alive. Returns whether it is.
+    /// Checks the connection's entry and, if it is alive, adopts its counters. Returns whether it is alive.
     fn look(&mut self, number: u32, connection: &mut Connection) -> anyhow::Result<bool> {
         let entry = match self.flows.get(&tuple(number), 0) {
             Ok(entry) => Some(entry),
@@ -308,7 +309,7 @@ impl Endpoint {
             self.found.looks += 1;
             self.found.wrong += u64::from(counted != Some((connection.sent, connection.received)));
         }
-        // The next segment recreates an expired entry, whether it still exists or not.
+        // The next segment recreates an expired entry, whether or not the expired one is still in the map.
         let is_alive = entry.is_some_and(|entry| u64::from(entry.expires) * SECOND_NS > now);
         (connection.sent, connection.received) = match counted {
             Some(counted) if is_alive => counted,
@@ -317,7 +318,7 @@ impl Endpoint {
         Ok(is_alive)
     }
 
-    /// Sends a segment from the endpoint. Returns the port with which it leaves the node.
+    /// Sends a segment from the endpoint. Returns the source port with which it leaves the node.
     fn send(&mut self, number: u32, flags: u8) -> anyhow::Result<u16> {
         let key = tuple(number);
         let own = (key.saddr_be.to_ne_bytes(), key.sport_be.to_ne_bytes());
@@ -334,7 +335,7 @@ impl Endpoint {
         Ok(u16::from_be_bytes([port[0], port[1]]))
     }
 
-    /// Sends an answer to that port of the node, on to the endpoint. Returns whether the endpoint's address and port
+    /// Sends a reply to this port of the node and on to the endpoint. Returns whether the endpoint's address and port
     /// were restored.
     fn receive(&mut self, number: u32, port: u16, flags: u8) -> anyhow::Result<bool> {
         let key = tuple(number);
@@ -352,7 +353,7 @@ impl Endpoint {
     }
 }
 
-/// The frame with these addresses and ports in network byte order.
+/// Fills in addresses and ports in network byte order.
 fn filled(
     frame: &mut Vec<u8>,
     source: ([u8; 4], [u8; 2]),
@@ -382,12 +383,12 @@ fn pass(program: &SchedClassifier, frame: &[u8]) -> anyhow::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Every other connection is reopened at once, the rest after its entry has expired.
+/// Whether a connection is reopened only after its entry has expired. The others are reopened immediately.
 fn is_forgotten_first(number: u32) -> bool {
     number.is_multiple_of(2)
 }
 
-/// The tuple of connection `number`.
+/// The conntrack tuple of connection `number`.
 fn tuple(number: u32) -> Tuple4 {
     Tuple4 {
         saddr_be: ENDPOINT.to_bits().to_be(),

@@ -1,4 +1,4 @@
-//! Floods of packets that each start a flow, besides TCP connections that are open and idle.
+//! Floods of packets that each start a flow, while TCP connections are open and idle.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -29,22 +29,22 @@ const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 const NODE4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const NODE6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 1);
-/// First addresses of the hosts that the endpoint has connections with. The last two bytes are their number.
+/// First addresses of the hosts that the endpoint connects to. The last two bytes hold the host's number.
 const SERVER4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const SERVER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0);
-/// Addresses that the flood comes from or goes to. The last two bytes change.
+/// Addresses that the flood comes from or goes to. The last two bytes vary.
 const FLOODER4: Ipv4Addr = Ipv4Addr::new(198, 51, 0, 0);
 const FLOODER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, 0);
-/// The port of idle connections. Flood packets only use it together with [`FLOOD_PORT`].
+/// The server port of idle connections. Flood packets use it only together with [`FLOOD_PORT`].
 const IDLE_PORT: u16 = 443;
 const FLOOD_PORT: u16 = 53;
 const FIRST_PORT: u16 = 10_000;
 const PORTS_OF_A_SERVER: u32 = 25_000;
-/// Includes all of the connections' own ports, so they keep them.
+/// Includes the source ports of all connections, so that masquerading keeps them.
 const MASQUERADE_PORTS: &str = "10000-65535";
 const IP_PROTOCOL_TCP: u8 = 6;
 const IP_PROTOCOL_UDP: u8 = 17;
-/// Time between two collections: an agent collects a map that is nearly full no more often.
+/// Time between two collections, which is also the minimum that an agent waits when a map is nearly full.
 const COLLECTION: Duration = Duration::from_secs(10);
 const NAP: Duration = Duration::from_millis(20);
 
@@ -56,37 +56,37 @@ const PORT6_AT: usize = 54;
 /// Kinds of floods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FloodKind {
-    /// Echo requests to the health endpoint.
+    /// ICMP echo requests to the health endpoint.
     Echoes,
-    /// UDP to an endpoint, and from it to the outside, from all ports.
+    /// UDP datagrams from all ports, both to an endpoint and from it to the outside.
     Datagrams,
-    /// Segments that open connections to an endpoint, from all ports, and are never answered.
+    /// TCP SYNs from all ports to an endpoint, which are never answered.
     SynsIn,
-    /// Segments that an endpoint sends to open connections to the outside.
+    /// TCP SYNs from an endpoint to the outside.
     SynsOut,
-    /// Segments to an endpoint, in the middle of connections that do not exist.
+    /// TCP segments to an endpoint, as if in the middle of connections, which do not exist.
     AcksIn,
 }
 
-/// The packets sent.
+/// The size of a flood.
 #[derive(Clone, Copy, Debug)]
 pub struct Flood {
-    /// Packets.
+    /// Number of packets sent.
     pub packets: u64,
-    /// Duration.
+    /// Duration of the flood.
     pub took: Duration,
 }
 
-/// Entries of idle connections.
+/// Numbers of map entries of idle connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleEntries {
-    /// Entries in conntrack.
+    /// Number of conntrack entries.
     pub flows: u64,
-    /// NAT entries, two per connection.
+    /// Number of NAT entries, two per connection.
     pub translations: u64,
 }
 
-/// Loaded programs, and an endpoint with idle, masqueraded connections over both IP versions.
+/// Loaded programs, and an endpoint with idle, masqueraded connections over both IPv4 and IPv6.
 pub struct IdleBed {
     run: TestRun,
     tables: KernelTables,
@@ -119,7 +119,7 @@ impl IdleBed {
         Ok(bed)
     }
 
-    /// Opens the connections with these numbers over each IP version. Fails if a packet of one does not pass.
+    /// Opens the connections with these numbers over each IP version. Fails if a program cannot be run.
     pub fn open(&self, connections: Range<u32>) -> anyhow::Result<()> {
         let out = ["from_endpoint", "to_netdev"].map(|name| self.run.program(name));
         let [from_netdev, to_endpoint] =
@@ -146,7 +146,7 @@ impl IdleBed {
         Ok(())
     }
 
-    /// Counts the entries of the idle connections.
+    /// Counts the map entries of the idle connections.
     pub fn idle(&self) -> anyhow::Result<IdleEntries> {
         let maps = self.run.maps();
         let is_idle = |flow: &health_datapath::dump::Flow| {
@@ -166,13 +166,13 @@ impl IdleBed {
         })
     }
 
-    /// Number of the connections in this range that conntrack knows, both IP versions together. The range must be
-    /// within the first server's.
+    /// Number of connections in this range that conntrack knows, over both IP versions together. The range must belong
+    /// to the first server.
     pub fn known(&self, connections: Range<u32>) -> anyhow::Result<usize> {
         ensure!(connections.end <= PORTS_OF_A_SERVER, "{connections:?}");
         let flows = self.run.maps().conntrack()?;
         let known = flows.iter().filter(|(flow, _)| {
-            // If no entry was made when the SYN went out, the answer may have created one.
+            // If the SYN on the way out created no entry, the reply may have created one.
             let ports = [flow.source_port, flow.destination_port];
             let [own, other] = if flow.inbound {
                 [ports[1], ports[0]]
@@ -193,7 +193,7 @@ impl IdleBed {
         Ok(())
     }
 
-    /// Discards the keys in conntrack's rings.
+    /// Clears the keys in the rings of conntrack.
     pub fn forget_keys(&self) -> anyhow::Result<()> {
         let pins = self.run.location.pins();
         let ring =
@@ -207,7 +207,7 @@ impl IdleBed {
         Ok(())
     }
 
-    /// Number of distinct keys in conntrack's rings.
+    /// Number of distinct keys in the rings of conntrack.
     pub fn keys(&self) -> anyhow::Result<usize> {
         let maps = self.run.maps();
         let mut keys = BTreeSet::new();
@@ -222,7 +222,7 @@ impl IdleBed {
         Ok(keys.len())
     }
 
-    /// Number of flows other than TCP.
+    /// Number of conntrack entries for protocols other than TCP.
     pub fn others(&self) -> anyhow::Result<usize> {
         let flows = self.run.maps().conntrack()?;
         let others = flows
@@ -231,8 +231,8 @@ impl IdleBed {
         Ok(others.count())
     }
 
-    /// Floods from all CPUs, each packet of a different flow than the previous ones, until `is_over` returns true for
-    /// the number of packets that one CPU has sent. Entries are collected meanwhile.
+    /// Floods from all CPUs until `is_over` returns true for the number of packets that one CPU has sent. Each packet
+    /// belongs to a different flow than the ones before. Meanwhile, entries are collected.
     pub fn flood(
         &self,
         kinds: &[FloodKind],
@@ -330,25 +330,25 @@ impl IdleBed {
     }
 }
 
-/// Which end of a packet belongs to the flooder.
+/// The end of a packet that is the flooder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Source,
     Destination,
 }
 
-/// Packets that differ in a port or identifier, and in the last two bytes of an address.
+/// Packets that differ in a port or identifier and in the last two bytes of an address.
 struct Stream {
     programs: Vec<SchedClassifier>,
     frame: Vec<u8>,
-    /// Offsets of the number's low half and high half. The complement of each is written at the second offset, which
-    /// leaves checksums unchanged.
+    /// Offsets of the low and the high half of the packet's number. The complement of each half is written at its
+    /// second offset, if any, which leaves checksums unchanged.
     low_at: (usize, Option<usize>),
     high_at: (usize, Option<usize>),
 }
 
 impl Stream {
-    /// Numbers the packets, starting `port_at` bytes after the IP header.
+    /// Builds a stream whose packet number starts `port_at` bytes after the IP header.
     fn new(programs: Vec<SchedClassifier>, frame: Vec<u8>, flooder: End, port_at: usize) -> Self {
         let is_v4 = frame[12..14] == IPV4.to_be_bytes();
         let is_echo = port_at > 0;
@@ -359,7 +359,7 @@ impl Stream {
         };
         let low_at = content_at + port_at;
         let high_at = addresses_end[flooder as usize] - 2;
-        // IPv4's identification, or the payload of an ICMPv6 echo.
+        // The identification field of IPv4, or the payload of an ICMPv6 echo.
         let balance = match (is_v4, is_echo) {
             (true, _) => Some(IP_ID_AT),
             (false, true) => Some(content_at + 8),
@@ -410,7 +410,7 @@ fn echo_frame(source: IpAddr, destination: IpAddr) -> Vec<u8> {
     }
 }
 
-/// UDP to [`FLOOD_PORT`], without a checksum.
+/// Builds a frame with a UDP datagram to [`FLOOD_PORT`], without a checksum.
 fn datagram(source: IpAddr, destination: IpAddr) -> Vec<u8> {
     let [high, low] = FLOOD_PORT.to_be_bytes();
     let content = [0, 0, high, low, 0, 16, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
@@ -434,7 +434,7 @@ fn datagram(source: IpAddr, destination: IpAddr) -> Vec<u8> {
     }
 }
 
-/// The address `number` after the first.
+/// Returns the address `number` after `first`.
 fn nth(first: IpAddr, number: u32) -> IpAddr {
     match first {
         IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits() + number).into(),

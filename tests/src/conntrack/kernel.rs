@@ -1,4 +1,4 @@
-//! nf_conntrack's view of flows, from the tools `conntrack` and `nft`.
+//! nf_conntrack's view of flows, obtained from the tools `conntrack` and `nft`.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::Node;
 use crate::process::run_with_input;
 
 const TABLE: &str = "compare";
-/// Counts forwarded packets and the node's own answers, which are errors.
+/// Counts forwarded packets and the node's own replies, which are ICMP errors.
 const RULES: &str = "table inet compare {
     counter related {}
     counter invalid {}
@@ -22,7 +22,8 @@ const RULES: &str = "table inet compare {
     chain answered { type filter hook output priority 0; oifname lxc_health jump of_flows; }
 }
 ";
-/// Counts packets and bytes, with timeouts so long that nothing expires while a slow machine reads it.
+/// Enables packet and byte counters, and sets timeouts so long that nothing expires while a slow machine reads the
+/// entries.
 const SETTINGS: [&str; 12] = [
     "acct=1",
     "tcp_timeout_syn_sent=300",
@@ -45,9 +46,9 @@ pub struct Kernel<'a> {
 }
 
 impl<'a> Kernel<'a> {
-    /// Makes it track forwarded packets.
+    /// Makes nf_conntrack track forwarded packets.
     pub fn start(node: &'a Node) -> anyhow::Result<Self> {
-        // Rules first: if nf_conntrack is a module, they load it, and the module provides the settings.
+        // Load the rules first: if nf_conntrack is a module, they load it, and only then do the sysctls exist.
         run_with_input(node.command("nft").args(["-f", "-"]), RULES)?.success()?;
         for setting in SETTINGS {
             node.exec(&format!("sysctl -qw net.netfilter.nf_conntrack_{setting}"))?;
@@ -55,12 +56,12 @@ impl<'a> Kernel<'a> {
         Ok(Self { node })
     }
 
-    /// The entries of flows with this host.
+    /// Returns the entries of flows with this host.
     pub fn entries(&self, host: IpAddr) -> anyhow::Result<Vec<Entry>> {
         let family = if host.is_ipv4() { "ipv4" } else { "ipv6" };
         let name = host.to_string();
         let list = self.node.exec(&format!("conntrack -L -f {family}"))?;
-        // The list also has many entries of earlier flows.
+        // The list also has many entries of earlier flows, which are not worth parsing.
         let names_host = |line: &&str| {
             let mut words = line.split_ascii_whitespace();
             words.any(|word| word.split_once('=').is_some_and(|(_, value)| value == name))
@@ -74,7 +75,7 @@ impl<'a> Kernel<'a> {
         Ok(entries.into_iter().filter(is_of_host).collect())
     }
 
-    /// Number of packets that created no entry.
+    /// Numbers of packets that created no entry.
     pub fn noted(&self) -> anyhow::Result<EntrylessPackets> {
         let text = self
             .node
@@ -111,7 +112,7 @@ impl Direction<'_> {
         Ok(text.parse()?)
     }
 
-    /// 0 if missing.
+    /// Parses a number; 0 if missing.
     fn number<T: std::str::FromStr + Default>(&self, key: &str) -> anyhow::Result<T>
     where
         T::Err: std::error::Error + Send + Sync + 'static,
@@ -130,7 +131,7 @@ impl Direction<'_> {
         })
     }
 
-    /// Source and destination port. An echo's identifier is the source port.
+    /// Source and destination port. For an echo, the identifier and 0.
     fn ports(&self) -> anyhow::Result<(u16, u16)> {
         if self.get("id").is_some() {
             return Ok((self.number("id")?, 0));
@@ -139,8 +140,8 @@ impl Direction<'_> {
     }
 }
 
-/// Parses a line like `tcp 6 117 SYN_SENT src=A dst=B sport=1 dport=2 packets=1 bytes=60 [UNREPLIED] src=B dst=A
-/// ...`.
+/// Parses a line such as
+/// `tcp 6 117 SYN_SENT src=A dst=B sport=1 dport=2 packets=1 bytes=60 [UNREPLIED] src=B dst=A ...`.
 fn entry(line: &str) -> anyhow::Result<Entry> {
     let mut words = line.split_ascii_whitespace();
     let protocol = words.nth(1).context("no protocol")?.parse()?;

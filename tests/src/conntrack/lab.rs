@@ -1,4 +1,4 @@
-//! An endpoint on the bed, and hosts that it can talk to.
+//! An endpoint on the bed, and hosts for it to talk to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
@@ -14,14 +14,14 @@ use crate::{Bed, Node, PATIENCE, wait_for};
 /// A node with an endpoint, and distant hosts behind another node.
 #[derive(Debug)]
 pub struct Lab {
-    /// The endpoint's node, and the other node, which has no agent.
+    /// The endpoint's node and a second node, which has no agent.
     pub bed: Bed,
     /// The endpoint's IPv4 and IPv6 addresses.
     endpoint: Hosts,
 }
 
 impl Lab {
-    /// Starts the endpoint's node with these agent flags, separated by spaces.
+    /// Starts the endpoint's node with these agent flags, separated by spaces, and sets up the routes.
     pub fn start(agent_args: &str) -> anyhow::Result<Self> {
         let bed = Bed::builder()
             .nodes(2)
@@ -30,7 +30,7 @@ impl Lab {
             .without_agents()
             .start()?;
         let node = bed.node(1);
-        // Otherwise it would keep probing the other node.
+        // Otherwise the agent would keep probing the other node.
         bed.write_nodes_file(&registry(&bed.nodes()[..1]))?;
         node.start_agent()?;
         let endpoint = wait_for("the health endpoint", PATIENCE, || {
@@ -47,7 +47,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Puts distant hosts behind the second node. No host answers for these, and the endpoint does not answer them.
+    /// Routes hosts via the second node for which nobody answers. The endpoint does not answer them either.
     fn route_to_nobody(&self) -> anyhow::Result<()> {
         let [node, router] = [1, 2].map(|index| self.bed.node(index));
         let next_hop6 = router.ipv6().context("a bed with IPv6")?;
@@ -65,7 +65,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Routes hosts for which the second node itself answers.
+    /// Routes hosts via the second node for which that node itself answers.
     fn route_to_somebody(&self) -> anyhow::Result<()> {
         let [node, router] = [1, 2].map(|index| self.bed.node(index));
         let own6 = node.ipv6().context("a bed with IPv6")?;
@@ -94,7 +94,7 @@ impl Lab {
         self.bed.node(1)
     }
 
-    /// A packet socket in the endpoint, and one behind the node.
+    /// Opens a packet socket in the endpoint and one behind the node.
     pub fn wire(&self) -> anyhow::Result<Wire> {
         let endpoint_netns = format!("health-{}", self.node().name());
         let endpoint = Place {
@@ -113,7 +113,7 @@ impl Lab {
         Wire::open(endpoint, far, marks)
     }
 
-    /// The endpoint's address.
+    /// The endpoint's IPv4 or IPv6 address.
     pub fn endpoint(&self, is_v4: bool) -> IpAddr {
         if is_v4 {
             self.endpoint.0
@@ -123,7 +123,7 @@ impl Lab {
     }
 }
 
-/// Distant host number `number`, which never answers. The last number is reserved for the [`Wire`].
+/// Distant host `number`, which never answers. The highest number is reserved for the [`Wire`].
 pub fn silent(number: u16, is_v4: bool) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     if is_v4 {
@@ -141,7 +141,7 @@ pub fn is_silent(host: IpAddr) -> bool {
     }
 }
 
-/// Distant host number `number`, for which the second node answers.
+/// Distant host `number`, for which the second node answers.
 pub fn answering(number: u16, is_v4: bool) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     if is_v4 {

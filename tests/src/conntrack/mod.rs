@@ -27,7 +27,7 @@ pub use self::ours::Ours;
 #[cfg(feature = "all")]
 pub use self::wire::{Way, Wire};
 
-/// Packets and bytes in one direction, from the IP header on.
+/// Packets and bytes in one direction, counted from the IP header on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficCount {
     /// Packets.
@@ -37,7 +37,7 @@ pub struct TrafficCount {
 }
 
 impl TrafficCount {
-    /// The counts since `before`; all of them if a new entry replaced the old one.
+    /// The difference from `before`, or the whole count if a new entry has replaced the old one.
     pub fn since(self, before: Self) -> Self {
         if self.packets < before.packets {
             return self;
@@ -49,7 +49,7 @@ impl TrafficCount {
     }
 }
 
-/// Both ends of a flow, as in its first packet.
+/// The protocol and both ends of a flow, as in its first packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple {
     /// IP protocol number.
@@ -58,28 +58,28 @@ pub struct Tuple {
     pub source: IpAddr,
     /// Destination address.
     pub destination: IpAddr,
-    /// Source port, or the identifier of an echo; 0 for protocols without ports.
+    /// Source port, or the identifier for ICMP echoes; 0 for protocols without ports.
     pub source_port: u16,
     /// Destination port; 0 for protocols without ports.
     pub destination_port: u16,
 }
 
-/// An entry, reduced to the fields that both sides have.
+/// A conntrack entry, reduced to the fields that both implementations have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The flow.
+    /// Protocol, addresses and ports of the flow.
     pub tuple: Tuple,
     /// Name of the state; empty for protocols without states.
     pub state: String,
-    /// Whether a packet from the other side was seen.
+    /// Whether a packet in the reply direction was seen.
     pub replied: bool,
-    /// Traffic in the first packet's direction.
+    /// Traffic in the direction of the first packet.
     pub there: TrafficCount,
-    /// Traffic in the other direction.
+    /// Traffic in the reply direction.
     pub back: TrafficCount,
 }
 
-/// Packets that created no entry.
+/// Numbers of packets that created no entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntrylessPackets {
     /// ICMP errors about a flow.
@@ -89,7 +89,7 @@ pub struct EntrylessPackets {
 }
 
 impl EntrylessPackets {
-    /// The counts since `before`.
+    /// The difference from `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             related: self.related - before.related,

@@ -40,15 +40,15 @@ impl Ours {
         })
     }
 
-    /// Sets the timeouts that apply to entries from their next packet on. A running agent overwrites them when its
-    /// own settings change.
+    /// Sets the timeouts that apply to each entry from its next packet on. A running agent overwrites them when its own
+    /// settings change.
     pub fn set_timeouts(&mut self, timeouts: Timeouts) -> anyhow::Result<()> {
         let config = self.config.get(&0, 0)?;
         let config = DatapathConfig { timeouts, ..config };
         self.config.set(0, config, 0).context("cannot set timeouts")
     }
 
-    /// The live entries of flows with this host.
+    /// Returns the live entries of flows with this host.
     pub fn entries(&self, host: IpAddr) -> anyhow::Result<Vec<Entry>> {
         let now = u32::try_from(now_ns() / 1_000_000_000)?;
         let rows = self.pinned.conntrack()?;
@@ -61,7 +61,7 @@ impl Ours {
             .collect())
     }
 
-    /// All flows with an entry, including expired ones that are not yet collected.
+    /// All flows with an entry, including expired entries that have not been collected yet.
     pub fn flows(&self) -> anyhow::Result<Vec<Flow>> {
         let entries = self.pinned.conntrack()?;
         Ok(entries.into_iter().map(|(flow, _)| flow).collect())
@@ -72,7 +72,7 @@ impl Ours {
         Ok(self.pinned.nat()?.len())
     }
 
-    /// Number of endpoints' packets that created no entry.
+    /// Numbers of packets from or to endpoints that created no entry.
     pub fn noted(&self) -> anyhow::Result<EntrylessPackets> {
         let rows = self.pinned.metrics()?;
         let of = |reason| {

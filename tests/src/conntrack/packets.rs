@@ -1,4 +1,4 @@
-//! IP packets of the protocols that conntrack distinguishes, byte by byte.
+//! Builds IP packets, byte by byte, for the protocols that conntrack distinguishes.
 
 use std::net::IpAddr;
 
@@ -10,24 +10,25 @@ pub const IP_PROTOCOL_UDP: u8 = 17;
 pub const IP_PROTOCOL_SCTP: u8 = 132;
 /// IP protocol number of UDP-Lite.
 pub const IP_PROTOCOL_UDPLITE: u8 = 136;
-/// Type of an IPv6 fragment header.
+/// Next-header value of the IPv6 fragment header.
 const FRAGMENT: u8 = 44;
-/// IPv4: don't fragment, more fragments follow.
+/// IPv4 flags: don't fragment, more fragments.
 const DONT_FRAGMENT: u16 = 0x4000;
 const MORE_FRAGMENTS: u16 = 0x2000;
 
 /// Source and destination.
 pub type Hosts = (IpAddr, IpAddr);
 
-/// A packet between two hosts.
+/// Builds an IP packet between two hosts.
 ///
 /// # Panics
-/// If they have different IP versions.
+/// If the hosts have different IP versions.
 pub fn packet(hosts: Hosts, protocol: u8, content: &[u8]) -> Vec<u8> {
     part(hosts, protocol, content, None)
 }
 
-/// Like [`packet`]; `fragment` is its identification, its offset in bytes and whether more fragments follow.
+/// Like [`packet`], but `fragment` makes it a fragment: identification, offset in bytes, and whether more fragments
+/// follow.
 fn part(
     hosts: Hosts,
     protocol: u8,
@@ -75,7 +76,7 @@ fn part(
     }
 }
 
-/// Splits the content into fragments of `size` bytes each, a multiple of eight.
+/// Splits the content into fragments of `size` bytes each. `size` must be a multiple of eight.
 pub fn fragments(hosts: Hosts, protocol: u8, content: &[u8], id: u16, size: usize) -> Vec<Vec<u8>> {
     let last = content.len().div_ceil(size) - 1;
     content
@@ -88,7 +89,7 @@ pub fn fragments(hosts: Hosts, protocol: u8, content: &[u8], id: u16, size: usiz
         .collect()
 }
 
-/// A TCP segment with this window.
+/// Builds a TCP segment with this window.
 pub fn tcp(hosts: Hosts, segment: &Tcp, window: u16) -> Vec<u8> {
     let mut bytes = segment.segment(hosts.0, hosts.1);
     bytes[14..16].copy_from_slice(&window.to_be_bytes());
@@ -98,13 +99,13 @@ pub fn tcp(hosts: Hosts, segment: &Tcp, window: u16) -> Vec<u8> {
     bytes
 }
 
-/// A UDP datagram.
+/// Builds a UDP datagram.
 pub fn udp(hosts: Hosts, ports: (u16, u16), data: &[u8]) -> Vec<u8> {
     let len = (8 + data.len()) as u16;
     datagram(hosts, IP_PROTOCOL_UDP, ports, len, data)
 }
 
-/// A UDP-Lite datagram whose checksum covers all of it (RFC 3828).
+/// Builds a UDP-Lite datagram whose checksum covers all of it (RFC 3828).
 pub fn udplite(hosts: Hosts, ports: (u16, u16), data: &[u8]) -> Vec<u8> {
     let len = (8 + data.len()) as u16;
     datagram(hosts, IP_PROTOCOL_UDPLITE, ports, len, data)
@@ -118,7 +119,7 @@ fn datagram(hosts: Hosts, protocol: u8, ports: (u16, u16), len: u16, data: &[u8]
     bytes
 }
 
-/// An SCTP packet with one chunk (RFC 9260 section 3).
+/// Builds an SCTP packet with one chunk (RFC 9260 section 3).
 pub fn sctp(ports: (u16, u16), tag: u32, chunk: u8, value: &[u8]) -> Vec<u8> {
     let mut bytes = [ports.0, ports.1].map(u16::to_be_bytes).concat();
     bytes.extend(tag.to_be_bytes());
@@ -131,7 +132,7 @@ pub fn sctp(ports: (u16, u16), tag: u32, chunk: u8, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// CRC32c, as in RFC 9260 appendix A.
+/// Computes CRC32c as in RFC 9260 appendix A.
 fn crc32c(bytes: &[u8]) -> u32 {
     let crc = bytes.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| {
@@ -157,7 +158,7 @@ pub fn icmp_protocol(hosts: Hosts) -> u8 {
     if hosts.0.is_ipv4() { 1 } else { 58 }
 }
 
-/// An echo request or reply.
+/// Builds an echo request or reply.
 pub fn echo_message(hosts: Hosts, is_reply: bool, id: u16, data: &[u8]) -> Vec<u8> {
     let kind = match (hosts.0.is_ipv4(), is_reply) {
         (true, false) => 8,

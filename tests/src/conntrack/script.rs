@@ -1,4 +1,4 @@
-//! Scripts of flows: the consecutive packets of two hosts.
+//! Scripts of flows: the sequence of packets between two hosts.
 
 use std::net::IpAddr;
 
@@ -8,24 +8,24 @@ use super::packets::{
 };
 use crate::packet::{Tcp, payload};
 
-/// FIN in a segment's flags.
+/// FIN flag of a TCP segment.
 pub const FIN: u8 = 1;
-/// SYN.
+/// SYN flag.
 pub const SYN: u8 = 2;
-/// RST.
+/// RST flag.
 pub const RST: u8 = 4;
-/// ACK.
+/// ACK flag.
 pub const ACK: u8 = 16;
-/// URG, for urgent data.
+/// URG flag, for urgent data.
 pub const URG: u8 = 0x20;
-/// ECE and CWR, both flags of an offer of explicit congestion notification.
+/// ECE and CWR flags, which a SYN sets to offer explicit congestion notification.
 pub const ECN: u8 = 0xc0;
 
 const IP_PROTOCOL_TCP: u8 = 6;
-/// Sequence number of the first segment of each side.
+/// The opener's first sequence number. The other side starts at twice this number.
 const FIRST: u32 = 1_000_000;
 const WINDOW: u16 = 65_000;
-/// Bytes of content in each fragment.
+/// Bytes of payload in each fragment.
 const FRAGMENT_LEN: usize = 1_200;
 
 /// The sender of a packet.
@@ -40,13 +40,13 @@ pub enum Side {
 /// The sequence number of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sequence {
-    /// The next one.
+    /// The next sequence number.
     Next,
-    /// This side's last one again.
+    /// The sequence number of this side's last segment.
     Again,
-    /// This far ahead of the next one.
+    /// The next sequence number plus this offset.
     Ahead(i32),
-    /// Zero, as in a RST that answers a segment without ACK. It acknowledges everything received.
+    /// Zero, as in a RST in reply to a segment without ACK, which acknowledges everything received.
     Zero,
 }
 
@@ -60,7 +60,7 @@ pub struct Segment {
     is_damaged: bool,
 }
 
-/// A segment with these flags, without data.
+/// Builds a segment with these flags and no data.
 pub fn segment(flags: u8) -> Segment {
     Segment {
         flags,
@@ -85,7 +85,7 @@ impl Segment {
         }
     }
 
-    /// Uses a sequence number that is `by` ahead of the correct one.
+    /// Uses a sequence number that is `by` ahead of the expected one.
     pub fn ahead(self, by: i32) -> Self {
         Self {
             sequence: Sequence::Ahead(by),
@@ -101,7 +101,7 @@ impl Segment {
         }
     }
 
-    /// Uses a window of zero.
+    /// Advertises a window of zero.
     pub fn without_window(self) -> Self {
         Self { window: 0, ..self }
     }
@@ -118,23 +118,23 @@ impl Segment {
 /// Type and code of an ICMP error.
 pub type ErrorKind = (u8, u8);
 
-/// The packet that an error is about.
+/// The packet that an ICMP error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
     /// The last packet of the other side.
     Last,
     /// The last packet of the side that sends the error.
     Own,
-    /// A packet to a port that was never used.
+    /// A packet that was never sent, to an unused port.
     Unsent,
 }
 
-/// What a side sends.
+/// The content that a side sends.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// A TCP segment.
     Segment(Segment),
-    /// A segment that is lost before the node: nothing arrives.
+    /// A TCP segment that is lost before it reaches the node.
     Lost(Segment),
     /// A UDP datagram with this many bytes.
     Datagram(usize),
@@ -142,11 +142,11 @@ pub enum Content {
     LiteDatagram,
     /// An echo request.
     Request,
-    /// The reply to it.
+    /// An echo reply.
     Reply,
     /// An ICMP message of this type, with an identifier.
     Message(u8),
-    /// A packet of this IP protocol.
+    /// A packet of this IP protocol, with zeros as content.
     Protocol(u8),
     /// An SCTP chunk of this type.
     Chunk(u8),
@@ -154,14 +154,14 @@ pub enum Content {
     Error(ErrorKind, About),
     /// An ICMP error with a wrong checksum, about the last packet.
     DamagedError(ErrorKind),
-    /// Some of a datagram's fragments, in this order; 0 is the first. The first field is their total number.
+    /// Fragments of a datagram: the total number of fragments, then the indexes of those to send, in this order.
     Parts(usize, &'static [usize]),
 }
 
-/// A conversation of two hosts.
+/// A conversation between two hosts.
 #[derive(Clone, Debug)]
 pub struct Talk {
-    /// The opener, and the other.
+    /// The opener and the answerer.
     hosts: Hosts,
     ports: (u16, u16),
     /// The next sequence number of each side.
@@ -170,12 +170,12 @@ pub struct Talk {
     last_sequence: [u32; 2],
     /// The last packet of each side.
     last: [Vec<u8>; 2],
-    /// Identification of the next fragmented packet.
+    /// Identification of the last fragmented packet.
     fragment_id: u16,
 }
 
 impl Talk {
-    /// A conversation before its first packet.
+    /// Creates a conversation that has not started.
     pub fn new(opener: IpAddr, answerer: IpAddr, ports: (u16, u16)) -> Self {
         Self {
             hosts: (opener, answerer),
@@ -187,7 +187,7 @@ impl Talk {
         }
     }
 
-    /// Addresses and ports in the order of this side's packets.
+    /// Addresses and ports, as source and destination of this side's packets.
     fn ends(&self, side: Side) -> (Hosts, (u16, u16)) {
         let (opener, answerer) = self.hosts;
         let (source, destination) = self.ports;
@@ -197,7 +197,7 @@ impl Talk {
         }
     }
 
-    /// The IP packets that carry what a side sends.
+    /// Builds the IP packets for the content that a side sends.
     pub fn say(&mut self, side: Side, content: &Content) -> Vec<Vec<u8>> {
         let (hosts, ports) = self.ends(side);
         let (protocol, bytes) = match content {
@@ -288,7 +288,7 @@ impl Talk {
         const INIT: u8 = 1;
         const INIT_ACK: u8 = 2;
         let (_, ports) = self.ends(side);
-        // Each side's packets carry the tag that the other one chose.
+        // Each side's packets carry the tag that the other side chose.
         let tags = [0x1111_u32, 0x2222];
         let tag = if kind == INIT {
             0
@@ -319,7 +319,7 @@ impl Talk {
             }
         };
         let rest = match (hosts.0.is_ipv4(), kind, code) {
-            // The next hop's MTU (RFC 1191, RFC 4443 section 3.2).
+            // The MTU of the next hop (RFC 1191, RFC 4443 section 3.2).
             (true, 3, 4) | (false, 2, 0) => 1_280_u32,
             _ => 0,
         };

@@ -15,7 +15,7 @@ use super::packets::{Hosts, icmp, icmp_protocol, packet};
 use crate::PATIENCE;
 use crate::packet::{IPV4, IPV6, ethernet};
 
-/// Receive buffer of a socket, bytes.
+/// Size of a socket's receive buffer, bytes.
 const RECEIVE_BUFFER: usize = 8 << 20;
 const LONGEST: usize = 1 << 17;
 
@@ -28,7 +28,7 @@ pub enum Way {
     In,
 }
 
-/// A device, and its next hop.
+/// A device with its address and next hop.
 #[derive(Debug)]
 struct End {
     socket: Socket,
@@ -62,7 +62,7 @@ impl End {
         Ok(())
     }
 
-    /// Receives packets up to the one that ends with these bytes.
+    /// Receives packets until one ends with these bytes.
     fn receive_to(&self, mark: &[u8]) -> anyhow::Result<()> {
         let mut buffer = vec![0; LONGEST];
         loop {
@@ -76,7 +76,7 @@ impl End {
     }
 }
 
-/// A device's own hardware address.
+/// Returns the hardware address of a device.
 fn link(netns: &str, device: &str) -> anyhow::Result<LinkAddr> {
     let find = || {
         let found = getifaddrs()?
@@ -88,31 +88,32 @@ fn link(netns: &str, device: &str) -> anyhow::Result<LinkAddr> {
     found.with_context(|| format!("{netns} has no device {device}"))
 }
 
-/// An end of a path: its namespace and device, and the node's device that faces it.
+/// Where one end of a path is: its namespace and device, and the node's device that faces it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     /// The end's namespace.
     pub(super) netns: &'a str,
-    /// Its device.
+    /// The end's device.
     pub(super) device: &'a str,
     /// The node's namespace.
     pub(super) node: &'a str,
-    /// The node's device.
+    /// The node's device that faces the end.
     pub(super) facing: &'a str,
 }
 
-/// Both ends.
+/// Both ends of the path.
 #[derive(Debug)]
 pub struct Wire {
     endpoint: End,
     far: End,
-    /// Endpoint and distant host of the packets that mark that all packets before them have passed, IPv4 and IPv6.
+    /// Endpoint and distant host, for IPv4 and for IPv6, of mark packets. A mark packet shows that all packets before
+    /// it have passed.
     mark_hosts: [Hosts; 2],
     marks: u64,
 }
 
 impl Wire {
-    /// Opens both, and pins the calling thread to one CPU, so that its packets stay in order.
+    /// Opens both ends, and pins the calling thread to one CPU, so that its packets stay in order.
     pub(super) fn open(
         endpoint: Place<'_>,
         far: Place<'_>,
@@ -135,7 +136,7 @@ impl Wire {
         })
     }
 
-    /// Sends IP packets of one version. Returns when all of them that pass the node have passed it.
+    /// Sends IP packets of one version. Returns once all those that pass the node have passed it.
     pub fn carry(&mut self, way: Way, packets: &[Vec<u8>]) -> anyhow::Result<()> {
         let is_v6 = packets.first().is_some_and(|packet| packet[0] >> 4 == 6);
         let (endpoint, far) = self.mark_hosts[usize::from(is_v6)];
@@ -153,8 +154,8 @@ impl Wire {
     }
 }
 
-/// A packet that ends with these bytes and that neither conntrack records, except for a kernel entry for IPv4: a
-/// timestamp request, or a multicast listener report.
+/// Builds a packet that ends with these bytes: a timestamp request or a multicast listener report. Neither conntrack
+/// creates an entry for it, except nf_conntrack for IPv4.
 fn mark_packet(hosts: Hosts, mark: &[u8]) -> Vec<u8> {
     const TIMESTAMP_REQUEST: u8 = 13;
     const LISTENER_REPORT: u8 = 131;

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use prost::Message;
 
-/// Pods share the host's network.
+/// `NamespaceMode.NODE`: pods share the host's network namespace.
 pub(super) const NETWORK_OF_NODE: i32 = 2;
-/// Containers have their own processes.
+/// `NamespaceMode.CONTAINER`: containers have their own PID namespaces.
 pub(super) const PROCESSES_OF_CONTAINER: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -53,7 +53,7 @@ pub(super) struct RunPodRequest {
     pub(super) config: Option<PodConfig>,
 }
 
-/// Shared by all requests and answers that only have the ID of a pod or container.
+/// Shared by all requests and responses that only contain the ID of a pod or container.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Id {
     #[prost(string, tag = "1")]
@@ -128,7 +128,7 @@ pub(super) struct CreateRequest {
 pub(super) struct StopRequest {
     #[prost(string, tag = "1")]
     pub(super) id: String,
-    /// Seconds.
+    /// Timeout in seconds.
     #[prost(int64, tag = "2")]
     pub(super) timeout: i64,
 }
@@ -157,7 +157,7 @@ pub(super) struct ExecRequest {
     pub(super) id: String,
     #[prost(string, repeated, tag = "2")]
     pub(super) command: Vec<String>,
-    /// In seconds; 0 for no limit.
+    /// Timeout in seconds; 0 for none.
     #[prost(int64, tag = "3")]
     pub(super) timeout: i64,
 }

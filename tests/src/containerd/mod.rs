@@ -1,4 +1,4 @@
-//! Real containers: containerd, driven through its CRI as the kubelet does it.
+//! Real containers: containerd, driven through its CRI like the kubelet does.
 
 mod messages;
 
@@ -29,15 +29,15 @@ use self::messages::{
 use crate::process::{Running, print_line, run};
 use crate::{Node, PATIENCE, wait_for};
 
-/// The only image, which pods' sandboxes use too.
+/// The only image, which is also the sandbox image of pods.
 const IMAGE: &str = "health.test/busybox:1";
-/// Programs in the containers.
+/// Programs available in the containers.
 const APPLETS: [&str; 14] = [
     "sh", "sleep", "id", "cat", "echo", "setsid", "yes", "head", "ls", "httpd", "kill", "rm",
     "test", "touch",
 ];
 
-/// A private containerd. Its images and containers are in a folder that is deleted with it.
+/// A private containerd. Its images and containers are in a folder that is deleted on drop.
 #[derive(Debug)]
 pub struct Containerd {
     // Fields are dropped in this order.
@@ -52,26 +52,26 @@ pub struct Containerd {
 /// A container, the only one in its pod.
 #[derive(Clone, Debug)]
 pub struct Container {
-    /// Its ID in the runtime.
+    /// The container's ID in the runtime.
     pub id: String,
-    /// Its first process.
+    /// Process ID of the container's first process.
     pub pid: u32,
     pod: String,
 }
 
 impl Containerd {
-    /// Starts containerd, and waits until it serves and has its image.
+    /// Starts containerd, waits until it serves, and imports its image.
     pub fn start() -> anyhow::Result<Self> {
         Self::start_by(Command::new("setpriv"), None)
     }
 
-    /// Like [`start`](Self::start), on a node: its containers use the node's network. It listens on `socket`, if
-    /// given.
+    /// Like [`start`](Self::start), but on a node: containers use the node's network. containerd listens on `socket`,
+    /// if given.
     pub fn start_on(node: &Node, socket: Option<PathBuf>) -> anyhow::Result<Self> {
         Self::start_by(node.command("setpriv"), socket)
     }
 
-    /// `server` is the setpriv command, on this machine or in a node.
+    /// Starts containerd with `server`, a `setpriv` command that runs on this machine or in a node.
     fn start_by(mut server: Command, socket: Option<PathBuf>) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("hctrd-")
@@ -80,12 +80,12 @@ impl Containerd {
         let config = dir.path().join("config.toml");
         let socket = socket.unwrap_or_else(|| dir.path().join("socket"));
         fs::write(&config, configuration(dir.path(), &socket))?;
-        // It must not outlive the test that it serves.
+        // containerd must not outlive its test.
         server
             .args(["--pdeathsig", "KILL", "containerd", "--log-level", "error"])
             .arg("--config")
             .arg(config);
-        // Ctrl-C in a terminal goes to this process, which removes the containers first.
+        // Only this process gets Ctrl-C from a terminal; it removes the containers first.
         server.process_group(0);
         let log = dir.path().join("log");
         let file =
@@ -123,7 +123,7 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// The socket that it listens on.
+    /// The socket that containerd listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -208,7 +208,7 @@ impl Containerd {
         Ok(container)
     }
 
-    /// Runs a command in a container; it must succeed.
+    /// Runs a command in a container. Fails if the command fails.
     pub fn exec(&self, container_id: &str, command: &[&str]) -> anyhow::Result<()> {
         let request = ExecRequest {
             id: container_id.to_owned(),
@@ -234,12 +234,12 @@ impl Containerd {
         self.call::<_, Nothing>("RemoveContainer", id()).map(drop)
     }
 
-    /// Suspends the server until [`Self::go_on`] or drop. Its containers keep running.
+    /// Suspends containerd until [`Self::go_on`] or drop. Its containers keep running.
     pub fn hang(&self) -> anyhow::Result<()> {
         kill(self.server.pid(), Signal::SIGSTOP).context("cannot stop containerd")
     }
 
-    /// Resumes the suspended server.
+    /// Resumes containerd.
     pub fn go_on(&self) -> anyhow::Result<()> {
         kill(self.server.pid(), Signal::SIGCONT).context("cannot resume containerd")
     }
@@ -271,14 +271,14 @@ impl Containerd {
         Ok(answer.into_inner())
     }
 
-    /// Imports a docker-style archive with busybox.
+    /// Imports a docker-style image archive with busybox.
     fn import(&self) -> anyhow::Result<()> {
         let path = |name: &str| self.dir.path().join(name);
         let rootfs = path("rootfs");
         for folder in ["bin", "proc", "sys", "dev", "etc", "tmp", "run"] {
             fs::create_dir_all(rootfs.join(folder))?;
         }
-        // A static binary, so that the container needs nothing else.
+        // A static binary, which needs no libraries in the container.
         fs::copy("/bin/busybox", rootfs.join("bin/busybox"))?;
         for applet in APPLETS {
             symlink("busybox", rootfs.join("bin").join(applet))?;

@@ -1,4 +1,4 @@
-//! Neighbour discovery and multicast listener messages: nearly correct ones, with at most one thing wrong.
+//! Almost valid neighbour discovery and multicast listener messages, with at most a few errors.
 
 use std::net::Ipv6Addr;
 
@@ -7,7 +7,7 @@ use super::{ALL_NODES, ALL_ROUTERS, LISTENERS_ROUTERS};
 use crate::packet::{IPV6, Ipv6};
 
 impl Maker<'_> {
-    /// A message of either kind.
+    /// A neighbour discovery or multicast listener message.
     pub(super) fn discovery(&mut self) -> Content {
         if self.one_in(4) {
             self.listener()
@@ -16,7 +16,7 @@ impl Maker<'_> {
         }
     }
 
-    /// An address by which links know the sender, or another's.
+    /// A source address: one that links know the sender by, or another host's.
     fn source(&mut self) -> Ipv6Addr {
         let scene = self.scene;
         match self.rng.u8(0..16) {
@@ -69,7 +69,7 @@ impl Maker<'_> {
         let mut message = vec![kind, code, 0, 0, flags, 0, 0, 0];
         match kind {
             133 => {}
-            // A router with a lifetime of half an hour, which has a prefix for address autoconfiguration.
+            // A router advertisement with a lifetime of half an hour and a prefix for address autoconfiguration.
             134 => {
                 message[4..8].copy_from_slice(&[64, 0xc0, 7, 8]);
                 message.extend([0; 8]);
@@ -176,7 +176,7 @@ impl Maker<'_> {
         (IPV6, ip.packet(&[header, message].concat()))
     }
 
-    /// A message right after the IP header, or after an extension header that is not allowed there.
+    /// Puts a message right after the IP header, or rarely after an extension header that is not allowed there.
     fn message(&mut self, destination: Ipv6Addr, hop_limit: u8, message: Vec<u8>) -> Content {
         let ip = Ipv6 {
             hop_limit,
@@ -203,7 +203,7 @@ impl Maker<'_> {
     }
 }
 
-/// The solicited-node group of an address (RFC 4291 section 2.7.1).
+/// The solicited-node multicast address of an address (RFC 4291 section 2.7.1).
 pub(super) fn solicited(target: Ipv6Addr) -> Ipv6Addr {
     let [.., high, low] = target.segments();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | high & 0xff, low)

@@ -1,4 +1,4 @@
-//! The tables of docs/policy.md, "What passes without policy", parsed from bytes by independent code.
+//! The tables of docs/policy.md, "What passes without policy", implemented by an independent parser.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,22 +8,22 @@ use crate::packet::{ARP, IPV4, IPV6, transport_checksum};
 
 const ICMPV6: u8 = 58;
 
-/// What must become of a frame.
+/// The expected fate of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
-    /// It passes under every policy.
+    /// Passes under every policy.
     Passes,
     /// Policy decides.
     Judged,
-    /// It never passes.
+    /// Never passes.
     Dropped,
-    /// It does not pass under an enforcing policy, and need not pass without one.
+    /// Does not pass under an enforcing policy, and may or may not pass without one.
     Odd,
-    /// The datapath answers it, and it goes no further.
+    /// The datapath answers the frame, which goes no further.
     Answered,
 }
 
-/// The fate of a frame that the scene's sender, an endpoint, puts on its wire.
+/// The fate of a frame that the scene's sender, an endpoint, sends on its wire.
 pub fn fate_of_sent(scene: &Scene, frame: &[u8]) -> Fate {
     match ethertype(frame) {
         ARP => sent_arp(scene, frame),
@@ -42,12 +42,13 @@ pub fn fate_of_sent(scene: &Scene, frame: &[u8]) -> Fate {
     }
 }
 
-/// Policy decides about a packet; a later fragment waits for the first one, which may never arrive.
+/// The fate of a packet that policy decides about, except that later fragments wait for the first one, which may never
+/// arrive.
 fn or_waits(is_later: bool) -> Fate {
     if is_later { Fate::Odd } else { Fate::Judged }
 }
 
-/// The fate of a frame that the scene's sender, a host, puts on the wire of its peer, an endpoint.
+/// The fate of a frame that the scene's sender, a host, sends on the wire of its peer, an endpoint.
 pub fn fate_of_received(scene: &Scene, frame: &[u8]) -> Fate {
     match ethertype(frame) {
         ARP if is_question(frame) && arp_address(frame, 38) == Some(scene.peer.v4) => {
@@ -99,7 +100,7 @@ fn ethertype(frame: &[u8]) -> u16 {
     u16::from_be_bytes([frame[12], frame[13]])
 }
 
-/// The frame without one of its tags, without two and so on, as the kernel's receive path strips them.
+/// The frame without its first tag, without its first two tags and so on, as the kernel's receive path strips them.
 pub fn without_tags(frame: &[u8]) -> Vec<Vec<u8>> {
     let mut shorter = Vec::new();
     let mut at = 12;
@@ -112,8 +113,8 @@ pub fn without_tags(frame: &[u8]) -> Vec<Vec<u8>> {
     shorter
 }
 
-/// Whether a frame at an endpoint is one that the host sends by itself: neighbour or multicast traffic, or to the
-/// endpoint's link-local address.
+/// Whether a frame received by an endpoint is one that the host sends by itself: neighbour discovery or multicast
+/// traffic, or a packet to the endpoint's link-local address.
 pub fn is_of_host(frame: &[u8]) -> bool {
     match ethertype(frame) {
         ARP => true,
@@ -129,7 +130,7 @@ pub fn is_of_host(frame: &[u8]) -> bool {
     }
 }
 
-/// Whether a frame's outermost packet, IP or ARP, comes from or goes to this address.
+/// Whether the outermost packet of a frame, IP or ARP, has this source or destination address.
 pub fn names_address(frame: &[u8], address: IpAddr) -> bool {
     let (places, octets) = match (ethertype(frame), address) {
         (IPV4, IpAddr::V4(v4)) => ([26, 30], v4.octets().to_vec()),
@@ -160,7 +161,7 @@ fn sent_arp(scene: &Scene, frame: &[u8]) -> Fate {
     }
 }
 
-/// Whether this is an ARP request on behalf of its own sender.
+/// Whether the frame is an ARP request whose sender asks on its own behalf.
 fn is_question(frame: &[u8]) -> bool {
     frame.len() >= 42
         && frame[14..22] == [0, 1, 8, 0, 6, 4, 0, 1]
@@ -190,20 +191,20 @@ fn sent_ipv6(scene: &Scene, packet: &Six) -> Fate {
     }
     let is_needed = packet.discovers(scene, is_own) || !is_own && packet.is_listeners();
     match packet.walk() {
-        // Its claimed length is too short.
+        // The payload length in the header is too short.
         walk if is_needed && is_own && !matches!(walk, Walk::Icmp(_)) => Fate::Odd,
         _ if is_needed => Fate::Passes,
         _ if !is_own => Fate::Dropped,
         Walk::Icmp([134 | 137, ..]) => Fate::Dropped,
-        // A first fragment or a truncated packet: it may be a router's message.
+        // A first fragment or a truncated packet, which may be a router's message.
         Walk::Unclear => Fate::Odd,
         _ => or_waits(packet.is_later_fragment()),
     }
 }
 
-/// What follows the extension headers.
+/// The content after the extension headers.
 enum Walk<'a> {
-    /// An ICMPv6 message of eight bytes or more.
+    /// An ICMPv6 message of at least eight bytes.
     Icmp(&'a [u8]),
     Other,
     Unclear,
@@ -216,7 +217,7 @@ struct Six<'a> {
     destination: Ipv6Addr,
     next_header: u8,
     hop_limit: u8,
-    /// The bytes after the fixed header that are present, whatever length is claimed.
+    /// All bytes after the fixed header, regardless of the payload length in the header.
     rest: &'a [u8],
 }
 
@@ -236,13 +237,13 @@ impl<'a> Six<'a> {
         })
     }
 
-    /// Whether one of its addresses is IPv4-mapped.
+    /// Whether the source or destination address is IPv4-mapped.
     fn has_mapped_end(&self) -> bool {
         let ends = [self.source, self.destination];
         ends.iter().any(|end| end.to_ipv4_mapped().is_some())
     }
 
-    /// Whether a fragment header of a later fragment follows.
+    /// Whether the fixed header is followed by the fragment header of a later fragment.
     fn is_later_fragment(&self) -> bool {
         const FRAGMENT: u8 = 44;
         let offset = self.rest.get(2..4);
@@ -250,7 +251,7 @@ impl<'a> Six<'a> {
             && offset.is_some_and(|bytes| bytes[0] != 0 || bytes[1] & 0xf8 != 0)
     }
 
-    /// The length in the header.
+    /// The payload length in the header.
     fn claimed(&self) -> usize {
         usize::from(u16::from_be_bytes([self.frame[18], self.frame[19]]))
     }
@@ -260,7 +261,7 @@ impl<'a> Six<'a> {
         Some(bytes.into())
     }
 
-    /// A valid solicitation with the sender's hardware address and nothing else.
+    /// Whether this is a valid neighbour solicitation with the sender's hardware address as its only option.
     fn is_strict_question(&self) -> bool {
         self.frame[14] >> 4 == 6
             && self.next_header == ICMPV6
@@ -280,22 +281,22 @@ impl<'a> Six<'a> {
             ) == 0
     }
 
-    /// Whether the datapath answers it on behalf of the owner of this address and hardware address.
+    /// Whether the datapath answers the packet on behalf of the owner of this address and hardware address.
     fn is_answered(&self, target: Ipv6Addr, mac: [u8; 6]) -> bool {
         self.is_strict_question()
             && self.target() == Some(target)
             && (self.frame[0] & 1 != 0 || self.frame[..6] == mac)
     }
 
-    /// The rows of router and neighbour solicitations and neighbour advertisements. `is_own`: from the sender's own
-    /// address, which routers forward.
+    /// Implements the table's rows for router and neighbour solicitations and neighbour advertisements. `is_own`: the
+    /// source is the sender's own address, from which routers forward packets.
     fn discovers(&self, scene: &Scene, is_own: bool) -> bool {
         let long_enough = self.rest.len() >= 8;
         if self.next_header != ICMPV6 || self.hop_limit != 255 || !long_enough {
             return false;
         }
         let to = self.destination;
-        // Packets from a link-local address are never routed: they do not get beyond the host.
+        // Packets from a link-local address are never routed, so they do not get beyond the host.
         let is_host =
             !is_own || to.is_unicast_link_local() || to.is_loopback() || to == scene.peer.v6;
         let has_source = !self.source.is_unspecified();
@@ -308,7 +309,7 @@ impl<'a> Six<'a> {
         }
     }
 
-    /// The row of multicast listeners.
+    /// Implements the table's row for multicast listeners.
     fn is_listeners(&self) -> bool {
         const ALERT: [u8; 4] = [5, 2, 0, 0];
         let Some((header, message)) = self.rest.split_at_checked(8) else {

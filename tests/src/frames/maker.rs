@@ -1,17 +1,17 @@
-//! Builds frames: a packet, its encapsulation, and its errors.
+//! Builds frames: a packet, its encapsulation, and errors in both.
 
 use fastrand::Rng;
 
 use super::{Frame, MARKER_LEN, Scene, Segmentation};
 use crate::packet::{IPV4, IPV6, ethernet, tagged};
 
-/// VLAN tags of both standards (802.1Q, 802.1ad), and older ones.
+/// EtherTypes of VLAN tags: both standards (802.1Q, 802.1ad), and older ones.
 const TAGS: [u16; 4] = [0x8100, 0x88a8, 0x9100, 0x9200];
-/// Byte values that matter in headers: lengths, protocols, types, offsets.
+/// Byte values that have a meaning in headers: lengths, protocols, types, offsets.
 const INTERESTING_BYTES: [u8; 20] = [
     0, 1, 2, 3, 4, 5, 6, 8, 11, 17, 43, 44, 58, 60, 0x45, 0x60, 127, 128, 135, 255,
 ];
-/// Multicast and other addresses that no network card has (IEEE 802.1D, RFC 1112, RFC 2464).
+/// Multicast addresses and others that no network card has (IEEE 802.1D, RFC 1112, RFC 2464).
 const ODD_MACS: [[u8; 6]; 9] = [
     [0xff; 6],
     [0; 6],
@@ -24,14 +24,14 @@ const ODD_MACS: [[u8; 6]; 9] = [
     [1, 0, 0x0c, 0xcc, 0xcc, 0xcc],
 ];
 
-/// Contents of a frame: its Ethernet type, and the bytes after it.
+/// The content of a frame: its EtherType and payload.
 pub(super) type Content = (u16, Vec<u8>);
 
 /// Builds one frame.
 pub(super) struct Maker<'a> {
     pub(super) scene: &'a Scene,
     pub(super) rng: Rng,
-    /// The same for all fragments of one packet.
+    /// Random numbers that all fragments of one packet share.
     pub(super) group: Rng,
     pub(super) marker: [u8; MARKER_LEN],
 }
@@ -88,7 +88,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// True with a probability of 1 in `n`.
+    /// Returns true with a probability of 1 in `n`.
     pub(super) fn one_in(&mut self, n: u32) -> bool {
         self.rng.u32(0..n) == 0
     }
@@ -97,7 +97,7 @@ impl<'a> Maker<'a> {
         from[self.rng.usize(0..from.len())]
     }
 
-    /// A frame, mostly from the sender to its peer.
+    /// Builds an Ethernet frame, mostly from the sender to its peer.
     fn framed(&mut self, ethertype: u16, content: &[u8]) -> Vec<u8> {
         let scene = self.scene;
         let to = match self.rng.u8(0..20) {
@@ -118,11 +118,11 @@ impl<'a> Maker<'a> {
         ethernet(to, from, ethertype, content)
     }
 
-    /// Changes some bytes, or removes or adds some.
+    /// Changes, removes or adds some bytes.
     fn damage(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..self.rng.usize(1..4) {
             let len = bytes.len();
-            // Damages headers rather than payload.
+            // Damage headers rather than payload.
             let at = self.rng.usize(0..len.min(80));
             match self.rng.u8(0..8) {
                 0 => bytes.truncate(14.max(self.rng.usize(0..len))),
@@ -136,7 +136,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// A frame that will be split into segments, with as little of it in linear memory as the kernel allows.
+    /// Builds a frame to be segmented (GSO), with as small a linear part as the kernel allows.
     fn segmented(&mut self) -> Option<(Vec<u8>, Segmentation)> {
         const NEEDS_CHECKSUM: u8 = 1;
         const TCP4: u8 = 1;
@@ -169,7 +169,7 @@ impl<'a> Maker<'a> {
     }
 }
 
-/// The hardware address of a packet's multicast group; all nodes' if it has none (RFC 1112, RFC 2464).
+/// The hardware address of a packet's multicast group, or broadcast if it has none (RFC 1112, RFC 2464).
 fn group_mac(ethertype: u16, content: &[u8]) -> [u8; 6] {
     match (ethertype, content) {
         (IPV4, _) if content.len() >= 20 && content[16] >> 4 == 0xe => {

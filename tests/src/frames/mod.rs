@@ -1,5 +1,5 @@
-//! Hostile frames, derived from a seed: those that a workload with packet sockets can put on its wire, and those that
-//! its neighbours can send it. [`fate_of_sent`] and [`fate_of_received`] define what may become of each.
+//! Hostile frames, derived from a seed: those that a workload with packet sockets can send on its wire, and those that
+//! its neighbours can send to it. [`fate_of_sent`] and [`fate_of_received`] define what may happen to each.
 
 mod discovery;
 mod fate;
@@ -19,14 +19,14 @@ pub use self::fate::{
 };
 pub use self::tap::{Outlet, Tap};
 
-/// All nodes of a link (RFC 4291 section 2.7.1).
+/// All nodes on a link (RFC 4291 section 2.7.1).
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-/// All routers of a link (RFC 4291 section 2.7.1).
+/// All routers on a link (RFC 4291 section 2.7.1).
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-/// The routers that receive listener reports of version 2 (RFC 3810 section 5.2.14).
+/// All routers that receive version 2 multicast listener reports (RFC 3810 section 5.2.14).
 const LISTENERS_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// A host on a wire, or behind one.
+/// A host on the wire or behind it.
 #[derive(Clone, Copy, Debug)]
 pub struct Party {
     /// Hardware address.
@@ -39,30 +39,30 @@ pub struct Party {
     pub link: Ipv6Addr,
 }
 
-/// The sender and its surroundings.
+/// The sender and its network environment.
 #[derive(Clone, Debug)]
 pub struct Scene {
     /// The sender.
     pub own: Party,
-    /// The host at the other end of its wire.
+    /// The host at the other end of the sender's wire.
     pub peer: Party,
-    /// The gateway's addresses.
+    /// The gateway's IPv4 and IPv6 addresses.
     pub gateway: (Ipv4Addr, Ipv6Addr),
     /// Hosts behind the peer. The first one is the most frequent destination.
     pub others: Vec<Party>,
 }
 
-/// A header that describes how the kernel splits a frame into segments (`struct virtio_net_hdr`).
+/// A header that tells the kernel how to segment a frame (`struct virtio_net_hdr`).
 pub type Segmentation = [u8; 10];
 
-/// A frame, and how to send it.
+/// A frame and how to send it.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// The frame from its Ethernet header on.
     pub bytes: Vec<u8>,
-    /// Whether its buffer carries the mark of a packet that the programs have answered.
+    /// Whether to send it with the mark of packets that the programs have answered.
     pub is_marked: bool,
-    /// How to segment it.
+    /// How to segment the frame, if at all.
     pub segmentation: Option<Segmentation>,
 }
 
@@ -70,17 +70,17 @@ pub struct Frame {
 pub const MARKER_LEN: usize = 12;
 const MARKER: [u8; 4] = *b"hfrm";
 
-/// Payload that identifies a frame by seed and number, as far as it fits.
+/// Payload that identifies a frame by the low halves of its seed and number.
 pub fn marker(seed: u64, number: u64) -> [u8; MARKER_LEN] {
     let mut marker = [0; MARKER_LEN];
     marker[..4].copy_from_slice(&MARKER);
-    // The halves that change most.
+    // The halves that vary most.
     marker[4..8].copy_from_slice(&(seed as u32).to_be_bytes());
     marker[8..].copy_from_slice(&(number as u32).to_be_bytes());
     marker
 }
 
-/// The number of the frame whose marker is in these bytes, if it has this seed.
+/// Finds a marker with this seed in these bytes, and returns the frame's number.
 pub fn marked_number(seed: u64, bytes: &[u8]) -> Option<u32> {
     let start = &marker(seed, 0)[..8];
     let at = bytes.windows(8).position(|part| part == start)?;
@@ -88,16 +88,16 @@ pub fn marked_number(seed: u64, bytes: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(number.try_into().ok()?))
 }
 
-/// Frame `number` of a seed; always the same.
+/// Builds frame `number` of a seed. The result depends on nothing else.
 pub fn frame(scene: &Scene, seed: u64, number: u64) -> Frame {
-    // The 64-bit golden ratio separates neighbouring numbers.
+    // Multiplying by the 64-bit golden ratio spreads neighbouring numbers.
     let rng = |number: u64| Rng::with_seed(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    // Fragments of one packet are frames of one group.
+    // Fragments of one packet are frames of the same group.
     let group = rng(!(number / GROUP));
     Maker::new(scene, rng(number), group, marker(seed, number)).frame()
 }
 
-/// Number of frames that share a packet of which they may be fragments.
+/// Number of consecutive frames that may be fragments of the same packet.
 const GROUP: u64 = 4;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! IP packets: own and others' addresses, with options, extension headers, fragments, tunnels and errors.
+//! Builds IP packets with the sender's own and other addresses, and with options, extension headers, fragments, tunnels
+//! and errors.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,9 +11,9 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 
-/// Ports that flows share, so that frames hit existing flows.
+/// Ports for all flows: few, so that frames hit existing flows.
 const PORTS: [u16; 10] = [53, 67, 80, 443, 547, 4240, 4789, 5353, 6081, 40_000];
-/// Unspecified, loopback, link-local, broadcast and multicast addresses.
+/// Unspecified, loopback, link-local, broadcast, multicast and similar addresses.
 const ODD4: [[u8; 4]; 13] = [
     [0, 0, 0, 0],
     [0, 0, 0, 1],
@@ -48,7 +49,7 @@ const ODD6: [&str; 16] = [
 ];
 
 impl Maker<'_> {
-    /// An IP packet of a random protocol.
+    /// Builds an IP packet of a random protocol.
     pub(super) fn packet(&mut self) -> Content {
         let is_v4 = self.rng.bool();
         let ends = self.ends(is_v4);
@@ -57,7 +58,7 @@ impl Maker<'_> {
             .unwrap_or((IPV4, Vec::new()))
     }
 
-    /// Source and destination.
+    /// Picks source and destination addresses.
     pub(super) fn ends(&mut self, is_v4: bool) -> (IpAddr, IpAddr) {
         let scene = self.scene;
         let of = |party: &super::Party| -> IpAddr {
@@ -89,7 +90,7 @@ impl Maker<'_> {
         (source, destination)
     }
 
-    /// An address that no host here has.
+    /// Picks an address that no host in the scene should have.
     fn odd(&mut self, is_v4: bool) -> IpAddr {
         if self.one_in(3) {
             return if is_v4 {
@@ -106,7 +107,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Both ports and the rest of a TCP or UDP header, except for checksum and length.
+    /// Builds a TCP or UDP header, except for checksum and length.
     pub(super) fn ports(&mut self, protocol: u8) -> Vec<u8> {
         let port = |maker: &mut Self| maker.pick(&PORTS).to_be_bytes();
         let mut header = [port(self), port(self)].concat();
@@ -121,7 +122,7 @@ impl Maker<'_> {
         header
     }
 
-    /// A packet's protocol and content, including its checksum.
+    /// Picks the protocol and builds the content of a packet, including its checksum.
     fn content(&mut self, ends: (IpAddr, IpAddr), depth: u8) -> (u8, Vec<u8>) {
         let icmp = if ends.0.is_ipv4() { ICMP } else { ICMPV6 };
         let kind = self.rng.u8(0..if depth == 0 { 20 } else { 9 });
@@ -129,7 +130,7 @@ impl Maker<'_> {
             0..4 => (UDP, self.ports(UDP)),
             4..7 => (TCP, self.ports(TCP)),
             7 | 8 => {
-                // Echoes, and every other type.
+                // Echoes and all other types.
                 let kind = match self.rng.u8(0..4) {
                     0 if icmp == ICMP => self.pick(&[0, 8]),
                     0 => self.pick(&[128, 129]),
@@ -141,7 +142,7 @@ impl Maker<'_> {
             }
             9..12 => (icmp, self.error(ends)),
             12 => {
-                // A tunnel for IPv4, IPv6 or anything else in one of them.
+                // An IPv4 or IPv6 packet in an IP tunnel, sometimes with the wrong protocol number.
                 let (ethertype, inner) = self.inner();
                 let right = if ethertype == IPV4 { 4 } else { 41 };
                 let protocol = if self.one_in(4) {
@@ -156,7 +157,7 @@ impl Maker<'_> {
                 (47, [&[0, 0][..], &ethertype.to_be_bytes(), &inner].concat())
             }
             14 => {
-                // VXLAN (RFC 7348), or Geneve instead.
+                // VXLAN (RFC 7348) or Geneve.
                 let (ethertype, inner) = self.inner();
                 let frame = ethernet([0xff; 6], self.scene.own.mac, ethertype, &inner);
                 let port: u16 = self.pick(&[4789, 8472, 6081]);
@@ -168,7 +169,7 @@ impl Maker<'_> {
             }
             15 => (132, [&self.ports(UDP)[..4], &[0; 8]].concat()),
             16 => {
-                // An authentication header before another header, or an encrypted packet.
+                // An authentication header before another header, or an ESP packet.
                 let inner = self.ports(UDP);
                 let header = [UDP, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1];
                 if self.rng.bool() {
@@ -178,7 +179,7 @@ impl Maker<'_> {
                 }
             }
             17 => {
-                // Multicast management, routing, gateway redundancy.
+                // Multicast management, routing or gateway redundancy.
                 let protocol = self.pick(&[2, 89, 103, 112, 88, 9]);
                 let kind = self.pick(&[0x11, 0x16, 0x17, 0x22, 0x21]);
                 (protocol, vec![kind, 0, 0, 0, 224, 0, 0, 251])
@@ -200,7 +201,7 @@ impl Maker<'_> {
         (protocol, content)
     }
 
-    /// A packet in a tunnel: from the sender, from others, or to a host that trusts the tunnel.
+    /// Builds a packet for a tunnel: from the sender or other hosts, to any host, which might trust the tunnel.
     pub(super) fn inner(&mut self) -> Content {
         let is_v4 = self.rng.bool();
         let ends = self.ends(is_v4);
@@ -208,7 +209,7 @@ impl Maker<'_> {
         self.plain(ends, protocol, &content)
     }
 
-    /// An ICMP error without its checksum, about a packet in the other direction or to another host.
+    /// Builds an ICMP error without its checksum, about a packet in the other direction or between other hosts.
     fn error(&mut self, ends: (IpAddr, IpAddr)) -> Vec<u8> {
         let is_v4 = ends.0.is_ipv4();
         let (kind, code) = if is_v4 {
@@ -232,7 +233,7 @@ impl Maker<'_> {
         [&[kind, code, 0, 0][..], &rest.to_be_bytes(), &packet].concat()
     }
 
-    /// A packet without options.
+    /// Builds a packet without options or extension headers.
     fn plain(&mut self, ends: (IpAddr, IpAddr), protocol: u8, content: &[u8]) -> Content {
         match ends {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -253,7 +254,8 @@ impl Maker<'_> {
         }
     }
 
-    /// A packet, possibly with options or extension headers; `None` if the ends have different IP versions.
+    /// Builds a packet, possibly with options or extension headers. Returns `None` if the ends have different IP
+    /// versions.
     pub(super) fn wrapped(
         &mut self,
         ends: (IpAddr, IpAddr),
@@ -294,7 +296,7 @@ impl Maker<'_> {
         })
     }
 
-    /// IPv4 options: source routes and recorded routes, timestamps, alerts, security, and invalid ones.
+    /// Builds IPv4 options: source and recorded routes, timestamps, router alerts, security, and invalid options.
     fn options(&mut self) -> Vec<u8> {
         let via = self.pick(&self.scene.others).v4.octets();
         let route = |kind: u8| [&[kind, 7, 4][..], &via, &[0]].concat();
@@ -309,14 +311,14 @@ impl Maker<'_> {
             _ => (0..8).map(|_| self.rng.u8(..)).collect(),
         };
         if self.one_in(4) {
-            // A wrong pointer or length.
+            // Sets a wrong pointer, length or other byte.
             let at = self.rng.usize(0..options.len());
             options[at] = self.rng.u8(..);
         }
         options
     }
 
-    /// A chain of extension headers before a protocol, with the type of the first one.
+    /// Builds a chain of extension headers before a protocol. Returns the type of the first header and the chain.
     fn extensions(&mut self, protocol: u8) -> (u8, Vec<u8>) {
         let count = if self.one_in(12) {
             8
@@ -331,7 +333,7 @@ impl Maker<'_> {
             let next = kinds.get(at + 1).copied().unwrap_or(protocol);
             let via = self.pick(&self.scene.others).v6.octets();
             match kind {
-                // A router alert, padding, a jumbo length, an unknown option.
+                // A router alert, padding, a jumbo payload length, or an unknown option.
                 0 | 60 => {
                     let option = self.pick(&[
                         [5, 2, 0, 0, 1, 0],
@@ -341,7 +343,7 @@ impl Maker<'_> {
                     ]);
                     chain.extend([&[next, 0][..], &option].concat());
                 }
-                // A route via another host, of types 0, 2, 3 and 4.
+                // A routing header via another host, of type 0, 2, 3 or 4.
                 43 => {
                     let kind = self.pick(&[0, 2, 3, 4]);
                     chain.extend([&[next, 2, kind, 1, 0, 0, 0, 0][..], &via].concat());
@@ -354,11 +356,11 @@ impl Maker<'_> {
         (kinds[0], chain)
     }
 
-    /// A fragment of the group's packet: whole, tiny, overlapping, beyond the end.
+    /// Builds a fragment of the group's packet: complete, tiny, overlapping or beyond the end.
     pub(super) fn fragment(&mut self) -> Content {
         let is_v4 = self.group.bool();
         let id = self.group.u16(..);
-        // The ends are the same in the whole group.
+        // Use the group's random numbers, so that all fragments have the same ends and protocol.
         let own = std::mem::replace(&mut self.rng, self.group.clone());
         let ends = self.ends(is_v4);
         let protocol = self.pick(&[UDP, TCP, if is_v4 { ICMP } else { ICMPV6 }]);
@@ -408,7 +410,7 @@ impl Maker<'_> {
     }
 }
 
-/// Fills in the checksum of a protocol that has one.
+/// Fills in the checksum if the protocol has one.
 fn seal(protocol: u8, ends: (IpAddr, IpAddr), content: &mut [u8]) {
     let at = match protocol {
         ICMP | ICMPV6 => 2,

@@ -1,4 +1,4 @@
-//! Packet sockets: those that send hostile frames, and those where the frames must not arrive.
+//! Packet sockets that send hostile frames, and packet sockets on which these frames must not arrive.
 
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
@@ -15,20 +15,20 @@ use super::Frame;
 use super::link::ethertypes;
 use crate::slowness;
 
-/// Receive buffer for the frames of a batch, bytes.
+/// Receive buffer size for the frames of a batch, bytes.
 const RECEIVE_BUFFER: usize = 16 << 20;
-/// The longest frame: one that will be split into segments.
+/// Maximum frame size: a frame that is yet to be segmented (GSO).
 const LONGEST: usize = 1 << 17;
-/// The mark of a packet that the programs have answered.
+/// The mark of packets that the programs have answered.
 const MARK_ANSWERED: u32 = 0x6865_616c;
-/// Longest time to drain the kernel's queues, on a machine that is not slow.
+/// Maximum time to drain the kernel's queues, before it is multiplied by the machine's slowness.
 const QUEUED: Duration = Duration::from_secs(20);
 const LOST: &str = "the last frame of a batch did not arrive";
-/// All Ethernet types.
+/// EtherType that matches all frames.
 const ALL: u16 = libc::ETH_P_ALL as u16;
 
 sockopt_impl!(
-    /// Hides what the device sends.
+    /// Hides frames that the device sends.
     IgnoreOutgoing,
     SetOnly,
     libc::SOL_PACKET,
@@ -37,7 +37,7 @@ sockopt_impl!(
 );
 
 sockopt_impl!(
-    /// Frames are sent with a header that describes how to segment them.
+    /// Puts a header before each sent frame that describes how to segment it.
     VnetHeader,
     SetOnly,
     libc::SOL_PACKET,
@@ -45,19 +45,19 @@ sockopt_impl!(
     bool
 );
 
-/// A socket that receives frames of one type, or of all, that arrive at a device.
+/// A socket that receives the frames that arrive at a device, either all of them or those of one EtherType.
 #[derive(Debug)]
 pub struct Tap(Socket);
 
 impl Tap {
-    /// Receives all frames that arrive at a device of the calling thread's namespace, before the device's programs
-    /// see them.
+    /// Receives all frames that arrive at a device of the calling thread's namespace, before the device's programs see
+    /// them.
     pub fn of_all(device: &str) -> anyhow::Result<Self> {
         Self::open(device, ALL)
     }
 
-    /// One tap per Ethernet type of hostile frames, for frames that passed the device's programs: the kernel delivers
-    /// to these together with its own stack, and not before.
+    /// Opens a tap for each EtherType of hostile frames. These taps receive only frames that passed the device's
+    /// programs: the kernel delivers frames to them together with its own stack, and not before.
     pub fn behind_programs(device: &str) -> anyhow::Result<Vec<(u16, Self)>> {
         ethertypes()
             .map(|ethertype| Ok((ethertype, Self::open(device, ethertype)?)))
@@ -71,12 +71,12 @@ impl Tap {
         }
         setsockopt(&tap.0, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
         tap.0.set_read_timeout(Some(QUEUED * slowness()))?;
-        // Frames that other devices received before the socket was bound to this one.
+        // Discards frames that other devices received before the socket was bound to this one.
         tap.drain()?;
         Ok(tap)
     }
 
-    /// All frames received so far.
+    /// Returns all frames received so far.
     pub fn drain(&self) -> anyhow::Result<Vec<Vec<u8>>> {
         let mut frames = Vec::new();
         let mut buffer = vec![0; LONGEST];
@@ -86,7 +86,7 @@ impl Tap {
         Ok(frames)
     }
 
-    /// All frames received before this one, which it waits for.
+    /// Waits for the frame `last` and returns all frames received before it.
     pub fn until(&self, last: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {
         let start = Instant::now();
         let mut frames = Vec::new();
@@ -111,7 +111,7 @@ impl Tap {
     }
 }
 
-/// Sockets that put frames on a device's wire.
+/// Sockets that send frames on a device's wire.
 #[derive(Debug)]
 pub struct Outlet {
     plain: Socket,
@@ -120,9 +120,9 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// Opens them on a device of the calling thread's namespace.
+    /// Opens the sockets on a device of the calling thread's namespace.
     pub fn on(device: &str) -> anyhow::Result<Self> {
-        // None of them receives anything.
+        // None of the sockets receives anything.
         let outlet = Self {
             plain: open(device, 0)?,
             marked: open(device, 0)?,
@@ -133,7 +133,7 @@ impl Outlet {
         Ok(outlet)
     }
 
-    /// Sends a frame; `false` if the kernel rejects it.
+    /// Sends a frame. Returns false if the kernel rejects it.
     pub fn send(&self, frame: &Frame) -> anyhow::Result<bool> {
         let sent = match &frame.segmentation {
             Some(header) => self.segmented.send(&[header, &frame.bytes[..]].concat()),
@@ -143,16 +143,16 @@ impl Outlet {
         match sent {
             Ok(_) => Ok(true),
             Err(error) => match error.raw_os_error() {
-                // A program dropped it.
+                // A program dropped the frame.
                 Some(libc::ENOBUFS) => Ok(true),
-                // It is too long, its headers do not fit, or it cannot be segmented.
+                // The frame is too long, its headers do not fit, or it cannot be segmented.
                 Some(libc::EMSGSIZE | libc::EINVAL | libc::ENOMEM) => Ok(false),
                 _ => Err(error.into()),
             },
         }
     }
 
-    /// Sends raw bytes.
+    /// Sends raw bytes as a frame.
     pub fn send_plain(&self, bytes: &[u8]) -> anyhow::Result<()> {
         self.plain.send(bytes)?;
         Ok(())

@@ -1,5 +1,5 @@
 //! The packets that fuzzing starts from: conversations of an endpoint, of a client behind this node and of the node
-//! itself, as each of the programs sees them.
+//! itself, as seen by each of the programs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use super::shape::{FRAGMENT, ICMP, ICMPV6, TCP, UDP, mend_checksums, mend_length
 use super::{KEY, PROBE_ID, Program, SESSION};
 use crate::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, Tcp, echo, ethernet, payload, tagged};
 
-/// Hardware address of the endpoint, and of the host's end of its veth.
+/// Hardware addresses of the endpoint and of the host's end of its veth.
 pub(super) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
 pub(super) const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
@@ -17,7 +17,7 @@ const HOP_BY_HOP: u8 = 0;
 const DESTINATION_OPTIONS: u8 = 60;
 const MORE_FRAGMENTS: u16 = 0x2000;
 
-/// A participant's address of each IP version.
+/// A participant's IPv4 and IPv6 addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Host {
     pub(super) v4: Ipv4Addr,
@@ -54,30 +54,30 @@ pub(super) const PEER: Host = Host::new([172, 30, 0, 2], [0xfd00, 0x30, 0, 0, 0,
 pub(super) const CLIENT: Host = Host::new([192, 168, 77, 5], [0xfd00, 0x77, 0, 0, 0, 0, 0, 5]);
 /// A host outside the cluster.
 pub(super) const FAR: Host = Host::new([192, 0, 2, 9], [0x2001, 0xdb8, 0, 0, 0, 0, 0, 9]);
-/// A host outside the cluster that is reached without translation.
+/// A host outside the cluster for which addresses are not masqueraded.
 const EXCLUDED: Host = Host::new([198, 51, 100, 9], [0xfd00, 0x10, 0x244, 2, 0, 0, 0, 9]);
-/// A router on the path to all of them.
+/// A router on the path to all these hosts.
 const ROUTER: Host = Host::new([172, 30, 0, 254], [0xfd00, 0x30, 0, 0, 0, 0, 0, 0xfe]);
 
 pub(super) const HOSTS: [Host; 8] = [ENDPOINT, GATEWAY, NODE, PEER, CLIENT, FAR, ROUTER, EXCLUDED];
 
-/// Ports of all flows: the opening side's and the other's.
+/// Ports of all flows: the opener's and the other side's.
 pub(super) const PORTS: (u16, u16) = (40_000, 80);
 
-/// A packet, and the program that sees it.
+/// A packet and the program that sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Seed {
     pub(super) program: Program,
     pub(super) frame: Vec<u8>,
 }
 
-/// Where a packet is seen, and its addresses there.
+/// A point at which a packet is seen, and the packet's addresses there.
 #[derive(Clone, Copy)]
 struct View {
     program: Program,
     from: Host,
     to: Host,
-    /// Whether the opening side sends it.
+    /// Whether the opener sends it.
     is_forth: bool,
 }
 
@@ -90,21 +90,21 @@ const fn view(program: Program, from: Host, to: Host, is_forth: bool) -> View {
     }
 }
 
-/// Each conversation as seen at each place: before and after any translation.
+/// Each conversation as seen at each point, before and after any NAT.
 const VIEWS: [View; 14] = [
     // The endpoint opens a flow to the outside, masqueraded at the uplink.
     view(Program::FromEndpoint, ENDPOINT, FAR, true),
     view(Program::ToNetdev, ENDPOINT, FAR, true),
     view(Program::FromNetdev, FAR, NODE, false),
     view(Program::ToEndpoint, FAR, ENDPOINT, false),
-    // A client behind this node does, too.
+    // A client behind this node opens one too.
     view(Program::ToNetdev, CLIENT, FAR, true),
     // A flow inside the cluster, opened by the peer.
     view(Program::FromNetdev, PEER, ENDPOINT, true),
     view(Program::ToEndpoint, PEER, ENDPOINT, true),
     view(Program::FromEndpoint, ENDPOINT, PEER, false),
     view(Program::ToNetdev, ENDPOINT, PEER, false),
-    // The host's own flows.
+    // Flows of the host itself.
     view(Program::ToNetdev, NODE, FAR, true),
     view(Program::ToNetdev, NODE, PEER, true),
     view(Program::FromNetdev, PEER, NODE, false),
@@ -128,7 +128,7 @@ pub(super) fn corpus() -> Vec<Seed> {
     corpus
 }
 
-/// Packets of each protocol, in the forms that matter.
+/// Adds packets of each protocol in all relevant forms.
 fn conversation(view: &View, is_v4: bool, corpus: &mut Vec<Seed>) {
     let mut add = |frame: Vec<u8>| {
         corpus.push(Seed {
@@ -190,7 +190,7 @@ fn conversation(view: &View, is_v4: bool, corpus: &mut Vec<Seed>) {
     }
 }
 
-/// Protocols and contents of packets; checksums are not filled in yet.
+/// Protocols and contents of packets. Checksums are filled in later.
 fn contents(view: &View, is_v4: bool) -> Vec<(u8, Vec<u8>)> {
     let mut contents = Vec::new();
     for (flags, data) in [(2, ""), (18, ""), (16, "some data"), (17, ""), (4, "")] {
@@ -220,7 +220,7 @@ fn tcp(view: &View, is_v4: bool, flags: u8, data: &[u8]) -> Vec<u8> {
     tcp.segment(view.from.of(is_v4), view.to.of(is_v4))
 }
 
-/// Ports plus `len` bytes: a UDP datagram without its length and checksum.
+/// Ports followed by `len` bytes: a UDP datagram whose length and checksum are filled in later.
 fn with_ports(view: &View, len: usize) -> Vec<u8> {
     let (source, destination) = ports(view);
     let ports = [source.to_be_bytes(), destination.to_be_bytes()].concat();
@@ -240,7 +240,7 @@ fn icmp(is_v4: bool) -> u8 {
     if is_v4 { ICMP } else { ICMPV6 }
 }
 
-/// Type and code: unreachable, too large, time exceeded.
+/// ICMP type and code: unreachable, too large, time exceeded.
 fn error_kinds(is_v4: bool) -> [[u8; 2]; 3] {
     if is_v4 {
         [[3, 3], [3, 4], [11, 0]]
@@ -249,7 +249,7 @@ fn error_kinds(is_v4: bool) -> [[u8; 2]; 3] {
     }
 }
 
-/// A whole packet with correct lengths and checksums.
+/// Builds a complete frame with correct lengths and checksums.
 fn frame(view: &View, is_v4: bool, protocol: u8, content: &[u8]) -> Vec<u8> {
     let (ethertype, packet) = if is_v4 {
         let ip = Ipv4 {
@@ -278,7 +278,7 @@ fn ether(view: &View, ethertype: u16, packet: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A part of a UDP datagram. No single part allows the checksum of the whole to be checked.
+/// Builds a fragment of a UDP datagram. The checksum of the datagram cannot be verified in a single fragment.
 fn fragment(view: &View, is_v4: bool, offset: u16, more: bool, part: &[u8]) -> Vec<u8> {
     if is_v4 {
         let more = if more { MORE_FRAGMENTS } else { 0 };
@@ -295,7 +295,7 @@ fn fragment(view: &View, is_v4: bool, offset: u16, more: bool, part: &[u8]) -> V
     frame(view, is_v4, FRAGMENT, &[&header[..], part].concat())
 }
 
-/// Probes of this agent and of others, and replies to both, at the uplinks and at the endpoint.
+/// Adds probes of this agent and of other agents, and replies to both, at the uplinks and at the endpoint.
 fn probes(is_v4: bool, corpus: &mut Vec<Seed>) {
     let (request, reply) = if is_v4 { (8, 0) } else { (128, 129) };
     let own = (PROBE_ID, SESSION);
@@ -329,7 +329,7 @@ fn probes(is_v4: bool, corpus: &mut Vec<Seed>) {
     }
 }
 
-/// Neighbour requests, from either side of the endpoint's veth.
+/// Adds neighbour requests from either side of the endpoint's veth.
 fn neighbours(corpus: &mut Vec<Seed>) {
     for (program, asker, asked, mac) in [
         (Program::ToEndpoint, GATEWAY, ENDPOINT, HOST_MAC),

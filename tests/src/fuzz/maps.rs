@@ -1,5 +1,5 @@
-//! Invariants of the maps that hold at any time, whatever packets arrived. Entries are parsed by their documented
-//! layout, docs/maps.md.
+//! Invariants of the maps that hold at any time, whatever packets arrived. Entries are parsed according to their
+//! documented layout, docs/maps.md.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,11 +23,10 @@ const SEEN_NON_SYN: u16 = 0x10;
 const KNOWN_FLAGS: u16 = RX_CLOSING | TX_CLOSING | SEEN_NON_SYN | 0x1000 | 0x2000 | 0x4000 | 0x8000;
 /// The only flag that applies to protocols other than TCP.
 const MASQUERADED: u16 = 0x1000;
-/// Flags of translations: host-local, and in conntrack by the uplinks' programs.
+/// NAT flags: host-local, and tracked in conntrack by the uplinks' programs.
 const KNOWN_NAT_FLAGS: u32 = 1 | 2;
 
-/// Number of entries at which a translation map is emptied. A full one evicts entries by itself, one of a pair at a
-/// time.
+/// Number of entries at which a NAT map is emptied. A full map would evict entries by itself, one of a pair at a time.
 const MANY_TRANSLATIONS: usize = 20_000;
 
 /// Packets and bytes.
@@ -44,31 +43,31 @@ impl Count {
     }
 }
 
-/// What the counters must add up to.
+/// The totals that the counters must match.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Dropped by any program.
+    /// Packets dropped by any program.
     dropped: Count,
-    /// Answered by any program.
+    /// Packets answered by any program.
     answered: Count,
-    /// Passed on to an endpoint, or from one.
+    /// Packets passed on to an endpoint and from an endpoint.
     to_endpoint: Count,
     from_endpoint: Count,
-    /// Probes given up in earlier checks.
+    /// Probes that earlier checks gave up.
     given_up: u64,
-    /// Probes whose replies were entered into a row.
+    /// Probes whose round-trip times were recorded in a row.
     returned: u64,
 }
 
 impl Ledger {
-    /// Records what a program did.
+    /// Records the verdict of a program.
     pub(super) fn note(&mut self, case: &Case, outcome: &Outcome) {
         let is_marked = case.context == Context::Marked(MARK_ANSWERED);
         let count = match (outcome.code, case.program) {
             (DROP, _) => &mut self.dropped,
             (REDIRECT, _) => &mut self.answered,
             (_, Program::ToEndpoint) => &mut self.to_endpoint,
-            // Counted when it was answered.
+            // Already counted when it was answered.
             (_, Program::FromEndpoint) if is_marked => return,
             (_, Program::FromEndpoint) => &mut self.from_endpoint,
             (_, Program::ToNetdev | Program::FromNetdev) => return,
@@ -77,7 +76,7 @@ impl Ledger {
     }
 }
 
-/// Checks all maps; the inner error describes a violation.
+/// Checks all maps. The inner error describes a violation.
 pub(super) fn check(bed: &TestRun, ledger: &mut Ledger) -> anyhow::Result<Result<(), String>> {
     let checks = [
         check_counters,
@@ -106,7 +105,7 @@ macro_rules! hold {
     };
 }
 
-/// Every packet was counted once, with its bytes, under a reason that fits its verdict.
+/// Checks that every packet was counted once, with its bytes, under a reason that fits its verdict.
 fn check_counters(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     let rows = bed.maps().metrics()?;
     let counted = |is_wanted: &dyn Fn(u8, u8) -> bool| {
@@ -150,7 +149,7 @@ fn check_counters(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     Ok(Ok(()))
 }
 
-/// Rows are unlocked and consistent, and each probe is a sample, lost or in flight.
+/// Checks that rows are unlocked and consistent, and that each probe is a sample, lost or in flight.
 fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     let maps = bed.maps();
     let rows = maps.rtt()?;
@@ -222,7 +221,7 @@ fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     Ok(Ok(()))
 }
 
-/// How a row contradicts itself, if it does.
+/// Describes how a row contradicts itself, if it does.
 fn inconsistency(row: &RttRow) -> Option<&'static str> {
     let counted: u64 = row.histogram.iter().map(|&count| u64::from(count)).sum();
     let samples = row.samples;
@@ -246,19 +245,19 @@ fn inconsistency(row: &RttRow) -> Option<&'static str> {
     }
 }
 
-/// A key of conntrack or of translations.
+/// The key of a conntrack or NAT entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Tuple {
     source: Vec<u8>,
     destination: Vec<u8>,
-    /// In memory order.
+    /// In network byte order, as in memory.
     ports: [[u8; 2]; 2],
     protocol: u8,
     direction: u8,
 }
 
 impl Tuple {
-    /// Parses a key; the error describes what is wrong with it.
+    /// Parses a key. The error describes what is wrong with it.
     fn read(key: &[u8]) -> Result<Self, String> {
         let address = if key.len() == 16 { 4 } else { 16 };
         let (source, rest) = key.split_at(address);
@@ -290,14 +289,14 @@ impl Tuple {
     }
 }
 
-/// `N` bytes of a field, for a number in host byte order.
+/// Copies `N` bytes of a field, for example for a number in host byte order.
 fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);
     field
 }
 
-/// Conntrack entries are ones that packets can create, and no flow has two.
+/// Checks that packets can create all conntrack entries, and that no flow has two live entries.
 fn check_flows(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     for (name, are_tcp) in [
         ("HEALTH_CT4", true),
@@ -325,7 +324,7 @@ fn check_flows(bed: &TestRun, _: &mut Ledger) -> CheckResult {
             }
         }
         for tuple in &living {
-            // An answered echo is entered without checking for the reversed tuple.
+            // The program creates the entry of an answered echo without checking for the reversed tuple.
             let is_icmp = [ICMP, ICMPV6].contains(&tuple.protocol);
             hold!(
                 is_icmp || !living.contains(&tuple.reversed()),
@@ -340,7 +339,7 @@ fn expires(entry: &[u8]) -> u32 {
     u32::from_ne_bytes(field(entry, 32))
 }
 
-/// A property of an entry that no packet can cause.
+/// Returns a property of an entry that no packet can cause, if it has one.
 fn impossible(tuple: &Tuple, entry: &[u8], now: u32) -> Option<&'static str> {
     let counter = |at| u64::from_ne_bytes(field(entry, at));
     let [rx_packets, rx_bytes, tx_packets, tx_bytes] = [0, 8, 16, 24].map(counter);
@@ -365,7 +364,7 @@ fn impossible(tuple: &Tuple, entry: &[u8], now: u32) -> Option<&'static str> {
     } else if last > now {
         Some("a packet from the future")
     } else if !(last + lifetime - 1..=last + lifetime).contains(&expires(entry)) {
-        // One second less: some packets use a clock that runs a tick behind.
+        // One second of tolerance: some packets use a clock that runs a tick behind.
         Some("a lifetime that is not its protocol's")
     } else if flags & !KNOWN_FLAGS != 0 {
         Some("unknown flags")
@@ -376,7 +375,7 @@ fn impossible(tuple: &Tuple, entry: &[u8], now: u32) -> Option<&'static str> {
     }
 }
 
-/// Translations come in pairs that refer to each other.
+/// Checks that NAT entries come in pairs that refer to each other.
 fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     let mut is_large = false;
     for (name, are_tcp) in [
@@ -409,7 +408,7 @@ fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
             pairs.insert(tuple, (to, port, flags));
         }
         for (tuple, (to, port, flags)) in &pairs {
-            // The other entry's key is what the answer to a translated packet has.
+            // The key of the other entry is the tuple of a reply to a packet after NAT.
             let mut translated = tuple.clone();
             let is_outbound = tuple.direction == 0;
             if is_outbound {
@@ -439,7 +438,7 @@ fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     Ok(Ok(()))
 }
 
-/// Fragments' ports are kept no longer than fragments are.
+/// Checks that ports of fragments are kept no longer than the fragment timeout.
 fn check_fragments(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     for name in ["HEALTH_FRAGMENTS4", "HEALTH_FRAGMENTS6"] {
         let entries = bed.maps().raw(name)?;

@@ -1,5 +1,5 @@
-//! Runs random and mutated packets through the datapath's programs (`BPF_PROG_TEST_RUN`), and checks the invariants
-//! of each packet and of the maps.
+//! Runs random and mutated packets through the datapath's programs (`BPF_PROG_TEST_RUN`), and checks invariants of each
+//! packet and of the maps.
 
 mod corpus;
 mod maps;
@@ -29,10 +29,10 @@ const SESSION: u32 = 0x0102_0304;
 const PROBE_ID: u16 = 0x4240;
 /// TCP port of the agents' HTTP responders.
 const HEALTH_PORT: u16 = 4240;
-/// The mark by which `from_endpoint` recognises a packet that `to_endpoint` answered.
+/// The mark by which `from_endpoint` recognises packets that `to_endpoint` has answered.
 const MARK_ANSWERED: u32 = 0x6865_616c;
 
-/// Runs between two checks of the maps.
+/// Number of runs between two checks of the maps.
 const MAPS_EVERY: u64 = 20_000;
 
 /// A program under test.
@@ -56,7 +56,7 @@ impl Program {
         Self::FromNetdev,
     ];
 
-    /// Its name.
+    /// The program's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ToEndpoint => "to_endpoint",
@@ -67,7 +67,7 @@ impl Program {
     }
 }
 
-/// Metadata of a packet's buffer.
+/// Metadata of a packet's buffer, part of `struct __sk_buff`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Context {
     Plain,
@@ -75,7 +75,7 @@ enum Context {
     Marked(u32),
     /// Receive time, nanoseconds since 1970.
     Stamped(u64),
-    /// Bytes of data in each segment into which the device will split it.
+    /// Bytes of data in each segment into which the device will split the packet (GSO).
     Offloaded(u32),
 }
 
@@ -90,7 +90,7 @@ impl Context {
     }
 }
 
-/// One run: a packet, and the program that sees it.
+/// One run: a packet and the program that sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Case {
     program: Program,
@@ -103,13 +103,13 @@ struct Case {
 pub struct FuzzTotals {
     /// Packets that a program processed.
     pub runs: u64,
-    /// Packets that the kernel rejects for a test run.
+    /// Packets that the kernel rejected for a test run.
     pub refused: u64,
     /// Packets that were dropped.
     pub dropped: u64,
-    /// Requests that were turned into their answers.
+    /// Requests that a program turned into their replies.
     pub answered: u64,
-    /// Packets that were passed on with changed bytes.
+    /// Packets that a program modified and passed on.
     pub rewritten: u64,
 }
 
@@ -129,7 +129,7 @@ pub struct Finding {
     seed: u64,
     run: u64,
     what: String,
-    /// The packet, and the shortest one found that shows the same violation; `None` if it shows in the maps.
+    /// The packet, and the shortest packet found that breaks any rule; `None` if the violation is in the maps.
     packets: Option<(Case, Case)>,
 }
 
@@ -162,7 +162,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Does the runs, and stops at the first finding. Calls `progress` periodically with the totals.
+/// Executes the runs, and stops at the first finding. Calls `progress` periodically with the totals.
 pub fn fuzz(
     runs: FuzzArgs,
     mut progress: impl FnMut(&FuzzTotals),
@@ -215,14 +215,14 @@ impl FuzzTotals {
     }
 }
 
-/// A datapath of its own: programs and maps.
+/// Loaded programs and maps.
 struct Loaded {
     bed: TestRun,
     programs: Vec<(Program, SchedClassifier)>,
 }
 
 impl Loaded {
-    /// Loads it, with an endpoint and a peer whose round trips are measured.
+    /// Loads them, with an endpoint and a peer whose round-trip times are measured.
     fn load() -> anyhow::Result<Self> {
         let mut bed = TestRun::load();
         bed.set_health_endpoint(
@@ -269,7 +269,7 @@ impl Loaded {
     }
 }
 
-/// Traffic that leaves the cluster is masqueraded, with so few ports that they run out.
+/// Masquerades traffic that leaves the cluster, with so few ports that they run out.
 fn masquerade() -> anyhow::Result<MasqueradeConfig> {
     let settings = MasqueradeSettings {
         native_routing_cidrs: vec!["10.244.0.0/16".parse()?, "fd00:10:244::/48".parse()?],

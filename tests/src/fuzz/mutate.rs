@@ -1,4 +1,4 @@
-//! Packets derived from those of the corpus. A run's packet depends only on the seed and the run's number.
+//! Derives packets from those in the corpus. A run's packet depends only on the seed and the run's number.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use super::shape::{Ip, mend_checksums, mend_lengths, network, set_word, word};
 use super::{Case, Context, MARK_ANSWERED, Program};
 use crate::packet::tagged;
 
-/// The kernel rejects test runs of shorter frames, and of frames that exceed a page with their overhead.
+/// Length limits. The kernel rejects test runs of shorter frames, and of frames that exceed a page with their overhead.
 const SHORTEST: usize = 14;
 const LONGEST: usize = 2000;
 /// Maximum number of changes to one packet.
 const CHANGES_MAX: usize = 6;
-/// Byte values that matter in headers: lengths, protocols, types, offsets.
+/// Byte values that have a meaning in headers: lengths, protocols, types, offsets.
 const INTERESTING_BYTES: [u8; 20] = [
     0, 1, 2, 3, 4, 6, 8, 11, 17, 43, 44, 45, 58, 59, 60, 127, 128, 129, 132, 255,
 ];
@@ -22,13 +22,13 @@ const INTERESTING_WORDS: [u16; 12] = [
     0, 1, 7, 20, 40, 1500, 0x1fff, 0x2000, 0x4000, 0x7fff, 0x8000, 0xffff,
 ];
 
-/// The packet of a run, and the program that sees it.
+/// The packet of a run and the program that sees it.
 pub(super) fn case(corpus: &[Seed], seed: u64, run: u64) -> Case {
-    // The 64-bit golden ratio separates neighbouring runs.
+    // Multiplying by the 64-bit golden ratio spreads neighbouring runs.
     let mut rng = Rng::with_seed(seed ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let from = pick(&mut rng, corpus);
     let mut frame = from.frame.clone();
-    // A quarter is unchanged except for its ports, so that flows make progress.
+    // A quarter of the packets is unchanged except for ports, so that flows make progress.
     let changes = rng.usize(0..CHANGES_MAX * 4 / 3).saturating_sub(1);
     if rng.bool() {
         let port = PORTS.0 + rng.u16(0..64);
@@ -125,7 +125,7 @@ fn change(rng: &mut Rng, frame: &mut Vec<u8>, corpus: &[Seed]) {
     }
 }
 
-/// A position in the frame, more often than not in its first headers.
+/// Picks an offset in the frame, in more than half of the cases among the first headers.
 fn place(rng: &mut Rng, frame: &[u8]) -> usize {
     let end = if rng.bool() {
         frame.len()
@@ -141,7 +141,7 @@ fn part(rng: &mut Rng, frame: &[u8]) -> Range<usize> {
     start..frame.len().min(start + len)
 }
 
-/// The packet itself or the one inside it.
+/// Picks the packet itself or, in an ICMP error, the packet inside it.
 fn packet(rng: &mut Rng, frame: &[u8]) -> Option<Ip> {
     let ip = Ip::of(frame)?;
     let inner = ip.inner(frame).filter(|_| rng.bool());
@@ -165,7 +165,7 @@ fn set_address(rng: &mut Rng, frame: &mut [u8]) {
     }
 }
 
-/// Replaces the flow opener's port in the corpus by another one, wherever it occurs.
+/// Replaces the port of the corpus' flow openers with another port, wherever it occurs.
 fn set_ports(frame: &mut [u8], port: u16) {
     let outer = Ip::of(frame);
     let inner = outer.as_ref().and_then(|ip| ip.inner(frame));

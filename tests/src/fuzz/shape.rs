@@ -1,4 +1,4 @@
-//! Locates the parts of a frame and sums its checksums. Follows the RFCs, independent of the datapath.
+//! Locates the parts of a frame and verifies its checksums, according to the RFCs and independent of the datapath.
 
 use std::ops::Range;
 
@@ -10,16 +10,16 @@ pub(super) const UDP: u8 = 17;
 pub(super) const FRAGMENT: u8 = 44;
 pub(super) const ICMPV6: u8 = 58;
 
-/// Length of an Ethernet header, and of a VLAN tag.
+/// Length of an Ethernet header and of a VLAN tag.
 const ETHERNET_LEN: usize = 14;
 const TAG_LEN: usize = 4;
 const TAGS_MAX: usize = 2;
-/// Length of an ICMP header; in an error, the packet that it is about follows.
+/// Length of an ICMP header. In an error, it is followed by the packet that the error is about.
 const ICMP_LEN: usize = 8;
-/// More extension headers than any program walks.
+/// More extension headers than any program parses.
 const EXTENSIONS_MAX: usize = 16;
 
-/// A 16-bit number in network byte order.
+/// Reads a 16-bit number in network byte order.
 pub(super) fn word(bytes: &[u8], at: usize) -> Option<u16> {
     let pair = bytes.get(at..at + 2)?;
     Some(u16::from_be_bytes([pair[0], pair[1]]))
@@ -31,7 +31,7 @@ pub(super) fn set_word(bytes: &mut [u8], at: usize, value: u16) {
     }
 }
 
-/// Ethernet type of a frame's content and its offset, after two tags at most.
+/// EtherType and offset of a frame's content, after at most two VLAN tags.
 pub(super) fn network(frame: &[u8]) -> Option<(u16, usize)> {
     let mut at = ETHERNET_LEN;
     let mut ethertype = word(frame, at - 2)?;
@@ -45,25 +45,25 @@ pub(super) fn network(frame: &[u8]) -> Option<(u16, usize)> {
     Some((ethertype, at))
 }
 
-/// An IP packet in a frame, or in an ICMP error.
+/// An IP packet in a frame or in an ICMP error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ip {
-    /// Its offset.
+    /// Offset of the packet.
     pub(super) at: usize,
-    /// Its version: true for 4, false for 6.
+    /// IP version: true for 4, false for 6.
     pub(super) is_v4: bool,
     /// Length of the header including options, without extension headers.
     pub(super) header_len: usize,
-    /// Its end by its own length, limited to the frame's end.
+    /// Offset of the packet's end according to its header, limited to the end of the frame.
     pub(super) end: usize,
-    /// The protocol after extension headers.
+    /// The protocol after all extension headers.
     pub(super) protocol: u8,
     /// Offset of the transport header; `None` in later fragments and truncated packets.
     pub(super) transport_at: Option<usize>,
 }
 
 impl Ip {
-    /// The packet of a frame.
+    /// Locates the packet in a frame.
     pub(super) fn of(frame: &[u8]) -> Option<Self> {
         match network(frame)? {
             (IPV4, at) => Self::read(frame, at, true),
@@ -87,7 +87,7 @@ impl Ip {
             return None;
         }
         let end = match word(header, 2)? {
-            // Larger than the field can hold (BIG TCP).
+            // The packet is larger than the field can hold (BIG TCP).
             0 => frame.len(),
             len => (at + usize::from(len)).min(frame.len()),
         };
@@ -108,7 +108,7 @@ impl Ip {
         if header[0] >> 4 != 6 {
             return None;
         }
-        // For IPv6, BIG TCP only differs from an empty payload in packets that are too long for a test run.
+        // For IPv6, a BIG TCP packet looks like an empty payload, but is too long for a test run anyway.
         let end = (at + 40 + usize::from(word(header, 4)?)).min(frame.len());
         let mut packet = Self {
             at,
@@ -152,25 +152,25 @@ impl Ip {
         source.end..source.end + source.len()
     }
 
-    /// Whether it carries ICMP of its own IP version.
+    /// Whether the packet carries ICMP of its own IP version.
     pub(super) fn is_icmp(&self) -> bool {
         self.protocol == if self.is_v4 { ICMP } else { ICMPV6 }
     }
 
-    /// The type of its ICMP message.
+    /// The type of the packet's ICMP message.
     pub(super) fn icmp_type(&self, frame: &[u8]) -> Option<u8> {
         let at = self.transport_at.filter(|_| self.is_icmp())?;
         frame[..self.end].get(at).copied()
     }
 
-    /// Whether it is an echo request or reply.
+    /// Whether the packet is an echo request or reply.
     pub(super) fn is_echo(&self, frame: &[u8]) -> bool {
         let kinds = if self.is_v4 { [8, 0] } else { [128, 129] };
         self.icmp_type(frame)
             .is_some_and(|kind| kinds.contains(&kind))
     }
 
-    /// The packet that an ICMP error is about.
+    /// The packet that this ICMP error is about.
     pub(super) fn inner(&self, frame: &[u8]) -> Option<Self> {
         let kind = self.icmp_type(frame)?;
         let is_error = if self.is_v4 {
@@ -182,7 +182,7 @@ impl Ip {
         Self::read(&frame[..self.end], at, self.is_v4).filter(|_| is_error)
     }
 
-    /// Range of an end's port, or of an echo's identifier.
+    /// Range of the source or destination port, or of an echo's identifier.
     pub(super) fn port(&self, frame: &[u8], is_source: bool) -> Option<Range<usize>> {
         let at = self.transport_at?;
         let at = match self.protocol {
@@ -194,7 +194,7 @@ impl Ip {
         (at + 2 <= self.end).then_some(at..at + 2)
     }
 
-    /// Ranges of its own checksums.
+    /// Ranges of the packet's own checksums.
     pub(super) fn checksum_places(&self) -> impl Iterator<Item = Range<usize>> {
         let fields = [self.header_field(), self.transport_field()];
         fields
@@ -203,7 +203,7 @@ impl Ip {
             .map(|field| field.at..field.at + 2)
     }
 
-    /// The checksum of its IPv4 header.
+    /// The checksum of the IPv4 header.
     fn header_field(&self) -> Option<Field> {
         self.is_v4.then(|| Field {
             at: self.at + 10,
@@ -213,7 +213,7 @@ impl Ip {
         })
     }
 
-    /// The checksum in its transport header.
+    /// The checksum in the transport header.
     fn transport_field(&self) -> Option<Field> {
         let transport_at = self.transport_at?;
         let (at, has_pseudo) = match self.protocol {
@@ -233,7 +233,7 @@ impl Ip {
             at,
             covers,
             pseudo: has_pseudo.then_some(pseudo),
-            // Optional with IPv6 too, in tunnels (RFC 6935).
+            // Also optional over IPv6, in tunnels (RFC 6935).
             is_optional: self.protocol == UDP,
         })
     }
@@ -245,7 +245,7 @@ struct Pseudo {
     protocol: u8,
 }
 
-/// A checksum in a frame.
+/// A checksum field in a frame.
 struct Field {
     at: usize,
     covers: Range<usize>,
@@ -254,7 +254,7 @@ struct Field {
 }
 
 impl Field {
-    /// The sum over everything covered, including the checksum: 0xffff if it is correct.
+    /// The one's complement sum over all covered bytes including the checksum: 0xffff if the checksum is correct.
     fn sum(&self, frame: &[u8]) -> u16 {
         let mut sum = add_words(&frame[self.covers.clone()]);
         if let Some(pseudo) = &self.pseudo {
@@ -290,26 +290,26 @@ fn add_words(bytes: &[u8]) -> u64 {
         .map_or(0, |&last| u64::from(last) << 8)
 }
 
-/// Position of a checksum in a frame.
+/// Which checksum of a frame it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// The IPv4 header's.
+    /// Of the IPv4 header.
     Header,
-    /// TCP's, UDP's or ICMP's.
+    /// Of TCP, UDP or ICMP.
     Transport,
-    /// The header's of the packet in an ICMP error.
+    /// Of the IPv4 header of the packet in an ICMP error.
     InnerHeader,
-    /// The payload's of the packet in an ICMP error.
+    /// Of the payload of the packet in an ICMP error.
     InnerTransport,
 }
 
 /// The state of a checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Checksum {
-    /// Its position.
+    /// Which checksum it is.
     pub(super) place: Place,
-    /// Its error in one's complement: 0 if it is correct, or in fragments, where it cannot be checked. `None` if it
-    /// is left out.
+    /// Its error in one's complement: 0 if the checksum is correct, or in fragments, where it cannot be verified.
+    /// `None` if it is omitted.
     pub(super) error: Option<u16>,
 }
 
@@ -321,7 +321,7 @@ pub(super) fn checksums(frame: &[u8]) -> Vec<Checksum> {
             let is_left_out = field.is_optional && word(frame, field.at) == Some(0);
             Checksum {
                 place,
-                // Only all zeros sum to the other zero of one's complement.
+                // One's complement has two zeros, and only all-zero bytes sum to the other one.
                 error: (!is_left_out).then(|| match !field.sum(frame) {
                     0xffff => 0,
                     error => error,
@@ -331,15 +331,15 @@ pub(super) fn checksums(frame: &[u8]) -> Vec<Checksum> {
         .collect()
 }
 
-/// Corrects all checksums of a frame.
+/// Corrects all checksums in a frame.
 pub(super) fn mend_checksums(frame: &mut [u8]) {
-    // Outer ones cover inner ones.
+    // Inner checksums first, as outer checksums cover them.
     for (_, field) in fields(frame).iter().rev() {
         field.mend(frame);
     }
 }
 
-/// Adjusts all lengths in the headers so that the packet ends where the frame does.
+/// Adjusts all lengths in the headers so that the packet ends at the end of the frame.
 pub(super) fn mend_lengths(frame: &mut [u8]) {
     let Some(ip) = Ip::of(frame) else {
         return;

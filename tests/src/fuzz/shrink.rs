@@ -1,12 +1,12 @@
-//! Simplifies the packet of a finding as far as possible.
+//! Simplifies the packet of a finding.
 
 use super::{Case, Loaded, verdicts};
 
-/// The kernel rejects shorter frames.
+/// The kernel rejects test runs of shorter frames.
 const SHORTEST: usize = 14;
 
-/// Cuts off and zeroes the parts of a packet that are not needed to break a rule, whichever rule. The maps' contents
-/// change with each try, so it does not always get far.
+/// Truncates the packet and zeroes its bytes as long as it still breaks a rule, not necessarily the same one. May not
+/// get far, since the contents of the maps change with each attempt.
 pub(super) fn shrink(datapath: &Loaded, case: &Case) -> Case {
     let mut best = case.clone();
     let keep_if_broken = |best: &mut Case, frame: Vec<u8>| {

@@ -1,5 +1,5 @@
-//! What a program may do to one packet: its verdicts, the bytes that it may change, and that it never makes a
-//! checksum worse.
+//! Rules for single packets: the verdicts that a program may return, the bytes that it may change, and that it never
+//! makes a checksum worse.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use crate::packet::ARP;
 use crate::testrun::{DROP, GO_ON, Outcome, REDIRECT};
 
 const SOLICITATION: u8 = 135;
-/// The start of a mesh probe, its length, and the range of its times.
+/// Magic number and length of a mesh probe, and the range of its times.
 const PROBE_MAGIC: &[u8] = b"hlt\x02";
 const PROBE_LEN: usize = 40;
 const PROBE_TIMES: Range<usize> = 24..40;
 
-/// Checks one run; the error describes a violation.
+/// Checks one run. The error describes a violation.
 pub(super) fn check(case: &Case, outcome: &Outcome) -> Result<(), String> {
     let (before, after) = (&case.frame[..], &outcome.bytes[..]);
     if after.len() > before.len() {
@@ -25,7 +25,7 @@ pub(super) fn check(case: &Case, outcome: &Outcome) -> Result<(), String> {
         ));
     }
     match (case.program, outcome.code) {
-        // It goes no further.
+        // The packet goes no further.
         (_, DROP) => return Ok(()),
         (Program::ToEndpoint | Program::FromEndpoint, GO_ON) => {
             same_but_for(&[], before, after)?;
@@ -44,7 +44,7 @@ pub(super) fn check(case: &Case, outcome: &Outcome) -> Result<(), String> {
     check_checksums(before, after)
 }
 
-/// A packet that was passed on unchanged, except for these ranges.
+/// Checks that a packet was passed on unchanged, except for these ranges.
 fn same_but_for(ranges: &[Range<usize>], before: &[u8], after: &[u8]) -> Result<(), String> {
     if before.len() != after.len() {
         return Err(format!(
@@ -64,9 +64,9 @@ fn same_but_for(ranges: &[Range<usize>], before: &[u8], after: &[u8]) -> Result<
     }
 }
 
-/// A request that the program turned into its answer.
+/// Checks a request that the program turned into its reply.
 fn check_answer(program: Program, before: &[u8], after: &[u8]) -> Result<(), String> {
-    // The answer goes to the sender's hardware address.
+    // The reply goes to the hardware address of the sender.
     same("hardware address", &before[6..12], &after[..6])?;
     let ethernet = 0..12;
     let (ethertype, at) = network(before).ok_or("a truncated frame was answered")?;
@@ -96,7 +96,7 @@ fn check_answer(program: Program, before: &[u8], after: &[u8]) -> Result<(), Str
     }
     same("sender", &before[..6], &after[6..12])?;
     same("source", &before[ip.destination()], &after[answer.source()])?;
-    // Options are cut off, which changes length and checksum.
+    // The program removes IPv4 options, which changes length and checksum.
     let mut whole = before.to_vec();
     if ip.is_v4 {
         let options = ip.at + 20..ip.at + ip.header_len;
@@ -128,8 +128,8 @@ fn same(what: &str, expected: &[u8], found: &[u8]) -> Result<(), String> {
     Err(format!("the {what} is {found:02x?}, not {expected:02x?}"))
 }
 
-/// What an uplink's program may rewrite: one end of the packet, the same end of the packet in an error, checksums,
-/// and the times in a probe.
+/// The ranges that an uplink's program may rewrite: one end of the packet, the corresponding end of the packet in an
+/// ICMP error, checksums, and the times in a probe.
 fn rewritten(program: Program, frame: &[u8]) -> Vec<Range<usize>> {
     let Some(ip) = Ip::of(frame) else {
         return Vec::new();
@@ -137,7 +137,7 @@ fn rewritten(program: Program, frame: &[u8]) -> Vec<Range<usize>> {
     let is_source = program == Program::ToNetdev;
     let mut may_change = end(&ip, frame, is_source);
     if let Some(inner) = ip.inner(frame) {
-        // The packet in an error goes in the other direction.
+        // The packet in an ICMP error goes in the other direction.
         may_change.extend(end(&inner, frame, !is_source));
     }
     if let Some(at) = ip.transport_at.filter(|_| ip.is_echo(frame)) {
@@ -152,7 +152,7 @@ fn rewritten(program: Program, frame: &[u8]) -> Vec<Range<usize>> {
     may_change
 }
 
-/// Address and port of one end, and the checksums over them.
+/// Address and port of one end, and the checksums that cover them.
 fn end(ip: &Ip, frame: &[u8], is_source: bool) -> Vec<Range<usize>> {
     let address = if is_source {
         ip.source()
@@ -164,7 +164,8 @@ fn end(ip: &Ip, frame: &[u8], is_source: bool) -> Vec<Range<usize>> {
     ends.chain(ip.checksum_places()).collect()
 }
 
-/// A correct checksum stays correct, and a wrong one stays equally wrong: damage must show.
+/// Checks that correct checksums stay correct, and that wrong ones stay wrong by the same amount: damage must remain
+/// visible.
 fn check_checksums(before: &[u8], after: &[u8]) -> Result<(), String> {
     if before == after {
         return Ok(());
@@ -233,7 +234,7 @@ mod tests {
         check(&case, &Outcome { code, bytes })
     }
 
-    /// The segment with the node's address and another port.
+    /// The segment with the node's address and another source port.
     fn masqueraded() -> Vec<u8> {
         let mut frame = segment();
         frame[14 + 12..14 + 16].copy_from_slice(&NODE.octets());

@@ -4,75 +4,75 @@ use tokio::net::TcpStream;
 
 use super::{grpc, http, tcp, tls};
 
-/// What a server does with each connection. Unless stated otherwise it holds the connection until the client closes
-/// it.
+/// What a server does with each connection. Unless stated otherwise, the server then keeps the connection open until
+/// the client closes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Behaviour {
-    /// Nothing.
+    /// Sends nothing.
     Silence,
-    /// Accepts no connection, and its queue is full.
+    /// Accepts no connections; its accept queue is full.
     HalfOpen,
-    /// Resets the connection at once.
+    /// Resets the connection immediately.
     Reset,
-    /// Endless bytes of no protocol.
+    /// Sends endless bytes that are no known protocol.
     Garbage,
-    /// HTTP/1: a reset after the request.
+    /// HTTP/1: resets the connection after the request.
     HttpResetAfterRequest,
-    /// A reset in the middle of the headers.
+    /// Resets the connection in the middle of the headers.
     HttpResetInHead,
-    /// A reset in the middle of the body.
+    /// Resets the connection in the middle of the body.
     HttpResetInBody,
-    /// Endless headers.
+    /// Sends endless headers.
     HttpEndlessHead,
-    /// An endless body.
+    /// Sends an endless body.
     HttpEndlessBody,
-    /// Endless interim responses (status 100).
+    /// Sends endless interim responses (status 100).
     HttpEndlessInterim,
-    /// A response sent one byte a second.
+    /// Sends a response at one byte per second.
     HttpSlowHead,
-    /// A body sent one byte a second.
+    /// Sends a body at one byte per second.
     HttpSlowBody,
-    /// A body that stalls before its end.
+    /// Sends a body that stalls before its end.
     HttpStalledBody,
-    /// A redirect to itself.
+    /// Redirects to the same URL.
     HttpRedirectLoop,
-    /// Status 400, as from HTTP/1 servers that do not understand the request.
+    /// Responds with status 400, like HTTP/1 servers that do not understand the request.
     HttpBadRequest,
-    /// TLS: records longer than allowed.
+    /// TLS: sends records that are longer than allowed.
     TlsGarbage,
-    /// A reset after the ClientHello.
+    /// Resets the connection after the ClientHello.
     TlsReset,
-    /// A ServerHello of 16 MiB.
+    /// Sends a ServerHello of 16 MiB.
     TlsHugeHandshake,
-    /// A ServerHello sent one byte a second.
+    /// Sends a ServerHello at one byte per second.
     TlsSlow,
-    /// HTTP/2: settings and nothing else.
+    /// HTTP/2: sends SETTINGS and nothing else.
     H2Silence,
-    /// A reset after the client's preface.
+    /// Resets the connection after the client's preface.
     H2Reset,
-    /// Settings sent one byte a second.
+    /// Sends SETTINGS at one byte per second.
     H2Slow,
-    /// A window of zero: the client may send nothing.
+    /// Announces a window of zero: the client may not send any data.
     H2NoWindow,
-    /// GOAWAY instead of an answer.
+    /// Sends GOAWAY instead of a response.
     H2GoAway,
     /// Resets the stream of the call.
     H2ResetStream,
-    /// Endless pings.
+    /// Sends endless PING frames.
     H2EndlessPings,
-    /// Endless settings.
+    /// Sends endless SETTINGS frames.
     H2EndlessSettings,
-    /// Endless headers.
+    /// Sends endless headers.
     H2EndlessHeaders,
-    /// Headers that expand to 48 MB.
+    /// Sends headers that expand to 48 MB.
     H2PackedHeaders,
-    /// An HTTP/2 response that is not gRPC.
+    /// Sends an HTTP/2 response that is not gRPC.
     GrpcOtherType,
-    /// A response without a status.
+    /// Sends a response without a gRPC status.
     GrpcNoStatus,
-    /// A message that cannot be parsed.
+    /// Sends a message that cannot be parsed.
     GrpcGarbageMessage,
-    /// A message of 4 GiB.
+    /// Sends a message of 4 GiB.
     GrpcHugeMessage,
 }
 
@@ -114,17 +114,17 @@ impl Behaviour {
         Self::GrpcHugeMessage,
     ];
 
-    /// Its name, one word.
+    /// The behaviour's name, a single word.
     pub fn name(self) -> String {
         format!("{self:?}")
     }
 
-    /// The behaviour of this name.
+    /// Returns the behaviour with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.name() == name)
     }
 
-    /// Serves a connection this way.
+    /// Serves a connection with this behaviour.
     pub(super) async fn serve(self, mut stream: TcpStream) {
         let stream = &mut stream;
         let served = match self {
@@ -147,7 +147,7 @@ impl Behaviour {
             }
             _ => grpc::serve(self, stream).await,
         };
-        // On an error, the client has gone.
+        // An error means that the client has gone.
         if served.is_ok() {
             tcp::wait_for_end(stream).await;
         }

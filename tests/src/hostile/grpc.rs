@@ -1,4 +1,4 @@
-//! HTTP/2 and gRPC servers.
+//! HTTP/2 and gRPC servers that misbehave.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use super::tcp::{reset, write_forever, write_slowly};
 
 const PREFACE_LEN: usize = 24;
 const FRAME_HEADER_LEN: usize = 9;
-/// The longest frame that a client accepts by default, bytes.
+/// Maximum size of a frame that clients accept by default, bytes.
 const FRAME_MAX: usize = 0x4000;
 
 // Frame types.
@@ -26,7 +26,7 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// The connection itself, and the stream of a client's first request.
+/// Stream numbers: the connection itself and a client's first request.
 const CONNECTION: u8 = 0;
 const CALL: u8 = 1;
 
@@ -34,12 +34,12 @@ const CALL: u8 = 1;
 const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
 const INTERNAL_ERROR: [u8; 4] = [0, 0, 0, 2];
 
-// Compressed headers.
+// Encoded headers (HPACK).
 const STATUS_200: u8 = 0x88;
 const GRPC_TYPE: &[u8] = b"\x0f\x10\x10application/grpc";
 const OTHER_TYPE: &[u8] = b"\x0f\x10\x09text/html";
 const GRPC_STATUS_OK: &[u8] = b"\x00\x0bgrpc-status\x010";
-/// Header `x` with a value of 4000 bytes, added to the dynamic table as entry 62.
+/// Header `x` with a value of 4000 bytes, which becomes entry 62 of the dynamic table.
 const LARGE: &[u8] = b"\x40\x01x\x7f\xa1\x1e";
 const LARGE_LEN: usize = 4000;
 const LARGE_AGAIN: u8 = 0xbe;
@@ -114,7 +114,7 @@ fn frame(kind: u8, flags: u8, stream: u8, content: &[u8]) -> Vec<u8> {
     [&header, content].concat()
 }
 
-/// Reads until the client has sent its first request.
+/// Reads until the client has sent its first request completely.
 async fn read_call(stream: &mut TcpStream) -> io::Result<()> {
     stream.read_exact(&mut [0; PREFACE_LEN]).await?;
     let mut header = [0; FRAME_HEADER_LEN];

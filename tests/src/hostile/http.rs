@@ -1,4 +1,4 @@
-//! HTTP/1 servers.
+//! HTTP/1 servers that misbehave.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use super::Behaviour;
 use super::tcp::{reset, write_forever, write_slowly};
 
 const GOOD: &[u8] = b"HTTP/1.1 200 OK\r\n";
-/// A valid response up to the first byte of a hundred-byte body.
+/// A valid response, up to the first byte of a body of a hundred bytes.
 const BEGUN: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx";
 
 pub(super) async fn serve(behaviour: Behaviour, stream: &mut TcpStream) -> io::Result<()> {
@@ -54,7 +54,7 @@ pub(super) async fn serve(behaviour: Behaviour, stream: &mut TcpStream) -> io::R
     }
 }
 
-/// Reads the head of a request, or the start of anything else.
+/// Reads the head of a request, or the start of something that is not HTTP.
 async fn read_head(stream: &mut TcpStream) -> io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! Misbehaving servers, each with its own behaviour and port, in one process: `hostile`.
+//! Misbehaving servers, one per behaviour and each on its own port, all in one process: the program `hostile`.
 
 mod behaviour;
 mod grpc;
@@ -16,8 +16,8 @@ pub use self::behaviour::Behaviour;
 pub use self::tcp::listen;
 use crate::process::print_line;
 
-/// A process with all misbehaving servers, on the loopback address. It stops when this value is dropped, or with this
-/// process.
+/// A process with all misbehaving servers, which listen on the loopback address. It stops on drop or when this process
+/// exits.
 #[derive(Debug)]
 pub struct Hostile {
     process: Child,
@@ -25,7 +25,7 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// Starts `program`, which is `hostile`, and waits until all servers listen.
+    /// Starts `program`, the path of the program `hostile`, and waits until all servers listen.
     pub fn start(program: &str) -> anyhow::Result<Self> {
         let process = Command::new(program)
             .stdin(Stdio::piped())
@@ -51,7 +51,7 @@ impl Hostile {
         self.ports.get(&behaviour).copied().unwrap_or_default()
     }
 
-    /// All ports.
+    /// The ports of all servers.
     pub fn ports(&self) -> Vec<u16> {
         self.ports.values().copied().collect()
     }

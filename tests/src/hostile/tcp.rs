@@ -1,4 +1,4 @@
-//! Behaviours of servers of all protocols.
+//! Behaviours that servers of all protocols share.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream as StdStream};
@@ -13,15 +13,16 @@ use tokio::time::timeout;
 use super::Behaviour;
 
 const BACKLOG: i32 = 4096;
-/// Send buffer for endless streams, bytes. Small, so that the clients' CPUs are busy, not this one's.
+/// Size of the send buffer for endless streams, bytes. Small, so that the load is on the clients' CPUs rather than on
+/// this process's.
 const SEND_BUFFER: usize = 16 * 1024;
-/// Time per byte of slow streams.
+/// Time per byte in slow streams.
 const SLOW: Duration = Duration::from_secs(1);
-/// After this time, a connection on loopback will not be accepted.
+/// Time after which a connection attempt on the loopback address will not be accepted any more.
 const UNTAKEN: Duration = Duration::from_secs(1);
 
-/// Serves on a port of the loopback address as long as this process runs, and returns the port. Must be called inside
-/// a tokio runtime.
+/// Starts a server on a port of the loopback address, which runs as long as this process. Returns the port. Must be
+/// called inside a tokio runtime.
 pub fn listen(behaviour: Behaviour) -> anyhow::Result<u16> {
     if behaviour == Behaviour::HalfOpen {
         return half_open();
@@ -30,9 +31,9 @@ pub fn listen(behaviour: Behaviour) -> anyhow::Result<u16> {
     let listener = TcpListener::from_std(socket.into())?;
     tokio::spawn(async move {
         loop {
-            // An error only concerns one connection, which is gone.
+            // An error concerns only one connection, which is gone.
             if let Ok((stream, _)) = listener.accept().await {
-                // Pieces are sent at once, without delay by the kernel.
+                // Send each piece immediately, without Nagle's algorithm.
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(behaviour.serve(stream));
             }
@@ -44,7 +45,7 @@ pub fn listen(behaviour: Behaviour) -> anyhow::Result<u16> {
 fn bind(backlog: i32) -> anyhow::Result<(Socket, SocketAddr)> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
-    // Accepted connections inherit it.
+    // Accepted connections inherit this size.
     socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
     socket.listen(backlog)?;
@@ -53,25 +54,25 @@ fn bind(backlog: i32) -> anyhow::Result<(Socket, SocketAddr)> {
     Ok((socket, address))
 }
 
-/// A listener whose queue is full.
+/// Opens a listener whose accept queue is full.
 fn half_open() -> anyhow::Result<u16> {
     let (socket, address) = bind(0)?;
     let mut queued = Vec::new();
     while let Ok(stream) = StdStream::connect_timeout(&address, UNTAKEN) {
         queued.push(stream);
     }
-    // They are closed when this process exits.
+    // The sockets stay open until this process exits.
     std::mem::forget((socket, queued));
     Ok(address.port())
 }
 
-/// Makes the connection end with a reset. Returns an error, so that nothing waits any longer.
+/// Closes the connection with a reset on drop. Always returns an error, so that the caller stops serving.
 pub(super) fn reset(stream: &TcpStream) -> io::Result<()> {
     stream.set_zero_linger()?;
     Err(io::ErrorKind::ConnectionReset.into())
 }
 
-/// Writes the same piece repeatedly until the client closes the connection. Reads the client's data meanwhile.
+/// Writes `piece` repeatedly until the client closes the connection. Meanwhile, reads and discards the client's data.
 pub(super) async fn write_forever(stream: &mut TcpStream, piece: &[u8]) -> io::Result<()> {
     let (mut from, mut to) = stream.split();
     let write = async {
@@ -85,7 +86,7 @@ pub(super) async fn write_forever(stream: &mut TcpStream, piece: &[u8]) -> io::R
     }
 }
 
-/// Writes a byte each second, until the client closes the connection or no bytes are left.
+/// Writes one byte per second until the client closes the connection or all bytes are sent.
 pub(super) async fn write_slowly(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     for byte in bytes {
         stream.write_all(&[*byte]).await?;

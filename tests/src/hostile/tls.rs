@@ -1,4 +1,4 @@
-//! Servers that break off before TLS is established.
+//! Servers that misbehave before TLS is established.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use super::Behaviour;
 use super::tcp::{reset, write_forever, write_slowly};
 
-/// The header of a handshake record of 16 KiB.
+/// The header of a handshake record with 16 KiB of content.
 const RECORD: [u8; 5] = [22, 3, 3, 0x40, 0];
 const RECORD_LEN: usize = 0x4000;
 

@@ -1,18 +1,18 @@
-//! The table of policy cases: documents, packets, and the expected outcome of each. Expectations are written by hand
-//! from the documents.
+//! The table of policy cases: policy documents, packets, and the expected outcome of each packet. The expectations are
+//! derived by hand from the documents.
 
 use health_model::policy::{L4, PolicyMode, Protocol};
 
-/// An endpoint that all scenarios have.
+/// An endpoint that exists in all scenarios.
 #[derive(Clone, Copy, Debug)]
 pub struct Endpoint {
-    /// Its name in cases.
+    /// The endpoint's name in cases.
     pub name: &'static str,
-    /// Its labels; empty if they are not known yet.
+    /// The endpoint's labels; empty if they are not known yet.
     pub labels: &'static [&'static str],
 }
 
-/// The endpoints.
+/// The endpoints of all scenarios.
 pub const ENDPOINTS: [Endpoint; 7] = [
     Endpoint {
         name: "web",
@@ -72,7 +72,7 @@ pub enum End {
 /// The outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It arrives.
+    /// The packet arrives.
     Passes,
     /// The source's egress drops it because no rule allows it.
     EgressDrops,
@@ -87,26 +87,26 @@ pub enum Outcome {
 /// A packet and its expected outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Its source.
+    /// The source of the packet.
     pub from: End,
-    /// Its destination.
+    /// The destination of the packet.
     pub to: End,
-    /// Its protocol and destination port, or ICMP type.
+    /// Protocol and destination port, or ICMP type.
     pub l4: L4,
     /// The expected outcome.
     pub outcome: Outcome,
 }
 
-/// Policies that apply together, and packets under them.
+/// Policies that apply together, and packets to which they apply.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// What it shows.
+    /// What the scenario shows.
     pub name: &'static str,
     /// When policy is enforced.
     pub mode: PolicyMode,
     /// Whether the host may reach its endpoints without a rule.
     pub allow_localhost: bool,
-    /// The documents to import.
+    /// The policy documents to import.
     pub documents: &'static [&'static str],
     /// The packets.
     pub cases: &'static [Case],
@@ -314,7 +314,7 @@ spec:
   - fromEndpoints: [{}]
 ";
 
-/// The table.
+/// The table of scenarios.
 pub const SCENARIOS: [Scenario; 18] = [
     Scenario {
         name: "without rules everything passes",

@@ -1,3 +1,3 @@
-//! What policy must do with packets, as data for tests of the library and for real packets.
+//! The expected effect of policy on packets, as data for tests of the library and for tests with real packets.
 
 pub mod cases;

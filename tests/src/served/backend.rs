@@ -1,4 +1,4 @@
-//! A backend of a service: an endpoint with a web server that answers with its name.
+//! A backend of a service: an endpoint with a web server and a UDP server that reply with its name.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -14,18 +14,18 @@ use crate::{Member, Node, PATIENCE, wait_for};
 
 /// The port that backends listen on, TCP and UDP.
 pub const PORT: u16 = 8080;
-/// The file in a backend's folder that makes it ready.
+/// The file in a backend's folder that makes the backend ready.
 const READY: &str = "ready";
 
-/// An endpoint with servers that answer with its name and the client's address.
+/// An endpoint with servers that reply with its name and the client's address.
 #[derive(Debug)]
 pub struct Backend {
     _nginx: Running,
     _datagrams: DatagramServer,
     dir: TempDir,
-    /// What it answers with.
+    /// The backend's name, which its replies contain.
     pub name: String,
-    /// The node that it is on.
+    /// Name of the backend's node.
     pub node: String,
     /// The endpoint.
     pub member: Member,
@@ -64,18 +64,18 @@ impl Backend {
         Ok(backend)
     }
 
-    /// The addresses and port of its servers.
+    /// The addresses of the backend's servers, with their port.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         let addresses = self.member.addresses().into_iter();
         addresses.map(|ip| (ip, PORT).into()).collect()
     }
 
-    /// The file that decides about the answer of `GET /ready`: 200 if it exists, otherwise 503.
+    /// The file that decides about the response to `GET /ready`: 200 if the file exists, 503 otherwise.
     pub fn ready_file(&self) -> PathBuf {
         self.dir.path().join(READY)
     }
 
-    /// Creates or removes [the file](Self::ready_file).
+    /// Creates or removes the [readiness file](Self::ready_file).
     pub fn set_ready(&self, is_ready: bool) -> anyhow::Result<()> {
         let file = self.ready_file();
         let done = match is_ready {
@@ -85,7 +85,7 @@ impl Backend {
         done.with_context(|| format!("cannot change {}", file.display()))
     }
 
-    /// The manifest of a pod whose only container is ready when `GET /ready` succeeds.
+    /// The manifest of a pod whose only container is ready if `GET /ready` succeeds.
     pub fn pod(&self) -> serde_json::Value {
         let Self { name, .. } = self;
         let addresses = self.member.addresses();

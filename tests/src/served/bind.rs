@@ -1,4 +1,4 @@
-//! Binds client sockets.
+//! Binds client sockets to ports.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,11 +6,11 @@ use std::ops::Range;
 
 use socket2::Socket;
 
-/// Ports that the kernel gives to sockets that ask for none (`net.ipv4.ip_local_port_range`).
+/// Ephemeral ports, which the kernel assigns to sockets that do not choose a port (`net.ipv4.ip_local_port_range`).
 const EPHEMERAL: Range<u16> = 32_768..61_000;
 
-/// Binds a socket that will connect to `target`, unless `port` is 0. Other sockets may use the port, too. Refuses a
-/// port that the kernel may have given to another process.
+/// Binds a socket that will connect to `target`, unless `port` is 0. Other sockets may use the port too. Rejects
+/// ephemeral ports, which the kernel may have assigned to another process.
 pub(super) fn bind(socket: &Socket, port: u16, target: SocketAddr) -> io::Result<()> {
     if port == 0 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Clients of a service, which count the answers of each backend.
+//! Clients of a service, which count the responses of each backend.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,20 +16,20 @@ use crate::PATIENCE;
 use crate::bed::command_in;
 use crate::process::run;
 
-/// Timeout of a request that is repeated if it fails.
+/// Timeout of a request that is retried if it fails.
 const SOON: Duration = Duration::from_secs(5);
 
-/// A backend's answer.
+/// A backend's response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The backend's name.
     pub backend: String,
-    /// The client's address, as the backend saw it.
+    /// The client's address as the backend saw it.
     pub client: IpAddr,
 }
 
 impl Answer {
-    /// Parses an answer, and returns the bytes after it.
+    /// Parses a response, and returns it with the bytes that follow.
     pub(super) fn read(bytes: &[u8]) -> anyhow::Result<(Self, &[u8])> {
         let mut words = bytes.splitn(3, |byte| byte.is_ascii_whitespace());
         let mut word = || words.next().context("a word is missing");
@@ -45,27 +45,27 @@ impl Answer {
 /// The results of many requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Answers {
-    /// How many each backend answered.
+    /// Number of responses by backend.
     pub backends: BTreeMap<String, usize>,
-    /// The client's addresses, as the backends saw them.
+    /// The client's addresses as the backends saw them.
     pub clients: BTreeSet<IpAddr>,
-    /// How many failed, by curl's exit code: 7 if the connection was refused, 28 if it took too long.
+    /// Number of failed requests by exit code of curl: 7 if the connection was refused, 28 on timeout.
     pub failed: BTreeMap<u8, usize>,
 }
 
 impl Answers {
-    /// How many this backend answered.
+    /// Number of responses from this backend.
     pub fn of(&self, backend: &str) -> usize {
         self.backends.get(backend).copied().unwrap_or(0)
     }
 
-    /// The names of the backends that answered; none if a request failed.
+    /// Names of the backends that responded, or `None` if any request failed.
     pub fn all_from(&self) -> Option<Vec<&str>> {
         let names = self.backends.keys().map(String::as_str);
         self.failed.is_empty().then(|| names.collect())
     }
 
-    /// Counts an answer.
+    /// Counts a response.
     pub fn add(&mut self, answer: Answer) {
         *self.backends.entry(answer.backend).or_default() += 1;
         self.clients.insert(answer.client);
@@ -82,8 +82,8 @@ impl fmt::Display for Answers {
     }
 }
 
-/// Sends this many requests with curl from a named namespace, each on its own connection, and counts the answers. Stops
-/// at the first request that fails.
+/// Sends this many requests with curl from a named namespace, each on its own connection, and counts the responses.
+/// Stops at the first request that fails.
 pub fn curl(namespace: &str, target: SocketAddr, requests: usize) -> anyhow::Result<Answers> {
     curl_within(namespace, target, requests, PATIENCE)
 }
@@ -116,7 +116,7 @@ fn curl_within(
         };
         let mut line = next()?;
         let mut answer = None;
-        // A failed request has no answer before its exit code.
+        // A failed request has only an exit code, without a response before it.
         if line.parse::<u8>().is_err() {
             answer = Some(Answer::read(line.as_bytes())?.0);
             line = next()?;
@@ -132,17 +132,17 @@ fn curl_within(
     Ok(answers)
 }
 
-/// A connection to a web server that stays open.
+/// A persistent connection to a web server.
 #[derive(Debug)]
 pub struct Connection(BufReader<TcpStream>);
 
 impl Connection {
-    /// Opens it in a named namespace.
+    /// Opens a connection from a named namespace.
     pub fn open(namespace: &str, target: SocketAddr) -> anyhow::Result<Self> {
         Self::open_from(namespace, 0, target)
     }
 
-    /// Like [`open`](Self::open), from this port.
+    /// Like [`open`](Self::open), but from this source port.
     pub fn open_from(namespace: &str, port: u16, target: SocketAddr) -> anyhow::Result<Self> {
         let connect = || -> io::Result<TcpStream> {
             let domain = Domain::for_address(target);
@@ -158,12 +158,12 @@ impl Connection {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Sends a request without a body.
+    /// Sends a request without a body and returns the response.
     pub fn ask(&mut self) -> anyhow::Result<Answer> {
         self.upload(0)
     }
 
-    /// Sends a request without a body, after which the server closes the connection.
+    /// Sends a request without a body, after which the server must close the connection.
     pub fn ask_last(mut self) -> anyhow::Result<Answer> {
         let answer = self.send(0, "Connection: close\r\n")?;
         let read = self.0.read(&mut [0]).context("the connection's end")?;
@@ -171,7 +171,7 @@ impl Connection {
         Ok(answer)
     }
 
-    /// Sends a request with a body of this many bytes.
+    /// Sends a request with a body of this many bytes and returns the response.
     pub fn upload(&mut self, bytes: usize) -> anyhow::Result<Answer> {
         self.send(bytes, "")
     }
@@ -203,12 +203,12 @@ impl Connection {
         Ok(Answer::read(&body)?.0)
     }
 
-    /// The socket.
+    /// The connection's socket.
     pub fn stream(&self) -> &TcpStream {
         self.0.get_ref()
     }
 
-    /// Closes it with a reset.
+    /// Closes the connection with a reset.
     pub fn reset(self) -> io::Result<()> {
         SockRef::from(self.stream()).set_linger(Some(Duration::ZERO))
     }

@@ -1,4 +1,4 @@
-//! A UDP server that answers with its name, and its client.
+//! A UDP server that replies with its name, and its client.
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
@@ -17,12 +17,12 @@ use super::client::Answer;
 use crate::conntrack::packets::{self, IP_PROTOCOL_UDP};
 use crate::process::print_line;
 
-/// Longest time between two checks whether to stop.
+/// Maximum time between two checks of the stop flag.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The longest datagram.
+/// Buffer size, which fits the longest datagram.
 const LONGEST: usize = 1 << 16;
 
-/// A thread that answers datagrams at all addresses of a namespace, until this is dropped.
+/// A thread that replies to datagrams at all addresses of a namespace. It stops on drop.
 #[derive(Debug)]
 pub(super) struct DatagramServer {
     stop: Arc<AtomicBool>,
@@ -68,7 +68,7 @@ fn serve(socket: &UdpSocket, name: &str, stop: &AtomicBool) -> io::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         match socket.recv_from(&mut buffer) {
             Ok((length, peer)) => {
-                // The client may be gone, or policy may drop the answer.
+                // The client may be gone, or policy may drop the reply.
                 let _ = socket.send_to(&reply_to(&buffer[..length], name, peer), peer);
             }
             Err(error)
@@ -85,7 +85,7 @@ fn serve(socket: &UdpSocket, name: &str, stop: &AtomicBool) -> io::Result<()> {
     Ok(())
 }
 
-/// The answer of a backend to a datagram: its name, the client's address, the datagram.
+/// A backend's reply to a datagram: its name, the client's address, and the datagram.
 pub fn reply_to(datagram: &[u8], name: &str, peer: SocketAddr) -> Vec<u8> {
     let ip = peer.ip().to_canonical();
     let mut reply = format!("{name} {ip} ").into_bytes();
@@ -99,17 +99,17 @@ pub struct Datagrams {
     socket: UdpSocket,
     namespace: String,
     target: SocketAddr,
-    /// Makes each question unique.
+    /// Number of questions so far, which makes each question unique.
     asked: u64,
 }
 
 impl Datagrams {
-    /// Opens it in a named namespace, at a private port.
+    /// Opens a socket in a named namespace, with an ephemeral port.
     pub fn open(namespace: &str, target: SocketAddr) -> anyhow::Result<Self> {
         Self::open_from(namespace, 0, target)
     }
 
-    /// Like [`open`](Self::open), at this port, which other sockets may use, too.
+    /// Like [`open`](Self::open), but with this port, which other sockets may use too.
     pub fn open_from(namespace: &str, port: u16, target: SocketAddr) -> anyhow::Result<Self> {
         let open = || {
             let socket = Socket::new(Domain::for_address(target), Type::DGRAM, None)?;
@@ -126,32 +126,32 @@ impl Datagrams {
         })
     }
 
-    /// Its port, with an unspecified address.
+    /// The socket's local address and port.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Asks once and waits this long for the answer; `None` if there is none. An ICMP error is returned as the
-    /// socket's error.
+    /// Sends a unique question and waits up to `patience` for the reply. Returns `None` if there is none. ICMP errors
+    /// are returned as errors of the socket.
     pub fn ask(&mut self, patience: Duration) -> io::Result<Option<Answer>> {
         self.asked += 1;
         let question = self.asked.to_string();
         self.ask_with(question.as_bytes(), patience)
     }
 
-    /// Like [`ask`](Self::ask), with this question, which the answer must contain.
+    /// Like [`ask`](Self::ask), but with this question, which the reply must contain.
     pub fn ask_with(&mut self, question: &[u8], patience: Duration) -> io::Result<Option<Answer>> {
         self.socket.send(question)?;
         self.hear(question, patience)
     }
 
-    /// Like [`ask_with`](Self::ask_with), but sends the question in fragments, the last one first.
+    /// Like [`ask_with`](Self::ask_with), but sends the question in fragments, starting with the last.
     pub fn ask_backwards(
         &mut self,
         question: &[u8],
         patience: Duration,
     ) -> anyhow::Result<Option<Answer>> {
-        // In packets that fit every path (RFC 8200 section 5).
+        // Fragments that fit the MTU of every path (RFC 8200 section 5).
         const SIZE: usize = 1200;
         let own = self.socket.local_addr()?;
         let (hosts, ports) = (
@@ -172,7 +172,7 @@ impl Datagrams {
         Ok(self.hear(question, patience)?)
     }
 
-    /// A socket that sends packets with their IP headers.
+    /// Opens a raw socket that sends packets with their IP headers.
     fn raw(&self) -> io::Result<Socket> {
         let domain = Domain::for_address(self.target);
         let socket = Socket::new(domain, Type::RAW, Some(libc::IPPROTO_RAW.into()))?;
@@ -183,7 +183,7 @@ impl Datagrams {
         Ok(socket)
     }
 
-    /// Waits for the answer to a question.
+    /// Waits for the reply to a question.
     fn hear(&self, question: &[u8], patience: Duration) -> io::Result<Option<Answer>> {
         self.socket.set_read_timeout(Some(patience))?;
         let mut buffer = vec![0; LONGEST];
@@ -193,7 +193,7 @@ impl Datagrams {
                 received => received?,
             };
             let (answer, rest) = Answer::read(&buffer[..length]).map_err(io::Error::other)?;
-            // Skips late answers to earlier questions.
+            // Skip late replies to earlier questions.
             if rest == question {
                 return Ok(Some(answer));
             }

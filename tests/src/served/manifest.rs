@@ -1,4 +1,4 @@
-//! Services and endpoint slices, as the agents of a bed read them from a folder.
+//! Manifests of services and endpoint slices, which the agents of a bed read from a folder.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::backend::{Backend, PORT};
 
-/// The ClusterIPs of the service with this number, IPv4 first.
+/// The ClusterIPs of service `number`, IPv4 first.
 pub fn cluster_ips(number: u8) -> [IpAddr; 2] {
     [
         Ipv4Addr::new(10, 96, 0, number).into(),
@@ -21,20 +21,20 @@ pub fn cluster_ips(number: u8) -> [IpAddr; 2] {
 /// A port of a service.
 #[derive(Clone, Debug)]
 pub struct ServicePort {
-    /// Its name.
+    /// The port's name.
     pub name: &'static str,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: &'static str,
-    /// Its number at the ClusterIPs.
+    /// The port number at the ClusterIPs.
     pub port: u16,
-    /// Its number at the endpoints.
+    /// The port number at the endpoints.
     pub target: u16,
-    /// Its number at the nodes, if it has one.
+    /// The NodePort, if there is one.
     pub node_port: Option<u16>,
 }
 
 impl ServicePort {
-    /// A port for the backends' web server, with this number at the ClusterIPs.
+    /// A port for the backends' web server, with the number `port` at the ClusterIPs.
     pub const fn http(port: u16) -> Self {
         Self {
             name: "http",
@@ -45,7 +45,7 @@ impl ServicePort {
         }
     }
 
-    /// A port for the backends' UDP server, with this number at the ClusterIPs.
+    /// A port for the backends' UDP server, with the number `port` at the ClusterIPs.
     pub const fn datagrams(port: u16) -> Self {
         Self {
             name: "datagrams",
@@ -58,19 +58,19 @@ impl ServicePort {
 /// An endpoint of a service.
 #[derive(Clone, Debug)]
 pub struct SliceEndpoint {
-    /// Its addresses.
+    /// The endpoint's addresses.
     pub addresses: Vec<IpAddr>,
-    /// The node that it is on.
+    /// Name of the endpoint's node.
     pub node: String,
-    /// Whether it should get new flows.
+    /// Whether new flows may go to the endpoint.
     pub ready: bool,
-    /// Whether it can serve.
+    /// Whether the endpoint can serve.
     pub serving: bool,
-    /// Whether it is terminating.
+    /// Whether the endpoint is terminating.
     pub terminating: bool,
-    /// The zones in its hints.
+    /// The zones in the endpoint's hints.
     pub zones: Vec<&'static str>,
-    /// The nodes in its hints.
+    /// The nodes in the endpoint's hints.
     pub nodes: Vec<&'static str>,
 }
 
@@ -88,7 +88,7 @@ impl SliceEndpoint {
         }
     }
 
-    /// Sets whether it is ready and can serve.
+    /// Sets whether the endpoint is ready and can serve.
     pub fn set_ready(&mut self, is_ready: bool) {
         (self.ready, self.serving) = (is_ready, is_ready);
     }
@@ -110,27 +110,27 @@ impl SliceEndpoint {
     }
 }
 
-/// A service, and one slice of its endpoints for each IP version.
+/// A service and one slice of its endpoints per IP version.
 #[derive(Clone, Debug)]
 pub struct ServiceManifest {
-    /// Its name, in the namespace `default`.
+    /// The service's name in the namespace `default`.
     pub name: String,
-    /// Its ClusterIPs.
+    /// The service's ClusterIPs.
     pub cluster_ips: Vec<IpAddr>,
-    /// Its ports.
+    /// The service's ports.
     pub ports: Vec<ServicePort>,
-    /// Other fields of its `spec`.
+    /// Other fields of the service's `spec`.
     pub spec: Value,
-    /// Its annotations.
+    /// The service's annotations.
     pub annotations: Value,
-    /// The addresses of its load balancer, as a cluster's controller writes them.
+    /// The load balancer addresses in the service's status, which normally a controller of the cluster writes.
     pub load_balancer: Vec<IpAddr>,
-    /// Its endpoints.
+    /// The service's endpoints.
     pub endpoints: Vec<SliceEndpoint>,
 }
 
 impl ServiceManifest {
-    /// A service with the ClusterIPs of this number, and port 80 of TCP and UDP for the backends' servers.
+    /// A service with the ClusterIPs of `number`, and port 80 over TCP and UDP for the backends' servers.
     pub fn new(name: &str, number: u8) -> Self {
         Self {
             name: name.to_owned(),
@@ -143,7 +143,7 @@ impl ServiceManifest {
         }
     }
 
-    /// Sets the endpoints to these backends, all of them ready.
+    /// Sets the endpoints to these backends, all of which are ready.
     #[must_use]
     pub fn of<'a>(mut self, backends: impl IntoIterator<Item = &'a Backend>) -> Self {
         let backends = backends.into_iter();
@@ -151,7 +151,7 @@ impl ServiceManifest {
         self
     }
 
-    /// Gives all its ports this number at the nodes.
+    /// Sets the NodePort of all ports to this number.
     #[must_use]
     pub fn with_node_port(mut self, number: u16) -> Self {
         for port in &mut self.ports {
@@ -160,21 +160,21 @@ impl ServiceManifest {
         self
     }
 
-    /// Gives it a load balancer of these addresses.
+    /// Sets the load balancer addresses.
     #[must_use]
     pub fn with_load_balancer(mut self, ips: impl IntoIterator<Item = IpAddr>) -> Self {
         self.load_balancer = ips.into_iter().collect();
         self
     }
 
-    /// Adds these fields to its `spec`.
+    /// Sets the other fields of the service's `spec`.
     #[must_use]
     pub fn spec(mut self, spec: Value) -> Self {
         self.spec = spec;
         self
     }
 
-    /// The contents of its file.
+    /// The contents of the service's file.
     pub fn json(&self) -> Value {
         let ports = self.ports.iter().map(|port| {
             let mut shown = json!({
@@ -232,7 +232,7 @@ impl ServiceManifest {
     }
 }
 
-/// A folder of manifests that agents watch. Dropping it removes the folder.
+/// A folder of manifests that agents watch. It is removed on drop.
 #[derive(Debug)]
 pub struct Manifests(TempDir);
 
@@ -244,12 +244,12 @@ impl Manifests {
             .context("cannot create a folder for manifests")
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Does `work` while the folder is moved away.
+    /// Calls `work` while the folder is renamed.
     pub fn while_away<T>(&self, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
         let aside = self.path().with_extension("aside");
         let rename = |from: &Path, to: &Path| {
@@ -261,17 +261,17 @@ impl Manifests {
         result
     }
 
-    /// The flag of an agent that serves this folder.
+    /// The flag that makes an agent serve the services in this folder.
     pub fn agent_args(&self) -> String {
         format!("--service-manifests {}", self.path().display())
     }
 
-    /// Adds or changes a service.
+    /// Adds or changes a service's file.
     pub fn write(&self, service: &ServiceManifest) -> anyhow::Result<()> {
         self.write_file(&service.name, &service.json().to_string())
     }
 
-    /// Like [`write`](Self::write), with any text.
+    /// Like [`write`](Self::write), but with an arbitrary string as the file's content.
     pub fn write_file(&self, name: &str, text: &str) -> anyhow::Result<()> {
         let path = self.file(name);
         let new = path.with_extension("new");
@@ -283,7 +283,7 @@ impl Manifests {
         write().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Removes a service.
+    /// Removes a service's file.
     pub fn remove(&self, name: &str) -> anyhow::Result<()> {
         let path = self.file(name);
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
@@ -295,7 +295,7 @@ impl Manifests {
 }
 
 impl Backend {
-    /// The backend as a ready endpoint of a service.
+    /// Converts the backend to a ready endpoint of a service.
     pub fn slice_endpoint(&self) -> SliceEndpoint {
         SliceEndpoint::new(self.member.addresses(), &self.node)
     }

@@ -1,5 +1,5 @@
-//! A web service of the test bed: backends that answer with their names, the manifests of the service and its
-//! endpoints, and clients that count the answers by backend.
+//! A web service on the test bed: backends that respond with their names, the manifests of the service and its
+//! endpoints, and clients that count the responses by backend.
 
 mod backend;
 mod bind;

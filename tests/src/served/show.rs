@@ -1,4 +1,4 @@
-//! The demonstration of `cargo xtask run --services`: which backends answer while one of them is not ready.
+//! The demonstration of `cargo xtask run --services`: which backends respond while one of them is not ready.
 
 use std::fmt;
 use std::fs;
@@ -11,20 +11,20 @@ use tempfile::TempDir;
 use super::{Answers, Backend, Manifests, ServiceManifest, cluster_ips, curl, curl_soon};
 use crate::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// The service's name, and the prefix of its backends' names.
+/// The service's name, which is also the prefix of its backends' names.
 const NAME: &str = "web";
-/// The last part of its ClusterIPs.
+/// The last part of the service's ClusterIPs.
 const NUMBER: u8 = 80;
-/// Its port at the ClusterIPs.
+/// The service's port at the ClusterIPs.
 const PORT: u16 = 80;
-/// Its port at the nodes.
+/// The service's NodePort.
 const NODE_PORT: u16 = 30_080;
 /// Number of backends.
 const BACKENDS: usize = 3;
-/// Requests per address: enough that no backend is left out by chance.
+/// Requests per address. Enough that no backend is left out by chance.
 const REQUESTS: usize = 100;
 
-/// Folders for the manifests of a service, and of the pod of its first backend.
+/// Folders for the manifest of the service and the manifest of its first backend's pod.
 #[derive(Debug)]
 pub struct Folders {
     manifests: Manifests,
@@ -41,28 +41,28 @@ impl Folders {
         })
     }
 
-    /// The flags of all agents.
+    /// The flags that all agents need.
     pub fn agent_args(&self) -> String {
         self.manifests.agent_args()
     }
 
-    /// Additional flags of the first agent.
+    /// Additional flags for the first agent.
     pub fn first_agent_args(&self) -> String {
         format!("--pod-manifests {}", self.pods.path().display())
     }
 }
 
-/// The service, its backends on all nodes, and its clients.
+/// The service, its backends on all nodes, and its client.
 #[derive(Debug)]
 pub struct Show {
     backends: Vec<Backend>,
     routes: Vec<Route>,
     folders: Folders,
-    /// On the first node.
+    /// Client endpoint on the first node.
     _client: Member,
 }
 
-/// From where a client asks, and at which address of the service.
+/// The namespace from which a client sends requests, and the address of the service to which it sends them.
 #[derive(Debug)]
 struct Route {
     from: String,
@@ -70,7 +70,7 @@ struct Route {
 }
 
 impl Show {
-    /// Starts backends and client, and writes the manifests.
+    /// Starts the backends and the client, and writes the manifests.
     pub fn start(folders: Folders, bed: &Bed) -> anyhow::Result<Self> {
         let nodes = bed.nodes();
         let mut backends = Vec::new();
@@ -95,8 +95,8 @@ impl Show {
         })
     }
 
-    /// Lets the first backend's readiness probe fail and succeed again, and counts answers in each state. Fails if the
-    /// backends do not change in time, or if `is_stopped` returns true.
+    /// Makes the first backend's readiness probe fail and succeed again, and counts responses in each state. Fails if
+    /// the backends' state does not change in time, or if `is_stopped` returns true.
     pub fn run(&self, mut is_stopped: impl FnMut() -> bool) -> anyhow::Result<Report> {
         let first = &self.backends[0];
         let mut round = |state: &str, is_ready: bool| -> anyhow::Result<Round> {
@@ -118,7 +118,7 @@ impl Show {
         })
     }
 
-    /// Waits until the first backend gets requests to all addresses, or none to any.
+    /// Waits until the first backend gets requests to all addresses (`is_ready`) or to none of them.
     fn wait_until(
         &self,
         is_ready: bool,
@@ -161,7 +161,7 @@ impl Show {
         })
     }
 
-    /// What to try by hand, with this node's agent.
+    /// Commands to try by hand, using this node's agent.
     pub fn guide(&self, node: &Node) -> String {
         let first = &self.backends[0];
         let requests = self.routes.iter().map(|Route { from, to }| {
@@ -181,8 +181,8 @@ impl Show {
     }
 }
 
-/// From an endpoint and from the first node itself to the ClusterIPs, and from outside to the NodePort at the first
-/// node. Only that node probes, so only it takes backends out.
+/// Routes from an endpoint and the first node to the ClusterIPs, and from outside to the NodePort of the first node.
+/// Only the first node probes the backend, so only the first node takes it out of service.
 fn routes(bed: &Bed, client: &Member) -> Vec<Route> {
     let (first, last) = (bed.node(1), bed.nodes().last());
     let outside = last.map_or(first.name(), Node::name);
@@ -205,25 +205,25 @@ fn routes(bed: &Bed, client: &Member) -> Vec<Route> {
         .collect()
 }
 
-/// The answers in each state of the backends.
+/// The responses in each state of the backends.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// `NAMESPACE/NAME` of the service.
     pub service: String,
-    /// Its backends.
+    /// The service's backends.
     pub backends: Vec<Place>,
-    /// In chronological order.
+    /// The results in chronological order.
     pub rounds: Vec<Round>,
 }
 
 /// Where a backend is.
 #[derive(Debug, Serialize)]
 pub struct Place {
-    /// Its name.
+    /// The backend's name.
     pub name: String,
-    /// Its node.
+    /// Name of the backend's node.
     pub node: String,
-    /// Its addresses and port.
+    /// The backend's addresses, with its port.
     pub addresses: Vec<SocketAddr>,
 }
 
@@ -242,27 +242,27 @@ impl Place {
 pub struct Round {
     /// The state, as a sentence.
     pub state: String,
-    /// By source and destination.
+    /// The results by source and destination.
     pub ways: Vec<Way>,
 }
 
 /// The results of requests from one client to one address.
 #[derive(Debug, Serialize)]
 pub struct Way {
-    /// The network namespace of the client.
+    /// The client's network namespace.
     pub from: String,
     /// The service's address.
     pub to: SocketAddr,
     /// Number of requests.
     pub requests: usize,
-    /// The answers by backend.
+    /// The responses by backend.
     pub answers: Answers,
-    /// Whether all ready backends answered, no other did, and no request failed.
+    /// Whether all ready backends responded, no other backend did, and no request failed.
     pub is_as_expected: bool,
 }
 
 impl Report {
-    /// Whether requests went where they should.
+    /// Whether all requests reached the right backends.
     pub fn is_good(&self) -> bool {
         let mut ways = self.rounds.iter().flat_map(|round| &round.ways);
         ways.all(|way| way.is_as_expected)

@@ -1,4 +1,4 @@
-//! Contents of the maps of loaded programs: recorded after loading, and restored after each test.
+//! Contents of the maps of loaded programs, which are recorded after loading and restored after each test.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use health_datapath::dump::OpenMap;
 
 type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What one map holds.
+/// The contents of a map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Entries that are added and removed, by key.
+    /// Entries by key, which can be added and removed.
     Entries(Entries),
-    /// Values by index, concatenated; for per-CPU arrays those of all CPUs.
+    /// Values by index, concatenated. For per-CPU arrays, the values of all CPUs.
     Array(Vec<u8>),
     /// Names of programs by index.
     Programs(BTreeMap<u32, String>),
@@ -23,14 +23,14 @@ pub enum Content {
     Stream(Vec<Vec<u8>>),
 }
 
-/// The maps that programs use, by name, pinned or not.
+/// The maps that programs use, by name, whether pinned or not.
 pub struct Maps {
     ids: BTreeMap<String, u32>,
     programs: BTreeMap<String, ProgramInfo>,
 }
 
 impl Maps {
-    /// Finds the maps that are pinned in a folder, and all others that the programs pinned below it use.
+    /// Finds the maps pinned in a folder, and all other maps that are used by the programs pinned below the folder.
     pub fn of(pins: &Path) -> anyhow::Result<Self> {
         let mut maps = Self {
             ids: BTreeMap::new(),
@@ -62,7 +62,7 @@ impl Maps {
         Ok(())
     }
 
-    /// Program IDs, by name.
+    /// Program IDs by name.
     pub fn programs(&self) -> BTreeMap<String, u32> {
         let programs = self.programs.iter();
         programs
@@ -82,7 +82,7 @@ impl Maps {
         Ok(OpenMap::open_id(*id)?)
     }
 
-    /// Reads all maps. Removes the records of streams.
+    /// Reads all maps. This removes the records from ring buffers.
     pub fn contents(&self) -> anyhow::Result<BTreeMap<String, Content>> {
         let contents = self.names().map(|name| {
             let content = self.content(&self.open(name)?);
@@ -92,7 +92,7 @@ impl Maps {
         contents.collect()
     }
 
-    /// Restores these contents in all maps.
+    /// Restores the contents of all maps.
     pub fn restore(&self, contents: &BTreeMap<String, Content>) -> anyhow::Result<()> {
         let known: Vec<&str> = contents.keys().map(String::as_str).collect();
         let names: Vec<&str> = self.names().collect();
@@ -131,7 +131,7 @@ impl Maps {
         })
     }
 
-    /// Writes only differences. Maps that are never written, such as those of constants, cannot differ.
+    /// Writes only values that differ. Maps that are never written, such as those of constants, cannot differ.
     fn restore_map(&self, map: &OpenMap, content: &Content) -> anyhow::Result<()> {
         match content {
             Content::Entries(wanted) => restore_entries(map, wanted),
@@ -220,8 +220,7 @@ fn entries(map: &OpenMap) -> anyhow::Result<Entries> {
     Ok(entries)
 }
 
-/// Takes all records out of a ring buffer. The position of the next record does not change, but that is not
-/// observable.
+/// Reads and removes all records in a ring buffer. The ring's position is not restored, but this is not observable.
 fn drained(map: &OpenMap) -> anyhow::Result<Vec<Vec<u8>>> {
     let mut ring = RingBuf::try_from(Map::from_map_data(MapData::from_id(map.id())?)?)?;
     let mut records = Vec::new();
@@ -235,7 +234,7 @@ fn number(bytes: &[u8]) -> anyhow::Result<u32> {
     Ok(u32::from_ne_bytes(bytes.try_into()?))
 }
 
-/// The files in a folder, by name.
+/// The files in a folder by name.
 fn files(dir: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     for entry in dir.read_dir()? {

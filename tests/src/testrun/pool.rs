@@ -1,4 +1,5 @@
-//! Loaded programs that the tests of a process take turns using: the kernel verifies them once, not per test.
+//! Loaded programs that the tests of a process share one after another, so that the kernel verifies them once rather
+//! than for each test.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use health_datapath::dump::OpenMap;
 use super::Loaded;
 use super::contents::{Content, Maps};
 
-/// The pool of all tests of this process.
+/// The pool for all tests of this process.
 pub(super) static SHARED: LazyLock<Arc<Pool>> = LazyLock::new(Arc::default);
 
 /// Loaded programs that no test is using.
@@ -19,7 +20,7 @@ pub(super) static SHARED: LazyLock<Arc<Pool>> = LazyLock::new(Arc::default);
 pub struct Pool(Mutex<Vec<Set>>);
 
 impl Pool {
-    /// Number of idle sets of programs.
+    /// Number of idle program sets.
     pub fn idle(&self) -> usize {
         self.sets().len()
     }
@@ -28,7 +29,7 @@ impl Pool {
         self.sets().pop()
     }
 
-    /// Takes a set back after restoring it.
+    /// Restores a set and takes it back.
     pub(super) fn give_back(&self, set: Set) -> anyhow::Result<()> {
         set.restore()?;
         self.sets().push(set);
@@ -36,12 +37,12 @@ impl Pool {
     }
 
     fn sets(&self) -> MutexGuard<'_, Vec<Set>> {
-        // Sets are pushed and popped as a whole.
+        // A panic cannot leave an inconsistent pool: sets are pushed and popped as a whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Loaded programs, and their state right after loading.
+/// Loaded programs and their state right after loading.
 pub(super) struct Set {
     pub(super) loaded: Loaded,
     pins: BTreeMap<PathBuf, Pin>,
@@ -59,7 +60,7 @@ impl Set {
         })
     }
 
-    /// Restores the maps' contents. Fails if anything else has changed.
+    /// Restores the contents of the maps. Fails if anything else has changed.
     fn restore(&self) -> anyhow::Result<()> {
         ensure!(
             self.loaded.datapath.is_as_loaded(),
@@ -77,17 +78,17 @@ impl Set {
     }
 }
 
-/// What a path of a bpffs holds.
+/// The kind of object at a path in a bpffs.
 #[derive(Debug, PartialEq, Eq)]
 enum Pin {
     Folder,
     Map(u32),
     Program(u32),
-    /// Files that the kernel creates itself, and links.
+    /// A link, or a file that the kernel creates itself.
     Other,
 }
 
-/// Everything below a folder of a bpffs.
+/// Lists everything below a folder in a bpffs.
 fn pins(dir: &Path) -> anyhow::Result<BTreeMap<PathBuf, Pin>> {
     let mut all = BTreeMap::new();
     for entry in dir.read_dir()? {
@@ -98,7 +99,7 @@ fn pins(dir: &Path) -> anyhow::Result<BTreeMap<PathBuf, Pin>> {
         } else {
             let map = OpenMap::open(&path).map(|map| Pin::Map(map.id()));
             let program = || ProgramInfo::from_pin(&path).map(|program| Pin::Program(program.id()));
-            // If it could be opened once and is gone later, the pins compare as different.
+            // If an object could be opened at first but not later, the pins compare as different.
             map.ok().or_else(|| program().ok()).unwrap_or(Pin::Other)
         };
         all.insert(path, pin);

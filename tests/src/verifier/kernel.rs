@@ -1,4 +1,4 @@
-//! The bpf(2) calls that show what the verifier says about a program.
+//! The bpf(2) calls that get the verifier's output for a program.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,13 +9,13 @@ use aya_obj::generated::bpf_cmd::{
 };
 use aya_obj::generated::bpf_prog_type;
 
-/// Makes the verifier log the paths that it explored.
+/// `BPF_LOG_LEVEL1`: makes the verifier log the paths that it explores.
 const BPF_LOG_WAYS: u32 = 1;
-/// Size of that log; from Linux 6.4 on, the kernel truncates a longer log at its start.
+/// Size of the buffer for this log. Since Linux 6.4, the kernel drops the start of a log that is too long.
 const WAYS_LEN: usize = 1 << 24;
 /// Makes the verifier log only its statistics.
 const BPF_LOG_STATS: u32 = 4;
-/// More than those need: three lines, and a number per function.
+/// Size of the buffer for the statistics. They need less: three lines, with one number per function.
 const STATS_LEN: usize = 16 << 10;
 
 /// `union bpf_attr` for loading BTF.
@@ -88,35 +88,35 @@ struct ProgramAttr {
     pad: u32,
 }
 
-/// A program for the verifier.
+/// A program to load.
 pub(super) struct Unverified<'a> {
-    /// Its kind, and its hook if the kind has several.
+    /// Program type, and attach type if the program type has several.
     pub(super) kind: bpf_prog_type,
     pub(super) hook: u32,
     /// A sequence of `struct bpf_insn`.
     pub(super) instructions: Vec<u8>,
     pub(super) license: &'a CStr,
-    /// Types of its functions.
+    /// BTF with the types of the functions.
     pub(super) types: Option<BorrowedFd<'a>>,
-    /// Records about functions and lines, each with the length of one record.
+    /// Function and line records, each with the length of one record.
     pub(super) func_info: (&'a [u8], usize),
     pub(super) line_info: (&'a [u8], usize),
 }
 
-/// Loads a program and returns the verifier's statistics (`BPF_LOG_STATS`).
+/// Loads a program. Returns it with the verifier's statistics (`BPF_LOG_STATS`).
 pub(super) fn verify_program(program: &Unverified<'_>) -> io::Result<(OwnedFd, String)> {
     let mut log = vec![0_u8; STATS_LEN];
     let program = load_with_log(program, BPF_LOG_STATS, &mut log)?;
     Ok((program, text_of(&log)))
 }
 
-/// The verifier's last message about a program that it refuses; empty if it accepts the program.
+/// The verifier's last message if it rejects the program; empty if it accepts the program.
 pub(super) fn refusal(program: &Unverified<'_>) -> String {
     let mut log = vec![0_u8; WAYS_LEN];
     if load_with_log(program, BPF_LOG_WAYS, &mut log).is_ok() {
         return String::new();
     }
-    // The statistics come last.
+    // The statistics come last; skip them.
     let said = text_of(&log);
     let mut lines = said
         .lines()
@@ -160,7 +160,7 @@ fn load_with_log(program: &Unverified<'_>, level: u32, log: &mut [u8]) -> io::Re
     bpf_open(BPF_PROG_LOAD, &mut attr)
 }
 
-/// Size of a program's machine code, bytes; 0 if it is interpreted.
+/// Size of a program's machine code in bytes; 0 if the program is interpreted.
 pub(super) fn jited_len(program: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = ProgramInfo::default();
     let mut attr = InfoAttr {
@@ -172,7 +172,7 @@ pub(super) fn jited_len(program: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(info.jited_len)
 }
 
-/// Loads types (BTF) into the kernel.
+/// Loads BTF into the kernel.
 pub(super) fn load_btf(data: &[u8]) -> io::Result<OwnedFd> {
     let mut attr = BtfAttr {
         data: data.as_ptr() as u64,
@@ -200,8 +200,8 @@ pub(super) fn fill_and_freeze(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<(
 }
 
 fn bpf<A>(command: bpf_cmd, attr: &mut A) -> io::Result<libc::c_long> {
-    // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the kernel takes the rest as zero. The pointers
-    // in it are to live buffers of the sizes given with them.
+    // SAFETY: `attr` is a prefix of `union bpf_attr` with the given size, and the kernel treats the rest as zero. Its
+    // pointers refer to live buffers of the sizes given with them.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -216,9 +216,9 @@ fn bpf<A>(command: bpf_cmd, attr: &mut A) -> io::Result<libc::c_long> {
     Ok(result)
 }
 
-/// Runs a command that returns a descriptor.
+/// Runs a command that returns a file descriptor.
 fn bpf_open<A>(command: bpf_cmd, attr: &mut A) -> io::Result<OwnedFd> {
     let fd = bpf(command, attr)?;
-    // SAFETY: the kernel has just opened it for us, and it fits as all descriptors do.
+    // SAFETY: the kernel has just opened the descriptor for this process, and descriptors fit in an `i32`.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

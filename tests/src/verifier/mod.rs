@@ -1,4 +1,4 @@
-//! Measures the kernel verifier's work for each program of an object, as the verifier reports it.
+//! Measures the kernel verifier's work for each program in an object, as reported by the verifier.
 
 mod kernel;
 
@@ -12,28 +12,28 @@ use aya::maps::MapData;
 use aya_obj::generated::{bpf_attach_type, bpf_insn, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Function, Map, Object, ProgramSection};
 
-/// A program as the verifier saw it.
+/// A program and the verifier's statistics about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedProgram {
-    /// Its name.
+    /// The program's name.
     pub name: String,
-    /// Number of its instructions, including functions.
+    /// Number of instructions, including called functions.
     pub instructions: usize,
-    /// Instructions that the verifier processed, counted each time.
+    /// Number of instructions that the verifier processed, counting repetitions.
     pub processed: u64,
-    /// Maximum number that it may process.
+    /// Maximum number of instructions that the verifier may process.
     pub limit: u64,
-    /// States that it kept for comparison.
+    /// Number of states that the verifier kept for comparison.
     pub states: u64,
-    /// How long it took.
+    /// Time that the verification took.
     pub time: Duration,
-    /// The deepest frame of a function, bytes; the frames of a call chain add up to 512 at most.
+    /// Largest stack frame of a function, bytes. The frames in a call chain may add up to at most 512.
     pub deepest_frame: u32,
-    /// Size of the machine code, bytes; 0 without a JIT compiler.
+    /// Size of the machine code in bytes; 0 without a JIT compiler.
     pub jited: u32,
 }
 
-/// Makes the kernel verify each program of an object, with separate maps that disappear after this call. Attaches and
+/// Makes the kernel verify each program of an object, with separate maps that disappear after the call. Attaches and
 /// pins nothing.
 pub fn verify(object: &[u8]) -> anyhow::Result<Vec<VerifiedProgram>> {
     let mut object = Object::parse(object).context("cannot read the object")?;
@@ -101,7 +101,7 @@ pub fn verify(object: &[u8]) -> anyhow::Result<Vec<VerifiedProgram>> {
     Ok(verified)
 }
 
-/// A program's kind, and its hook if the kind has several.
+/// The type of a program, and its attach type if the program type has several.
 fn kind(section: &ProgramSection) -> (bpf_prog_type, u32) {
     match section {
         ProgramSection::CgroupSockAddr { attach_type } => {
@@ -117,7 +117,7 @@ fn kind(section: &ProgramSection) -> (bpf_prog_type, u32) {
     }
 }
 
-/// Entries per table; the verifier ignores this number.
+/// Entries per map. The verifier ignores this number.
 const TABLE_ENTRIES: u32 = 1024;
 
 fn make_maps(
@@ -133,7 +133,7 @@ fn make_maps(
         let map = MapData::create(definition.clone(), &name, types)
             .with_context(|| format!("cannot create map {name}"))?;
         if definition.section_kind() == EbpfSectionKind::Rodata {
-            // The verifier knows the values of read-only data.
+            // The verifier relies on the values of read-only data.
             kernel::fill_and_freeze(map.fd().as_fd(), definition.data())
                 .with_context(|| format!("cannot fill map {name}"))?;
         }
@@ -146,7 +146,7 @@ const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
 const LRU_HASH: u32 = bpf_map_type::BPF_MAP_TYPE_LRU_HASH as u32;
 const LPM_TRIE: u32 = bpf_map_type::BPF_MAP_TYPE_LPM_TRIE as u32;
 
-/// `struct bpf_insn`, in its memory layout.
+/// The instructions as an array of `struct bpf_insn`.
 fn instruction_bytes(function: &Function) -> Vec<u8> {
     let bytes = |instruction: &bpf_insn| {
         let registers = instruction.dst_reg() | instruction.src_reg() << 4;

@@ -1,4 +1,4 @@
-//! A flow from outside that the program knows.
+//! A flow from outside that the XDP program can forward.
 
 use std::fmt::Debug;
 use std::net::IpAddr;
@@ -26,27 +26,27 @@ pub fn now_secs() -> u32 {
     now.tv_sec().try_into().expect("a number of seconds")
 }
 
-/// A flow from outside, with an IP version's tuples.
+/// A flow from outside that is in the maps, with tuples of one IP version.
 pub struct Known<'a, T> {
-    /// The stand whose program knows it.
+    /// The stand whose program knows the flow.
     pub stand: &'a Stand,
     hosts: Hosts,
     backend: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
-    /// From the client to the frontend.
+    /// Tuple of packets from the client to the frontend.
     pub sent: T,
-    /// From the client to the backend.
+    /// Tuple of packets from the client to the backend.
     pub flow: T,
-    /// From the backend to the node, as translated.
+    /// Tuple of packets from the backend to the node, to which NAT still applies.
     pub key: T,
 }
 
-/// An IP version, by its tuples.
+/// An IP version, represented by its tuple type.
 pub trait Version: Tuple + Pod + Debug {
-    /// Maps of conntrack, translations and services' flows: those for TCP, and those for all other protocols.
+    /// Names of the maps for conntrack, NAT and service flows: those for TCP, and those for all other protocols.
     const MAPS: [[&str; 3]; 2];
-    /// The tuple of a packet between these ends, with ports in host byte order.
+    /// The tuple of a packet between these ends. Ports are in host byte order.
     fn of(ends: [(Self::Address, u16); 2], protocol: u8, direction: u8) -> Self;
 }
 
@@ -94,7 +94,7 @@ where
     T::Translation: Pod,
     T::ServiceFlow: Pod,
 {
-    /// Enters a flow, as the tc programs do.
+    /// Adds a flow to all maps, as the tc programs do.
     pub fn enter(
         stand: &'a Stand,
         hosts: Hosts,
@@ -121,13 +121,13 @@ where
         Ok(known)
     }
 
-    /// One of its maps, as in [`Version::MAPS`].
+    /// Opens one of the flow's maps, by its index in [`Version::MAPS`].
     pub fn map<V: Pod>(&self, which: usize) -> aya::maps::HashMap<MapData, T, V> {
         let maps = T::MAPS[usize::from(self.protocol != IP_PROTOCOL_TCP)];
         self.stand.run.hash_map(maps[which])
     }
 
-    /// Enters it as a flow of a service, to the backend and back from the frontend.
+    /// Adds the flow as a service flow, to the backend and back from the frontend.
     pub fn serve(&self, expires: u32, flags: u16) -> anyhow::Result<()> {
         let be = |host: IpAddr, port: u16| (address::<T>(host), port.to_be());
         let server = be(self.backend, BACKEND_PORT);
@@ -147,7 +147,7 @@ where
         Ok(())
     }
 
-    /// Translates it, with these flags.
+    /// Adds the flow's NAT entries with these flags.
     pub fn translate(&self, flags: u32) -> anyhow::Result<()> {
         let node = (address::<T>(self.hosts.node), NODE_PORT.to_be());
         let client = (address::<T>(self.hosts.client), CLIENT_PORT.to_be());
@@ -157,7 +157,7 @@ where
         Ok(())
     }
 
-    /// Enters it into conntrack, open both ways.
+    /// Adds the flow to conntrack, established in both directions.
     pub fn track(&self, change: impl FnOnce(&mut CtEntry)) -> anyhow::Result<()> {
         let mut entry = CtEntry {
             expires: now_secs() + 5,
@@ -172,12 +172,12 @@ where
         Ok(())
     }
 
-    /// Its conntrack entry.
+    /// The flow's conntrack entry.
     pub fn tracked(&self) -> anyhow::Result<CtEntry> {
         Ok(self.map(0).get(&self.flow, 0)?)
     }
 
-    /// The client's packet.
+    /// The client's packet to the frontend.
     pub fn request(&self) -> Packet {
         Packet {
             macs: [MACS[0], CLIENT_MAC],
@@ -189,7 +189,7 @@ where
         }
     }
 
-    /// The request on its way to the backend, leaving by this device.
+    /// The request on its way to the backend, as it leaves through this device.
     pub fn sent_on(&self, device: usize) -> Packet {
         Packet {
             macs: [BACKEND_MAC, MACS[device]],
@@ -199,7 +199,7 @@ where
         }
     }
 
-    /// The backend's answer, arriving at this device.
+    /// The backend's reply, as it arrives at this device.
     pub fn answer(&self, device: usize) -> Packet {
         Packet {
             macs: [MACS[device], BACKEND_MAC],
@@ -208,7 +208,7 @@ where
         }
     }
 
-    /// The answer on its way to the client.
+    /// The reply on its way to the client, after it arrived at this device.
     pub fn returned(&self, device: usize) -> Packet {
         Packet {
             macs: [CLIENT_MAC, MACS[0]],

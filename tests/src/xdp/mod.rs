@@ -1,5 +1,5 @@
-//! A test stand for `xdp_netdev`: devices in their own namespace, whose routes and neighbours it looks up, and flows
-//! from outside that it knows.
+//! A test stand for `xdp_netdev`: devices in their own namespace, whose routes and neighbours the program looks up, and
+//! flows from outside that the program knows.
 
 mod flow;
 mod packet;
@@ -38,11 +38,11 @@ pub const TX: u32 = 3;
 /// Return value for a redirected packet (`XDP_REDIRECT`).
 pub const REDIRECT: u32 = 4;
 
-/// The device towards clients, and the one towards backends.
+/// The device towards clients and the device towards backends.
 pub const DEVICES: [&str; 2] = ["out", "in"];
-/// Their hardware addresses.
+/// Hardware addresses of the devices.
 pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]];
-/// Hardware addresses of the hosts behind them.
+/// Hardware addresses of the hosts behind the devices.
 const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 9, 1];
 const BACKEND_MAC: [u8; 6] = [2, 0, 0, 0, 9, 2];
 
@@ -50,14 +50,14 @@ const CLIENT_PORT: u16 = 50_000;
 const FRONTEND_PORT: u16 = 30_080;
 const BACKEND_PORT: u16 = 8_080;
 const NODE_PORT: u16 = 40_001;
-/// Index of the backend, and number of the service's port.
+/// Index of the backend, and number of the service port.
 const BACKEND: u32 = 1;
 const SERVICE: u32 = 7;
 
-/// Addresses of one IP version.
+/// The addresses of all participants for one IP version.
 #[derive(Clone, Copy, Debug)]
 pub struct Hosts {
-    /// A host outside.
+    /// A host outside the cluster.
     pub client: IpAddr,
     /// This node.
     pub node: IpAddr,
@@ -69,7 +69,7 @@ pub struct Hosts {
     pub silent_backend: IpAddr,
 }
 
-/// Addresses of IPv4, and of IPv6.
+/// The participants' IPv4 addresses and their IPv6 addresses.
 pub fn hosts() -> [Hosts; 2] {
     let of = |[client, node, backend, near, silent]: [&str; 5]| {
         let ip = |text: &str| text.parse().expect(text);
@@ -99,18 +99,18 @@ pub fn hosts() -> [Hosts; 2] {
     ]
 }
 
-/// Loaded programs, with the XDP program on the devices of this thread's own namespace.
+/// Loaded programs, with the XDP program attached to devices in the calling thread's own namespace.
 pub struct Stand {
-    /// Owner of the maps.
+    /// Owner of the programs and maps.
     pub run: TestRun,
-    /// The program.
+    /// The XDP program.
     pub program: Xdp,
     /// Interface indexes of the devices.
     pub numbers: [u32; 2],
     config: DatapathConfig,
 }
 
-/// Runs a test in a fresh namespace.
+/// Runs a test in a new network namespace.
 pub fn in_namespace<R: Send + 'static>(
     test: impl FnOnce(&mut Stand) -> anyhow::Result<R> + Send + 'static,
 ) -> anyhow::Result<R> {
@@ -129,18 +129,18 @@ pub fn ip(words: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The clock by which the program times its ways.
+/// The clock with which the program timestamps cached ways.
 fn coarse_now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("a clock");
     Duration::from(now).as_nanos() as u64
 }
 
-/// A hardware address in the format of `ip`.
+/// Formats a hardware address for `ip`.
 pub fn mac(bytes: [u8; 6]) -> String {
     bytes.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Turns forwarding on or off in the namespace.
+/// Enables or disables forwarding in the namespace.
 pub fn set_forwarding(is_on: bool) -> anyhow::Result<()> {
     for family in ["ipv4", "ipv6"] {
         let setting = format!("/proc/sys/net/{family}/conf/all/forwarding");
@@ -216,13 +216,13 @@ impl Stand {
         Ok(stand)
     }
 
-    /// Sets the flags of the configuration.
+    /// Sets the flags in the configuration.
     pub fn configure(&mut self, flags: u16) -> anyhow::Result<()> {
         self.config.flags = flags;
         Ok(self.run.datapath.configure(self.config)?)
     }
 
-    /// Makes each way that the program finds valid for this many ticks, and invalidates those found before.
+    /// Makes each way that the program caches valid for this many ticks, and invalidates the ways cached before.
     pub fn set_way_ticks(&self, ticks: u64) -> anyhow::Result<()> {
         let mut times = self.times()?;
         let changed_ns = clock::now_ns();
@@ -235,14 +235,14 @@ impl Stand {
             },
             0,
         )?;
-        // The program's clock advances in ticks: a way found before the next tick does not count as newer.
+        // The program's clock advances in ticks: a way cached before the next tick would not count as newer.
         while coarse_now_ns() <= changed_ns {
             thread::yield_now();
         }
         Ok(())
     }
 
-    /// Invalidates the ways that the program has found.
+    /// Invalidates the ways that the program has cached.
     pub fn note_change(&self) -> anyhow::Result<()> {
         let times = self.times()?.get(&0, 0)?;
         self.set_way_ticks(times.way_ticks)
@@ -253,7 +253,7 @@ impl Stand {
         Ok(Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?)
     }
 
-    /// Makes the backend serve at this address, or at none, as the agent writes it for the programs.
+    /// Sets the backend's address, or removes the backend, in the format that the agent writes for the programs.
     pub fn serve(&self, address: Option<IpAddr>) -> anyhow::Result<()> {
         let pin = self.run.location.pins().join("HEALTH_BACKENDS");
         let map = Map::from_map_data(MapData::from_pin(pin)?)?;
@@ -268,14 +268,15 @@ impl Stand {
         self.note_change()
     }
 
-    /// The context of a packet of this length that arrived at a device.
+    /// The context of a packet of this length that arrives at a device.
     pub fn context(&self, device: usize, len: usize) -> Vec<u8> {
-        // `struct xdp_md`: start of the packet, its end, no metadata, the device, its queue, no egress device.
+        // `struct xdp_md`: start and end of the packet, no metadata, the device, its queue, no egress device.
         let context = [0, len as u32, 0, self.numbers[device], 0, 0];
         context.map(u32::to_ne_bytes).concat()
     }
 
-    /// Runs the program on a packet that arrived at a device. Returns its return value and the resulting packet.
+    /// Runs the program on a packet that arrives at a device. Returns the program's return value and the resulting
+    /// packet.
     pub fn send(&self, device: usize, packet: &[u8]) -> anyhow::Result<(u32, Vec<u8>)> {
         let mut out = vec![0; packet.len()];
         let result = self.program.test_run(TestRunOptions {

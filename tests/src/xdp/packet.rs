@@ -1,4 +1,4 @@
-//! Packets to build.
+//! Builds packets for the XDP program.
 
 use std::net::IpAddr;
 
@@ -12,9 +12,9 @@ const PSH: u8 = 8;
 /// A packet to build.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    /// Hardware addresses of receiver and sender.
+    /// Hardware addresses of the receiver and the sender.
     pub macs: [[u8; 6]; 2],
-    /// Source and destination.
+    /// Address and port of the source and the destination.
     pub ends: [(IpAddr, u16); 2],
     /// IP protocol number.
     pub protocol: u8,
@@ -22,13 +22,13 @@ pub struct Packet {
     pub hops: u8,
     /// TCP flags.
     pub flags: u8,
-    /// IPv4's flags and fragment offset.
+    /// IPv4 flags and fragment offset.
     pub fragment: u16,
     /// IPv4 options.
     pub options: Vec<u8>,
     /// Data after the transport header.
     pub data: Vec<u8>,
-    /// Whether UDP has a checksum.
+    /// Whether UDP datagrams have a checksum.
     pub has_checksum: bool,
 }
 
@@ -63,14 +63,14 @@ impl Packet {
         datagram.extend(&self.data);
         if self.has_checksum {
             let check = transport_checksum(source, destination, IP_PROTOCOL_UDP, &datagram);
-            // 0 would mean no checksum (RFC 768).
+            // A checksum of 0 would mean that there is none (RFC 768).
             let check = if check == 0 { 0xffff } else { check };
             datagram[6..8].copy_from_slice(&check.to_be_bytes());
         }
         datagram
     }
 
-    /// Its bytes, from the Ethernet header on.
+    /// Builds the frame, starting with the Ethernet header.
     pub fn frame(&self) -> Vec<u8> {
         let transport = self.transport();
         let (ethertype, packet) = match (self.ends[0].0, self.ends[1].0) {

@@ -1,4 +1,4 @@
-//! Programs stay on their devices and are replaced there without a gap, whether they are attached by TCX links or by
+//! Programs stay on their devices and are replaced there without a gap, whether they are attached by TCX links or as
 //! clsact filters.
 
 use std::net::{IpAddr, UdpSocket};
@@ -22,7 +22,7 @@ use tests::{Bed, Node, PATIENCE, RaisedAtEnd, Snapshot, slowness, wait_for};
 const SENDER_PORT: u16 = 4999;
 /// Discard protocol, with no listener (RFC 863).
 const DISCARD_PORT: u16 = 9;
-/// Deadline for a repair: 2 s are promised; a busy machine gets ten times that.
+/// Deadline for a repair: 2 s are promised, and a busy machine gets ten times that.
 const REPAIR: Duration = Duration::from_secs(20);
 
 fn flags(mode: AttachMode) -> String {
@@ -36,7 +36,7 @@ fn bed(mode: AttachMode) -> anyhow::Result<(Bed, IpAddr)> {
     Ok((bed, target))
 }
 
-/// Output of `tc` about our filters on the uplink and on the health endpoint's device.
+/// Output of `tc` that shows our filters on the uplink and on the health endpoint's device.
 fn filters(node: &Node) -> anyhow::Result<String> {
     let mut shown = String::new();
     for device in ["eth0", "lxc_health"] {
@@ -47,7 +47,7 @@ fn filters(node: &Node) -> anyhow::Result<String> {
     Ok(shown)
 }
 
-/// Waits until the programs are attached in the expected way and in no other.
+/// Waits until the programs are attached in the expected way only.
 fn wait_held(node: &Node, mode: AttachMode) -> anyhow::Result<()> {
     let own = format!("health-agent/{}/", node.name());
     wait_for("the programs to be held", REPAIR, || {
@@ -76,13 +76,13 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
     let (bed, target) = bed(mode)?;
     let node = bed.node(1);
     wait_held(node, mode)?;
-    // An emulated processor also has to start agents.
+    // An emulated processor must start agents at the same time.
     let pace = Pace {
         interval: slowness(),
         ..Pace::DENSE
     };
     let pinging = Pinging::start(bed.node(2).name(), target, pace);
-    // One restart is enough where each takes half a minute.
+    // One restart is enough on a machine where each takes half a minute.
     let signals: &[Signal] = match slowness() {
         1 => &[Signal::SIGKILL, Signal::SIGTERM],
         _ => &[Signal::SIGKILL],
@@ -100,7 +100,7 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
     let summary = pinging.end()?;
     assert!(summary.transmitted > 500, "{summary:?}");
     assert_eq!(summary.lost(), 0, "{summary:?}");
-    // With data of any length that fits into one packet.
+    // Data of any length that fits into one packet.
     for len in [0, 1, 56, 1_001, 1_400] {
         let ping = format!("ping -n -q -c 1 -W 30 -s {len} {target}");
         bed.node(2).exec(&ping)?;
@@ -181,13 +181,13 @@ fn from_one_kind_to_the_other_no_packet_goes_unhandled() -> anyhow::Result<()> {
         Ok(sending.join().expect("a sender that does not panic"))
     })?;
     assert!(sent > 500, "{sent} datagrams");
-    // For a moment, a packet passes the programs of both kinds.
+    // For a moment, packets pass both kinds of programs.
     let counted = counted(node)?;
     assert!(counted >= sent, "{counted} of {sent} datagrams");
     Ok(())
 }
 
-/// The sender's datagrams that reached the programs on the health endpoint's device.
+/// Number of the sender's datagrams that reached the programs on the health endpoint's device.
 fn counted(node: &Node) -> anyhow::Result<u64> {
     let flows = node.listing("bpf ct list")?;
     let flows = flows.as_array().context("not a list")?;
@@ -226,7 +226,7 @@ fn what_others_attached_stays() -> anyhow::Result<()> {
             .agent_args(&flags(AttachMode::Clsact))
             .start()?;
         let node = bed.node(1);
-        // Filters of another kind cannot share our filters' priority.
+        // Filters of another kind cannot have the same priority as ours.
         let priority = if had_qdisc { 1 } else { 7 };
         let add = &format!(
             "tc filter add dev eth0 ingress prio {priority} protocol ip u32 match ip protocol 132 0xff classid 1:1"
@@ -277,7 +277,7 @@ fn a_device_with_an_ingress_qdisc_is_refused_in_one_line() -> anyhow::Result<()>
         .start()?;
     let node = bed.node(1);
     node.exec("tc qdisc add dev eth0 ingress")?;
-    // The agent serves its API before it attaches anything.
+    // The agent serves its API before it attaches its programs.
     let _ = node.start_agent();
     wait_for("the refusal", PATIENCE, || {
         let reported = node.logged(&["error: ", "eth0: the device has an ingress qdisc"])?;

@@ -1,5 +1,5 @@
-//! Unsolicited or malformed input from the network: bad HTTP, forged echo replies. It is reported as what it is, and
-//! changes nothing else.
+//! Unsolicited or malformed input from the network, such as bad HTTP and forged echo replies. It is reported for what
+//! it is, and changes nothing else.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write};
@@ -28,24 +28,24 @@ const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 996
 /// Interval between checks of the stop flag.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What an impostor answers in place of an agent.
+/// What an impostor sends in place of an agent's response.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// These bytes; the connection stays open.
+    /// These bytes. The connection stays open.
     Bytes(&'static [u8]),
-    /// What an agent with the public key answers, followed by these bytes, repeated forever.
+    /// The response of an agent with the public key, followed by these bytes, repeated forever.
     Proven(&'static [u8]),
     /// These bytes, followed by the second ones, repeated forever.
     Endless(&'static [u8], &'static [u8]),
     /// These bytes, one per second.
     Slow(&'static [u8]),
-    /// Nothing: the connection is closed.
+    /// Nothing. The connection is closed.
     Closed,
     /// A reset.
     Reset,
 }
 
-/// An impostor that listens on the health port of a namespace, and answers. Stops when dropped.
+/// An impostor that listens on the health port of a namespace and sends responses. Stops when dropped.
 struct Impostor {
     stop: Arc<AtomicBool>,
     asked: Arc<AtomicU64>,
@@ -66,7 +66,7 @@ impl Impostor {
                             Ok((stream, _)) => {
                                 asked.fetch_add(1, Ordering::Relaxed);
                                 let stop = &stop;
-                                // It stops when the client does.
+                                // The thread stops when the client does.
                                 scope.spawn(move || drop(give(stream, answer, stop)));
                             }
                             Err(_) => thread::sleep(PAUSE),
@@ -152,7 +152,7 @@ fn give(mut stream: TcpStream, answer: Answer, stop: &AtomicBool) -> std::io::Re
     wait_readable(&mut stream, &mut request, stop).map(drop)
 }
 
-/// Number of bytes read; 0 at the end of the stream, or when it is time to stop.
+/// Reads from the stream. Returns the number of bytes read; 0 at the end of the stream, or when it is time to stop.
 fn wait_readable(
     stream: &mut TcpStream,
     buffer: &mut [u8],
@@ -173,7 +173,7 @@ fn bad_http_is_reported_for_what_it_is_and_costs_nothing() -> anyhow::Result<()>
     let bed = Bed::builder().nodes(3).probing(500, 500).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let (observer, peer) = (bed.node(1), bed.node(2));
-    // The peer's health endpoint and its answers to pings outlive the agent; its listeners do not.
+    // The peer's health endpoint and its echo replies outlive the agent; its listeners do not.
     peer.kill_agent(Signal::SIGKILL)?;
     let pid = observer.agent_pid()?;
     let (memory, sockets) = (resident_kib(pid)?, open_sockets(pid)?);
@@ -206,7 +206,7 @@ fn bad_http_is_reported_for_what_it_is_and_costs_nothing() -> anyhow::Result<()>
             "bad-answer",
         ),
         (Answer::Bytes(OOPS), "Unexpected status 500", "bad-answer"),
-        // Anything else that listens there does not make the node unreachable, and is not trusted.
+        // Another service that listens there does not make the node unreachable, and is not trusted.
         (
             Answer::Bytes(PLAIN),
             "Response without proof of the mesh key",
@@ -224,7 +224,7 @@ fn bad_http_is_reported_for_what_it_is_and_costs_nothing() -> anyhow::Result<()>
             .map(|namespace| Impostor::start(&namespace, HEALTH_PORT, answer));
         let impostors = impostors.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
         let reported = || {
-            // The status may still be that of the previous answer.
+            // The status may still be that of the previous response.
             ensure!(impostors.iter().all(|i| i.asked() >= 3), "not asked yet");
             let report = observer.status()?;
             let node = node(&report, &peer.full_name())?;
@@ -253,7 +253,7 @@ fn bad_http_is_reported_for_what_it_is_and_costs_nothing() -> anyhow::Result<()>
         !peer_addresses(observer, peer)?.contains(&"10.244.2.99".parse()?),
         "an address was learned from somebody without the key"
     );
-    // A valid head before an endless body is a valid answer: the body is not read.
+    // A valid head followed by an endless body is a valid response: the body is not read.
     let endless = Answer::Proven(&[b'x'; 65536]);
     let _impostors = [
         Impostor::start(peer.name(), HEALTH_PORT, endless)?,
@@ -322,7 +322,7 @@ struct Request {
 }
 
 impl Request {
-    /// The reply to this request; `edit` changes its ICMP header and payload before the checksum is computed.
+    /// Builds the reply to this request; `edit` changes its ICMP header and payload before the checksum is computed.
     fn reply(&self, edit: impl FnOnce(&mut [u8])) -> Vec<u8> {
         let mut icmp = self.icmp.clone();
         icmp[0] = 0;
@@ -343,7 +343,7 @@ fn add_to(icmp: &mut [u8], at: usize, number: u16) {
     icmp[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// More 16-bit words than a probe has; the rest are zero.
+/// More 16-bit words than a probe has; unused words are zero.
 const PROBE_WORDS: usize = 64;
 const IDENTIFIER: usize = 4;
 const SEQUENCE: usize = 6;
@@ -362,7 +362,7 @@ impl Wire {
         Ok(Self(node.run_in(open)??))
     }
 
-    /// The next echo request from `from`, if one comes within a moment.
+    /// Returns the next echo request from `from`, if one arrives soon.
     fn request(&self, from: Ipv4Addr) -> Option<Request> {
         let mut buffer = [0; 512];
         let (len, sender) = recvfrom::<SockaddrIn>(self.0.as_raw_fd(), &mut buffer).ok()?;
@@ -403,7 +403,7 @@ const REASONS: [&str; 4] = [
     "unmatched-error",
 ];
 
-/// The rows of round trips, without the counts of late and duplicate replies.
+/// The round-trip rows, without their counts of late and duplicate replies.
 fn round_trips(node: &Node) -> anyhow::Result<serde_json::Value> {
     let mut rows = node.listing("bpf rtt list")?;
     for row in rows.as_array_mut().into_iter().flatten() {
@@ -450,17 +450,17 @@ fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow:
             .as_ref()
             .map_err(|error| anyhow::anyhow!("{error:#}"))?;
     }
-    // Answered long ago: late, or a duplicate.
+    // These probes were answered long ago, so the replies are late or duplicates.
     wire.send(to, &request.reply(|_| {}))?;
     expected[0] += 1;
     counted(expected)?;
-    // The tag in the payload does not match another number.
+    // The tag in the payload does not match a different sequence number.
     wire.send(to, &request.reply(|icmp| icmp[PAYLOAD] ^= 0xff))?;
     wire.send(to, &request.reply(|icmp| add_to(icmp, SEQUENCE, 9000)))?;
     expected[2] += 2;
     counted(expected)?;
-    // Replies to other processes do not even reach the agent's socket. One more reply of the first kind follows,
-    // which shows that the previous one has been handled.
+    // Replies to other processes do not even reach the agent's socket. Another reply of the first kind follows, to show
+    // that the previous one has been handled.
     wire.send(to, &request.reply(|icmp| add_to(icmp, IDENTIFIER, 1)))?;
     wire.send(to, &request.reply(|_| {}))?;
     expected[0] += 1;
@@ -492,8 +492,8 @@ fn nobody_can_answer_for_another() -> anyhow::Result<()> {
     };
     let before = samples()?;
 
-    // Each probe of the silent node is answered by another node, and by the silent node itself with other numbers and
-    // other payloads.
+    // Each probe to the silent node is answered by another node, and by the silent node itself with different sequence
+    // numbers and payloads.
     let probing = AtomicBool::new(true);
     thread::scope(|scope| {
         let forging = scope.spawn(|| -> anyhow::Result<u32> {

@@ -1,5 +1,5 @@
-//! Wall clocks that jump by a day, forwards or backwards: the node that is off is reported, policy and identities
-//! stay in force, and everything is as before once the clock is right again.
+//! Wall clocks that jump by a day, forwards or backwards. The node whose clock is wrong is reported, policy and
+//! identities stay in force, and everything is as before once the clock is right again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ fn bed(store: &str) -> anyhow::Result<Bed> {
         .start()
 }
 
-/// An endpoint on the first node that only its friend, on the second node, may reach.
+/// An endpoint on the first node that only its friend on the second node may reach.
 struct Scene<'a> {
     bed: &'a Bed,
     web: Member,
@@ -72,7 +72,7 @@ impl<'a> Scene<'a> {
         Ok(scene)
     }
 
-    /// Waits until exactly the allowed packets pass, by IPv4 and IPv6.
+    /// Waits until exactly the allowed packets pass, over IPv4 and IPv6.
     fn wait_verdicts(&self) -> anyhow::Result<()> {
         wait_for("the policy's verdicts", PATIENCE, || {
             self.verdicts().map(Some)
@@ -110,7 +110,7 @@ fn import(node: &Node, folder: &Path) -> anyhow::Result<()> {
     node.cli(&words)?.success().map(drop)
 }
 
-/// The cluster's identities that a node reports, by number.
+/// The cluster identities that a node reports, by number.
 fn identities(node: &Node) -> anyhow::Result<BTreeMap<u64, Value>> {
     let listed = node.listing("identity list")?;
     let numbered = rows(&listed).filter_map(|one| Some((one["id"].as_u64()?, one.clone())));
@@ -130,7 +130,7 @@ fn a_node_whose_clock_jumps_is_reported_and_enforces_policy_all_the_while() -> a
         wait_for_cause(off, right, Some("clock-differs"))?;
         scene.verdicts()?;
         scene.wait_identities()?;
-        // A new endpoint gets the number that the other nodes know.
+        // A new endpoint gets the identity number that the other nodes know.
         let late = Member::on(off, "late", "--label role=friend")?;
         ensure!(
             late.endpoint.identity == scene.friend.endpoint.identity,
@@ -163,12 +163,12 @@ fn identities_in_a_file_outlive_jumps_of_the_machines_clock() -> anyhow::Result<
     for seconds in JUMPS.into_iter().flat_map(|seconds| [seconds, 0]) {
         for node in bed.nodes() {
             node.shift_clock(seconds)?;
-            // For a moment the other node's clock is off, as if its agent had not checked it yet.
+            // For a moment, the other node's clock appears wrong, as if its agent had not checked it yet.
             scene.verdicts()?;
         }
         scene.wait_identities()?;
         scene.verdicts()?;
-        // This identity is written with the shifted clock.
+        // This identity is written while the clock is shifted.
         let late = Member::on(bed.node(1), "late", &format!("--label jump=by{seconds}"))?;
         let deleted = format!("endpoint delete --netns {}", late.netns.path().display());
         bed.node(1).cli(&deleted)?.success()?;

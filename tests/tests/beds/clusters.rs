@@ -10,7 +10,7 @@ const EAST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
 const WEST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 253);
 const ALL: [&str; 4] = ["east/hnode1", "east/hnode2", "west/hnode3", "west/hnode4"];
 
-/// Nodes 1 and 2 belong to the east, 3 and 4 to the west.
+/// Nodes 1 and 2 belong to the cluster `east`, nodes 3 and 4 to `west`.
 fn flags(index: u8) -> String {
     let (cluster, own, other, remote) = match index {
         1 | 2 => ("east", EAST, "west", WEST),
@@ -62,7 +62,7 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
     }
     west.restart()?;
     let since = Instant::now();
-    // A record with the same name as a node in the east, one with an address of the east, and one of another cluster.
+    // A record with the name of a node in `east`, one with an address in `east`, and one from another cluster.
     let record = |name: &str, cluster: &str, address: &str| {
         format!(r#"{{"name":"{name}","cluster":"{cluster}","addresses":["{address}"]}}"#)
     };
@@ -102,7 +102,7 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
             "{name} is lost"
         );
     }
-    // Dropped first, while its nodes can still deregister.
+    // Dropped before etcd, while its nodes can still deregister.
     drop(bed);
     drop(east);
     Ok(())

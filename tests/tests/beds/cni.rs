@@ -1,4 +1,4 @@
-//! The CNI plugin: its answers to runtimes, and real podman containers.
+//! The CNI plugin: its replies to runtimes, and real podman containers.
 
 use anyhow::Context as _;
 use health_net::netns::{self, NetNs};
@@ -17,7 +17,7 @@ struct Namespace(NetNs);
 
 impl Namespace {
     fn new(name: &str) -> anyhow::Result<Self> {
-        // A killed test may have left one.
+        // A killed test may have left a namespace behind.
         netns::remove(name)?;
         Ok(Self(NetNs::create(name)?))
     }
@@ -174,7 +174,7 @@ fn damage_is_found_by_check() -> anyhow::Result<()> {
             "lost the route to 0.0.0.0/0",
         ),
         ("ip addr del ADDRESS dev eth0", "", "lost address"),
-        // Removing the last IPv4 address has removed its routes.
+        // Removing the last IPv4 address also removed its routes.
         (
             "ip addr add ADDRESS dev eth0",
             "ip route add GATEWAY dev eth0\nip route add default via GATEWAY",
@@ -304,7 +304,7 @@ fn without_an_agent_runtimes_are_asked_to_try_again() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the container reaches the other node, by both IP versions.
+/// Whether the container reaches the other node over both IP versions.
 fn reaches_out(stand: &Stand) -> anyhow::Result<()> {
     let peer = stand.bed.node(2);
     for address in peer.addresses() {
@@ -406,7 +406,7 @@ fn what_later_plugins_of_a_chain_added_is_none_of_its_own_to_check() -> anyhow::
     }
     let checked = stand.check_after(&chained)?;
     assert!(checked.is_success, "{}", checked.json);
-    // Its own addresses are still checked.
+    // The container's own addresses are still checked.
     let own = added.json["ips"][0]["address"]
         .as_str()
         .context("no address")?;
@@ -435,7 +435,7 @@ fn a_deletion_waits_for_no_agent_and_is_carried_out_by_the_next() -> anyhow::Res
         );
     }
     node.kill_agent(Signal::SIGKILL)?;
-    // Twice, as runtimes do; and with a configuration that ADD would no longer accept.
+    // DEL is called twice, as runtimes do, and with a configuration that ADD would no longer accept.
     for _ in 0..2 {
         let deleted = stand.call("DEL")?;
         assert!(deleted.is_success, "{}", deleted.json);
@@ -447,7 +447,7 @@ fn a_deletion_waits_for_no_agent_and_is_carried_out_by_the_next() -> anyhow::Res
         .with("capabilities", json!({"portMappings": true}));
     let deleted = changed.call("DEL", "c2", "/run/netns/hcni-gone")?;
     assert!(deleted.is_success, "{}", deleted.json);
-    // Without the recorded deletion, this many missing devices at once would be doubted.
+    // Without the recorded deletion, the agent would doubt that so many devices are missing at once.
     drop(second);
     stand.namespace.command("ip link delete eth0")?;
     node.start_agent()?;
@@ -488,7 +488,8 @@ fn a_deletion_waits_for_no_agent_and_is_carried_out_by_the_next() -> anyhow::Res
     Ok(())
 }
 
-/// A slow start reports that nothing is known yet, and never that no endpoints exist.
+/// While the agent is slow to start, the plugin reports that nothing is known yet, and never that there are no
+/// endpoints.
 #[test]
 #[ignore = "needs root"]
 fn while_the_agent_starts_nothing_is_said_of_endpoints() -> anyhow::Result<()> {
@@ -529,7 +530,7 @@ fn while_the_agent_starts_nothing_is_said_of_endpoints() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As containerd does: a path with a symlink that the agent's container may lack.
+/// Passes a path with a symlink that the agent's container may lack, as containerd does.
 #[test]
 #[ignore = "needs root"]
 fn links_on_the_way_to_the_namespace_are_followed_where_the_runtime_is() -> anyhow::Result<()> {

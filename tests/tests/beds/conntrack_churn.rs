@@ -1,4 +1,4 @@
-//! Flows come and go for a long time and at high rates: nothing is left of them, and nothing is taken from live ones.
+//! Flows come and go for a long time and at high rates: none of their entries remain, and live flows lose nothing.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -14,9 +14,10 @@ use tests::conntrack::script::{ACK, Content, FIN, RST, SYN, Side, Talk, segment}
 use tests::conntrack::{Lab, Ours, Way, Wire};
 use tests::{Node, PATIENCE, is_long, wait_for};
 
-/// A day whose hours last a second: each has a collection, and sees the end of flows that started some hours before.
+/// A day whose hours last a second each. Every hour has a collection and sees the end of flows that started some hours
+/// before.
 const HOURS: u16 = 24;
-/// Enough for all kinds of flows to start, end and be collected, several times over for those that live longest.
+/// Enough for all kinds of flows to start, end and be collected, and for the longest-lived ones to do so several times.
 const HOURS_OF_SHORT_RUN: u16 = 10;
 const TIMEOUTS: Timeouts = Timeouts {
     tcp_syn: 3,
@@ -28,20 +29,20 @@ const TIMEOUTS: Timeouts = Timeouts {
     any: 3,
     fragment: 3,
 };
-/// An entry certainly lives this long, since lifetimes are in whole seconds.
+/// An entry certainly lives at least this long, since lifetimes are in whole seconds.
 const SHORTEST: Duration = Duration::from_secs(2);
 /// Flows of each kind per hour, for each IP version and each opening side.
 const FLOWS_OF_A_KIND: u16 = 20;
 const METRICS_PORT: u16 = 9962;
 /// Everything that the endpoint opens is masqueraded, except the packets that show that earlier ones have passed. The
-/// agent sends few probes of its own, whose flows are counted too.
+/// agent sends few probes of its own, because their flows are counted too.
 const AGENT_ARGS: &str = "--conntrack-gc-interval 1s --probe-interval 1h \
     --native-routing-cidr 10.0.0.0/8 --native-routing-cidr fd00::/8 \
     --masquerade-exclude 198.18.255.255/32 --masquerade-exclude 2001:db8:18::ffff/128";
-/// A translation that a late packet leaves without its flow is removed after a minute.
+/// A translation that a late packet leaves behind without its flow is removed after a minute.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(180);
 
-/// What the two hosts of a flow send.
+/// The packets that the two hosts of a flow send.
 type Script = Vec<(Side, Content)>;
 
 fn scripts() -> Vec<Script> {
@@ -64,7 +65,7 @@ fn scripts() -> Vec<Script> {
             flags(Opener, ACK),
         ]),
         then(&[flags(Answerer, RST | ACK)]),
-        // Both hosts disappear without a word.
+        // Both hosts disappear silently.
         then(&[]),
         vec![flags(Opener, SYN)],
         vec![(Opener, Datagram(100)), (Answerer, Datagram(500))],
@@ -76,15 +77,15 @@ fn scripts() -> Vec<Script> {
     ]
 }
 
-/// Flows that were opened. Each should have had one entry.
+/// Flows that were opened. Each should have exactly one entry.
 #[derive(Clone, Copy, Debug, Default)]
 struct OpenedFlows {
     flows: u64,
-    /// Packets that may have come after their flow's entry had expired, and so created one more.
+    /// Packets that may have arrived after their flow's entry expired, and so created another entry.
     late: u64,
 }
 
-/// The current entries, checked often enough that none appears and disappears unseen.
+/// The current entries, checked often enough that none appears and disappears unnoticed.
 struct Census {
     ours: Ours,
     /// Flows of the agent's own probes.
@@ -104,14 +105,14 @@ impl Census {
         Ok(entries)
     }
 
-    /// Whether this number of entries matches the flows.
+    /// Whether this number of entries is consistent with the flows.
     fn accounts_for(&self, made: OpenedFlows, entries: u64) -> bool {
         let least = made.flows + self.of_agent.len() as u64;
         (least..=least + made.late).contains(&entries)
     }
 }
 
-/// Runs an hour's flows, each with its own host, numbered from `number` on.
+/// Runs the flows of one hour, each with its own host, numbered from `number`.
 fn make(
     lab: &Lab,
     wire: &mut Wire,
@@ -225,7 +226,7 @@ fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()>
             census.entries()?;
             Ok((collected(node)?.runs > before.runs).then_some(()))
         })?;
-        // At any moment between two collections, each entry created has been removed or still exists.
+        // At any moment between two collections, each created entry has been removed or still exists.
         let mut last = (0, 0);
         let added_up = wait_for("the counters to add up", PATIENCE, || {
             let before = collected(node)?;
@@ -256,7 +257,7 @@ fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()>
         census.translations
     );
     assert!(made.flows > 500 * u64::from(hours), "{made:?}");
-    // Two entries per flow, for some hundred flows that the endpoint opens in an hour.
+    // Two entries per flow, for several hundred flows that the endpoint opens in an hour.
     assert!(census.translations > 400, "{}", census.translations);
     Ok(())
 }
@@ -269,7 +270,7 @@ fn the_collector_never_removes_a_live_flow_nor_its_port() -> anyhow::Result<()> 
     println!("{churned:?}");
     assert_eq!((churned.wrong, churned.moved), (0, 0), "{churned:?}");
     assert_eq!(churned.opened, 3 * u64::from(connections));
-    // On a slow machine many connections are too late to be checked, and few are opened in time.
+    // On a slow machine, many connections are too late to be checked, and few are opened in time.
     assert!(churned.looks > u64::from(connections), "{churned:?}");
     assert!(churned.removed > 0 && churned.reopened > 0, "{churned:?}");
     assert!(churned.translated > u64::from(connections), "{churned:?}");

@@ -1,4 +1,4 @@
-//! The same endpoint traffic as seen by this project's conntrack and by the kernel's nf_conntrack: after each step
+//! The same endpoint traffic as seen by this project's conntrack and by the kernel's nf_conntrack. After each step,
 //! both have the same entry in the same state, or the difference is one that docs/conntrack.md lists and justifies.
 
 use std::collections::BTreeSet;
@@ -33,7 +33,7 @@ const ANSWERING_PORT: u16 = 7_000;
 /// Lifetime of entries, seconds.
 const LONG: u32 = 300;
 
-/// Why the two report a flow differently. docs/conntrack.md lists each reason by name.
+/// Why the two conntracks report a flow differently. docs/conntrack.md lists each reason by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Difference {
     LetPass,
@@ -74,7 +74,7 @@ impl Difference {
         Self::Fragments,
     ];
 
-    /// Its name in the docs.
+    /// The name of the difference in the docs.
     fn name(self) -> &'static str {
         match self {
             Self::LetPass => "Segments that are let pass",
@@ -96,7 +96,7 @@ impl Difference {
         }
     }
 
-    /// The only fields that it shows in.
+    /// The only fields in which the difference shows.
     fn shows_in(self) -> &'static [Field] {
         match self {
             Self::LetPass => &[Field::Counters],
@@ -130,17 +130,17 @@ impl Difference {
 enum Field {
     /// Whether there is an entry, and its state.
     State,
-    /// Addresses, ports, protocol, and who opened it.
+    /// Addresses, ports, protocol, and the side that opened the flow.
     Tuple,
     /// Whether the other side has answered.
     Replied,
-    /// Packets and bytes each way in the step.
+    /// Packets and bytes in each direction during the step.
     Counters,
-    /// Errors about a flow, and packets that belong to none, in the step.
+    /// Errors about a flow, and packets that belong to no flow, during the step.
     Noted,
 }
 
-/// What one of the two shows after a step.
+/// What one conntrack shows after a step.
 #[derive(Clone, Debug, Default)]
 struct EntryView {
     entries: Vec<Entry>,
@@ -210,7 +210,7 @@ impl fmt::Display for EntryView {
     }
 }
 
-/// One packet of a flow, or several that belong together, and what both show afterwards.
+/// One packet of a flow, or several that belong together, and what both conntracks show afterwards.
 struct Step {
     side: Side,
     content: Content,
@@ -220,13 +220,13 @@ struct Step {
 }
 
 impl Step {
-    /// The kernel differs in this way.
+    /// Expects the kernel to differ in this way.
     fn but(mut self, difference: Difference) -> Self {
         self.differences.push(difference);
         self
     }
 
-    /// The kernel differs in this way, and shows this state.
+    /// Expects the kernel to differ in this way and to show this state.
     fn but_in(self, difference: Difference, theirs: &'static str) -> Self {
         Self {
             theirs,
@@ -245,17 +245,17 @@ fn step(side: Side, content: Content, state: &'static str) -> Step {
     }
 }
 
-/// What the side that opens the flow sends, and the state afterwards.
+/// A packet from the side that opens the flow, and the state afterwards.
 fn there(content: impl Into<SentContent>, state: &'static str) -> Step {
     step(Side::Opener, content.into().0, state)
 }
 
-/// What the other side sends, and the state afterwards.
+/// A packet from the other side, and the state afterwards.
 fn back(content: impl Into<SentContent>, state: &'static str) -> Step {
     step(Side::Answerer, content.into().0, state)
 }
 
-/// Flags alone, a segment, or anything else.
+/// TCP flags alone, a segment, or any other content.
 struct SentContent(Content);
 
 impl From<u8> for SentContent {
@@ -276,7 +276,7 @@ impl From<Content> for SentContent {
     }
 }
 
-/// The hosts that a flow runs between.
+/// The hosts at the two ends of a flow.
 #[derive(Clone, Copy)]
 struct Run {
     opener: Way,
@@ -316,7 +316,7 @@ fn flow(name: &str, steps: Vec<Step>) -> Flow {
     }
 }
 
-/// The handshake, then these steps.
+/// A flow with the handshake and then these steps.
 fn opened(name: &str, steps: Vec<Step>) -> Flow {
     let mut all = vec![
         there(SYN, "SYN_SENT"),
@@ -327,7 +327,7 @@ fn opened(name: &str, steps: Vec<Step>) -> Flow {
     flow(name, all)
 }
 
-/// A connection that its opener closes first, then these steps.
+/// A flow whose opener closes the connection first, and then these steps.
 fn closed(name: &str, steps: Vec<Step>) -> Flow {
     let mut all = vec![
         there(FIN | ACK, "FIN_WAIT"),
@@ -503,7 +503,7 @@ fn connections() -> Vec<Flow> {
             vec![
                 there(data(), "ESTABLISHED"),
                 back(segment(ACK).without_window(), "ESTABLISHED"),
-                // A probe, refused; then the window opens again.
+                // A window probe, which is refused. Then the window opens again.
                 there(segment(ACK).ahead(-1), "ESTABLISHED"),
                 back(segment(ACK).without_window(), "ESTABLISHED"),
                 back(ACK, "ESTABLISHED"),
@@ -645,7 +645,7 @@ fn connections() -> Vec<Flow> {
             "opened again while it is open",
             vec![
                 there(segment(SYN).ahead(70_000), "ESTABLISHED").but(LetPass),
-                // A challenge ACK (RFC 5961 section 4), and the answer to it.
+                // A challenge ACK (RFC 5961 section 4) and the reset that answers it.
                 back(ACK, "ESTABLISHED"),
                 there(segment(RST), "CLOSE"),
             ],
@@ -811,7 +811,7 @@ fn others() -> Vec<Flow> {
             "fragments without the first",
             vec![there(Parts(3, &[1, 2]), "-")],
         )),
-        // The node's own reassembly comes before the endpoint's programs, and waits for the first fragment.
+        // The node reassembles before the endpoint's programs see the packet, and waits for the first fragment.
         in_only(flow(
             "fragments without the first, to the endpoint",
             vec![there(Parts(3, &[1, 2]), "-")],
@@ -920,14 +920,14 @@ fn errors() -> Vec<Flow> {
     flows
 }
 
-/// A lab whose agent has set it up and is gone: without its probes, nothing else is counted.
+/// A lab whose agent has set it up and was then killed: without the agent's probes, nothing else is counted.
 fn quiet_lab() -> anyhow::Result<Lab> {
     let lab = Lab::start("")?;
     lab.node().kill_agent(Signal::SIGKILL)?;
     Ok(lab)
 }
 
-/// Our conntrack, whose entries do not expire while a slow machine checks them.
+/// Our conntrack, with entries that do not expire while a slow machine checks them.
 fn ours(lab: &Lab) -> anyhow::Result<Ours> {
     let mut ours = Ours::open(lab.node())?;
     ours.set_timeouts(Timeouts {
@@ -961,7 +961,7 @@ impl<'a> Watch<'a> {
         })
     }
 
-    /// What has changed since the last call.
+    /// Returns what has changed since the last call.
     fn look(&mut self) -> anyhow::Result<[EntryView; 2]> {
         let entries = [
             self.ours.entries(self.host)?,
@@ -997,7 +997,7 @@ struct Findings {
     flows: [usize; 2],
 }
 
-/// Returns what is wrong with a step, and which differences showed in it.
+/// Returns what is wrong with a step, and which differences appeared in it.
 fn judge(
     (ours, theirs): (&EntryView, &EntryView),
     expected: (&str, &str),
@@ -1124,7 +1124,7 @@ impl Stage<'_> {
         }
     }
 
-    /// A socket with a side's address.
+    /// Opens a socket with a side's address.
     fn socket(&self, side: Side, kind: Type) -> anyhow::Result<Socket> {
         let address = self.address(side);
         let open = || {
@@ -1138,7 +1138,7 @@ impl Stage<'_> {
         NetNs::open(&self.netns(side))?.run_in(open)?
     }
 
-    /// A connection's two ends, the opener's first.
+    /// Returns the two ends of a connection, the opener's first.
     fn connect(&self) -> anyhow::Result<(Socket, Socket)> {
         let listener = self.socket(Side::Answerer, Type::STREAM)?;
         listener.listen(1)?;
@@ -1149,7 +1149,7 @@ impl Stage<'_> {
         Ok((opener, answerer))
     }
 
-    /// Two sockets that send each other datagrams, the opener's first.
+    /// Returns two sockets that send datagrams to each other, the opener's first.
     fn datagrams(&self) -> anyhow::Result<(Socket, Socket)> {
         let [opener, answerer] =
             [Side::Opener, Side::Answerer].map(|side| self.socket(side, Type::DGRAM));
@@ -1159,12 +1159,12 @@ impl Stage<'_> {
         Ok((opener, answerer))
     }
 
-    /// Waits until both show this state.
+    /// Waits until both conntracks show this state.
     fn both(&mut self, state: &str) -> anyhow::Result<()> {
         self.differ(state, state, &[])
     }
 
-    /// Waits until ours and the kernel's show these states, and differ only in the listed ways.
+    /// Waits until our conntrack and the kernel's show these states and differ only in the listed ways.
     fn differ(
         &mut self,
         ours: &str,
@@ -1215,7 +1215,7 @@ fn receive_end(mut socket: &Socket) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A scene to play on a stage.
+/// A scenario to run on a stage.
 type Scene = fn(&mut Stage<'_>) -> anyhow::Result<()>;
 
 const SCENES: [(&str, Scene); 13] = [
@@ -1344,7 +1344,7 @@ const SCENES: [(&str, Scene); 13] = [
     }),
 ];
 
-/// Sends more than any buffer holds.
+/// Sends more data than any buffer holds.
 fn transfer(from: &Socket, to: &Socket) -> anyhow::Result<()> {
     const LEN: usize = 4 << 20;
     std::thread::scope(|scope| {

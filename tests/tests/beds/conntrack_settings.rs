@@ -1,5 +1,5 @@
-//! Lifetimes and sizes of conntrack and NAT, set by flags, and sizes of the service maps: they take effect when an
-//! agent next starts, and flows survive that.
+//! Lifetimes and sizes of conntrack and NAT, set by flags, and sizes of the service maps. They take effect when an
+//! agent next starts, and flows survive the change.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
@@ -41,7 +41,7 @@ fn lifetime(node: &Node, name: &str) -> anyhow::Result<Value> {
     Ok(settings["value"]["timeouts"][name].clone())
 }
 
-/// The entry of a ping that has finished.
+/// The conntrack entry of a ping that has finished.
 fn ping_entry(node: &Node, from: IpAddr) -> anyhow::Result<Value> {
     rows(
         node,
@@ -183,7 +183,7 @@ impl Maps {
         Ok(Array::try_from(Map::from_map_data(map)?)?)
     }
 
-    /// Capacity for flows, and the names of all other pins beside the current maps.
+    /// Capacity for flows, and the names of all pins other than the current maps.
     fn room(&self) -> anyhow::Result<(u32, Vec<String>)> {
         self.room_of(&layout::CT4)
     }
@@ -241,12 +241,12 @@ fn flows_and_translations_move_to_maps_of_another_size() -> anyhow::Result<()> {
     }
     let (all, alive) = (FLOWS as usize, FLOWS as usize * 2 / 3);
 
-    // A start that fails before its programs serve.
+    // A start that fails before its programs take over.
     drop(maps.load(large)?);
     assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
     assert_eq!((maps.flows()?, maps.translations()?), (all, all));
 
-    // Programs that still serve may add flows until they are replaced.
+    // Programs that are still in use may add flows until they are replaced.
     let mut datapath = maps.load(large)?;
     let late = CtEntry {
         expires: now + 3_600,
@@ -260,7 +260,7 @@ fn flows_and_translations_move_to_maps_of_another_size() -> anyhow::Result<()> {
     let moved = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
     assert_eq!(moved.get(&flow(7), 0)?.tx_packets, 7);
 
-    // Smaller than the number of flows.
+    // A size smaller than the number of flows.
     maps.load(small)?.attach(&[])?;
     assert_eq!(maps.room()?, (small.conntrack, Vec::new()));
     let left = maps.flows()?;
@@ -288,10 +288,10 @@ fn where_fewer_flows_have_room_open_connections_stay_and_unanswered_ones_go() ->
     let mut ct4 = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
     let mut nat4 = maps.open::<Tuple4, NatEntry4>(&layout::NAT4)?;
     let mut revnat4 = maps.open::<Tuple4, ServiceFlow4>(&layout::REVNAT4)?;
-    // All have the same source, and each has its own frontend.
+    // All flows have the same source, and each has its own frontend.
     let frontend = |number: u32| (Ipv4Addr::new(10, 96, 0, 1).to_bits().to_be(), number as u16);
     let is_open = |number: u32| number.is_multiple_of(FLOWS / OPEN);
-    // What the client sends to the frontend, and the reply.
+    // The key of the client's packets to the frontend, and that of the replies.
     let keys = |number| {
         let sent = flow(number);
         (sent.with_destination(frontend(number)), sent.reply())
@@ -400,7 +400,7 @@ fn what_is_in_the_maps_of_services_moves_to_maps_of_another_size_and_none_become
     }
     all_is_there()?;
 
-    // Too small for what the agent wrote: those maps keep their size, and the programs' own maps follow.
+    // Sizes too small for the agent's entries: those maps keep their sizes, and the programs' own maps follow suit.
     load(service_sizes(1_024))?;
     for (map, room) in [
         (&layout::BACKENDS, 8_192),
@@ -459,7 +459,7 @@ fn a_move_that_was_cut_short_is_brought_to_its_end() -> anyhow::Result<()> {
     assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
     assert_eq!(maps.flows()?, 1);
 
-    // Interrupted afterwards, when programs may use either map.
+    // Interrupted after that, when programs may use either map.
     let elsewhere = Maps {
         bpffs: Bpffs::mount(),
     };
@@ -468,7 +468,7 @@ fn a_move_that_was_cut_short_is_brought_to_its_end() -> anyhow::Result<()> {
     new.insert(flow(2), entry, 0)?;
     std::fs::rename(&pin, &former)?;
     MapData::from_pin(elsewhere.location().pins().join("HEALTH_CT4"))?.pin(&pin)?;
-    // A failed start leaves it unchanged.
+    // A failed start leaves the former map unchanged.
     drop(maps.load(sizes)?);
     assert_eq!(maps.room()?.1, ["HEALTH_CT4_former"]);
     maps.load(sizes)?.attach(&[])?;
@@ -484,7 +484,7 @@ fn listings_show_the_map_that_programs_use_after_a_move_was_cut_short() -> anyho
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     node.kill_agent(Signal::SIGKILL)?;
-    // As left by a start that is killed once it has created the new map.
+    // The state left by a start that was killed after it had created the new map.
     let name = layout::CT_ANY4.name;
     let (pin, former) = (node.pins().join(name), format!("{name}_former"));
     std::fs::rename(&pin, node.pins().join(&former))?;
@@ -539,7 +539,7 @@ fn a_move_to_a_third_size_after_one_that_was_cut_short_loses_no_flow() -> anyhow
     let mut first = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
     first.insert(flow(1), entry, 0)?;
 
-    // Killed before or after its programs served.
+    // A start that was killed before or after its programs took over.
     let pins = maps.location().pins();
     let pin = pins.join("HEALTH_CT4");
     std::fs::rename(&pin, pins.join("HEALTH_CT4_former"))?;
@@ -547,11 +547,11 @@ fn a_move_to_a_third_size_after_one_that_was_cut_short_loses_no_flow() -> anyhow
     MapData::from_pin(elsewhere.location().pins().join("HEALTH_CT4"))?.pin(&pin)?;
     let mut second = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
 
-    // A failed start leaves it unchanged.
+    // A failed start leaves the former map unchanged.
     drop(maps.load(sizes(2_048))?);
     assert_eq!(maps.room()?, (8_192, vec!["HEALTH_CT4_former".to_owned()]));
 
-    // Entries that the programs add until they are replaced, in whichever map they use.
+    // The programs may add entries to either map until they are replaced.
     let mut start = maps.load(sizes(2_048))?;
     first.insert(flow(2), entry, 0)?;
     second.insert(flow(3), entry, 0)?;
@@ -592,7 +592,7 @@ fn services_start_after_a_start_without_them_that_was_cut_short() -> anyhow::Res
         ranges()?.insert(&range(number.into()), 1, 0)?;
     }
 
-    // Killed once it had created maps without capacity.
+    // A start that was killed after it had created maps without capacity.
     let elsewhere = Maps {
         bpffs: Bpffs::mount(),
     };
@@ -647,7 +647,7 @@ fn flows_of_an_earlier_version_move_to_maps_of_another_kind() -> anyhow::Result<
         Ok(map.context("no such map")?.kind)
     };
 
-    // A start that fails before its programs serve.
+    // A start that fails before its programs take over.
     drop(maps.load(sizes)?);
     assert_eq!(
         (kind()?.as_str(), maps.flows()?),
@@ -656,7 +656,7 @@ fn flows_of_an_earlier_version_move_to_maps_of_another_kind() -> anyhow::Result<
     maps.load(sizes)?.attach(&[])?;
     assert_eq!((kind()?.as_str(), maps.flows()?), ("hash", FLOWS as usize));
     assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
-    // Their keys are in the ring, so that they can be evicted.
+    // The keys are in the ring, so the entries can be evicted.
     let pinned = Pinned::open(&maps.location())?;
     let ring = pinned.ring_rows(layout::CT4_RING.name)?;
     let mut noted = 0;

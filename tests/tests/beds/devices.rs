@@ -1,5 +1,5 @@
-//! Uplinks and addresses on devices other than plain Ethernet: peers are reached, and timed in the kernel, also after
-//! a restart.
+//! Uplinks and addresses on devices other than plain Ethernet: peers are reached, and timed in the kernel, and both
+//! still hold after a restart.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,16 +16,16 @@ use tests::transfer::Path;
 use tests::tun::TunLink;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Addresses of the second node outside the mesh: what endpoints send there is masqueraded.
+/// Addresses of the second node outside the mesh. Endpoint traffic to them is masqueraded.
 const OUTSIDE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9)),
 ];
 const NATIVE: &str = "--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48";
-/// Port of the far ends of transfers.
+/// Port of the remote ends of transfers.
 const TRANSFERS: u16 = 7001;
 
-/// Two nodes without agents, each changed by these commands.
+/// Two nodes without agents, each modified by these commands.
 fn bed(flags: &str, commands: impl Fn(&Node, &Node) -> Vec<String>) -> anyhow::Result<Bed> {
     let bed = Bed::builder()
         .nodes(2)
@@ -36,7 +36,7 @@ fn bed(flags: &str, commands: impl Fn(&Node, &Node) -> Vec<String>) -> anyhow::R
     Ok(bed)
 }
 
-/// The same with both IP versions and masquerading.
+/// As [`bed`], with both IP versions and masquerading.
 fn masquerading() -> anyhow::Result<Bed> {
     let builder = Bed::builder().nodes(2).ipv6(true).without_agents();
     builder.agent_args(NATIVE).start()
@@ -51,7 +51,7 @@ fn change(bed: &Bed, commands: impl Fn(&Node, &Node) -> Vec<String>) -> anyhow::
     Ok(())
 }
 
-/// Commands that bring a device up with the node's own addresses.
+/// Returns the commands that bring up a device with the node's own addresses.
 fn give_addresses(node: &Node, device: &str) -> Vec<String> {
     let mut commands = vec![format!("ip link set {device} up")];
     for address in node.addresses() {
@@ -63,8 +63,8 @@ fn give_addresses(node: &Node, device: &str) -> Vec<String> {
     commands
 }
 
-/// Joins two nodes by a device of this name without Ethernet headers. It has the nodes' addresses and is their only
-/// device; a previous device of that name is gone.
+/// Connects two nodes by a device with this name that has no Ethernet headers. The device has the nodes' addresses and
+/// is their only uplink; any earlier device with that name is gone.
 fn join_by_tun(bed: &Bed, device: &str, link_type: Option<u16>) -> anyhow::Result<TunLink> {
     change(bed, |_, _| vec!["ip link delete eth0".to_owned()])?;
     let link = TunLink::join([bed.node(1), bed.node(2)], device, link_type)?;
@@ -72,7 +72,7 @@ fn join_by_tun(bed: &Bed, device: &str, link_type: Option<u16>) -> anyhow::Resul
     Ok(link)
 }
 
-/// Starts the agents and waits until peers are timed in the kernel, then again after a kill.
+/// Starts the agents, waits until peers are timed in the kernel, and does the same again after killing the agents.
 fn peers_are_timed_over_a_restart(bed: &Bed) -> anyhow::Result<()> {
     for node in bed.nodes() {
         node.start_agent()?;
@@ -86,7 +86,7 @@ fn peers_are_timed_over_a_restart(bed: &Bed) -> anyhow::Result<()> {
     wait_timed(bed, node)
 }
 
-/// Waits until the node's own agent has timed its peer in the kernel, over both paths of each IP version.
+/// Waits until the node's own agent has had its peer timed in the kernel, over both paths and each IP version.
 fn wait_timed(bed: &Bed, node: &Node) -> anyhow::Result<()> {
     wait_timed_by(RttSource::Kernel, bed, node)
 }
@@ -110,8 +110,8 @@ fn wait_timed_by(source: RttSource, bed: &Bed, node: &Node) -> anyhow::Result<()
     })
 }
 
-/// Checks that probes of both IP versions are in the flow and translation tables, and that what an endpoint sends
-/// elsewhere over this device has the node's address.
+/// Checks that probes of both IP versions are in the flow and translation tables, and that endpoint traffic to other
+/// destinations over this device has the node's address.
 fn flows_are_followed(bed: &Bed, device: &str) -> anyhow::Result<()> {
     let (node, peer) = (bed.node(1), bed.node(2));
     for address in peer.addresses() {
@@ -226,7 +226,7 @@ fn peers_are_timed_and_flows_translated_on_uplinks_that_are_tun_devices() -> any
             Ok(pin.exists().then_some(()))
         })?;
     }
-    // No uplink of this agent is such a device.
+    // This agent has no such device as an uplink.
     node.kill_agent(Signal::SIGKILL)?;
     node.exec("ip link add other0 type veth peer name other1")?;
     node.start_agent_with("--device other0")?;
@@ -235,7 +235,7 @@ fn peers_are_timed_and_flows_translated_on_uplinks_that_are_tun_devices() -> any
     })
 }
 
-/// The new device takes the old one's name, so that agents learn of it from its type alone.
+/// The new device has the old one's name, so agents notice the change only by its type.
 #[test]
 #[ignore = "needs root"]
 fn programs_follow_where_a_tun_device_takes_the_place_of_an_uplink() -> anyhow::Result<()> {
@@ -251,7 +251,7 @@ fn programs_follow_where_a_tun_device_takes_the_place_of_an_uplink() -> anyhow::
         let is_there = programs_on(node, "eth0")? == ["from_ip_netdev", "to_ip_netdev"];
         Ok(is_there.then_some(()))
     })?;
-    // Entries found from now on come from these programs.
+    // All entries found from now on were created by these programs.
     for flush in ["bpf ct flush global", "bpf nat flush --all"] {
         node.cli(flush)?.success()?;
     }

@@ -1,4 +1,4 @@
-//! Lost echo probes, and the part of the path that lost them, as shown by the counters of both agents.
+//! Lost echo probes, and the part of the path where they were lost, as shown by the counters of both agents.
 
 use std::process::Command;
 
@@ -16,7 +16,7 @@ fn bed(nodes: u8) -> anyhow::Result<Bed> {
     Ok(bed)
 }
 
-/// Drops packets that a node sends, between the programs on its uplink and those on other nodes' uplinks.
+/// Drops packets from a node between the programs on its uplink and those on other nodes' uplinks.
 fn lose_from(node: &Node, packets: &str) -> anyhow::Result<()> {
     let device = node.name();
     let table = format!(
@@ -38,7 +38,7 @@ fn lose_in(node: &Node, packets: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the first node's diagnosis of another node has this cause and contains this text.
+/// Waits until the first node's diagnosis of another node has this cause and contains this string.
 fn diagnosed(bed: &Bed, index: usize, cause: &str, part: &str) -> anyhow::Result<Diagnosis> {
     let name = bed.node(index).full_name();
     let mut last = None;

@@ -48,7 +48,7 @@ fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
     let (bed, target) = bed()?;
     let target_node = bed.node(1);
     let pinging = Pinging::start(bed.node(2).name(), target, Pace::DENSE);
-    // As often as time allows, but at least twice: each round is one kill and one start.
+    // As often as time allows, but at least twice. Each round is one kill and one start.
     let begin = Instant::now();
     let mut restarts = 0;
     while begin.elapsed() < Duration::from_millis(LENGTH_MS.into()) || restarts < 2 {
@@ -86,7 +86,7 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
     let pinging = Pinging::start(bed.node(2).name(), target, Pace::DENSE);
     node.kill_agent(Signal::SIGTERM)?;
 
-    // What a version with smaller conntrack entries would leave, under the running programs.
+    // The state that a version with smaller conntrack entries would leave, while the programs are running.
     let pin = node.pins().join("HEALTH_CT4");
     fs::remove_file(&pin)?;
     HashMap::<_, [u8; 16], [u8; 48]>::create(16, 0)?.pin(&pin)?;

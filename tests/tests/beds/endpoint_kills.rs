@@ -1,5 +1,5 @@
-//! An agent that is killed at any moment while it creates and deletes endpoints leaves none half-made, and leaves
-//! nothing of deleted ones.
+//! An agent that is killed at a random moment while it creates and deletes endpoints leaves no half-made endpoints, and
+//! no traces of deleted ones.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn kills() -> usize {
     if is_long() { 50 } else { 15 }
 }
 
-/// Endpoints that are left alone.
+/// Number of endpoints that stay in place.
 const RESIDENTS: usize = 2;
 
 const POLICY: &str = r#"
@@ -35,12 +35,12 @@ spec:
     - host
 "#;
 
-/// Whether the policy selects it.
+/// Whether the policy selects the endpoint.
 fn is_protected(endpoint: &Endpoint) -> bool {
     endpoint.labels.contains(&"unspec:app=web".to_owned())
 }
 
-/// Starts to create one endpoint and to delete another at the same time.
+/// Starts creating one endpoint and deleting another at the same time.
 fn begin(node: &Node, make: &Place, labels: &str, delete: &Place) -> anyhow::Result<[Child; 2]> {
     Ok([
         spawn(
@@ -67,7 +67,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
     node.cli(&format!("policy import {}", document.display()))?
         .success()?;
 
-    // Half of the endpoints have labels, and with them an identity and a policy.
+    // Half of the endpoints have labels, and so an identity and a policy.
     let labels = |number: usize| ["", " --label app=web"][number % 2];
     let mut number = 0;
     let mut place = || {
@@ -91,7 +91,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         .collect();
     ensure!(residents.len() == RESIDENTS, "{residents:?}");
 
-    // How long this takes undisturbed.
+    // How long an undisturbed change takes.
     let mut longest = Duration::ZERO;
     for _ in 0..3 {
         let (next, labels) = place()?;
@@ -111,7 +111,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         let gone = live.swap_remove(RESIDENTS);
         let moment = longest.mul_f64(random.f64() * 1.1);
         let [mut making, mut deleting] = begin(node, &next, labels, &gone)?;
-        // Cutting work short is the point, so there is no condition to wait for.
+        // The aim is to interrupt work at a random moment, so there is no condition to wait for.
         thread::sleep(moment);
         node.kill_agent(Signal::SIGKILL)?;
         let (was_made, was_deleted) = (making.wait()?.success(), deleting.wait()?.success());
@@ -144,7 +144,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         }
         made += usize::from(reported.at(&next).is_some());
         deleted += usize::from(reported.at(&gone).is_none());
-        // One endpoint must remain to be deleted next.
+        // One endpoint must remain for the next round to delete.
         match (reported.at(&next).is_some(), reported.at(&gone).is_some()) {
             (true, true) => {
                 node.cli(&format!("endpoint delete --netns {}", gone.path))?

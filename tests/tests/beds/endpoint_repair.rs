@@ -1,11 +1,12 @@
-//! When others change the host's side of a workload's endpoint, the endpoint's log reports it, and it is repaired.
+//! When other processes change the host's side of a workload's endpoint, the endpoint's log reports the change, and the
+//! endpoint is repaired.
 
 use anyhow::{Context as _, ensure};
 use health_endpoint::log::{LogEntry, Status};
 use health_model::api::{Endpoint, EndpointHealth, HealthState};
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Waits until all is well: something missing stays missing for a moment.
+/// Waits until the endpoint is well: anything missing stays missing for a moment.
 fn wait_well(node: &Node, member: &Member) -> anyhow::Result<()> {
     let id = member.endpoint.id;
     wait_for("the endpoint to be well", PATIENCE, || {
@@ -19,7 +20,7 @@ fn wait_well(node: &Node, member: &Member) -> anyhow::Result<()> {
     })
 }
 
-/// How often a failure was logged in these words.
+/// Number of log entries that report a failure in these words.
 fn reported(node: &Node, member: &Member, words: &str) -> anyhow::Result<usize> {
     let log = node.listing(&format!("endpoint log {}", member.endpoint.id))?;
     let log: Vec<LogEntry> = serde_json::from_value(log)?;
@@ -60,7 +61,7 @@ fn the_devices_of_an_endpoint_are_put_right() -> anyhow::Result<()> {
         })?;
         wait_well(node, &member)?;
     }
-    // A workload may do what it likes in its own namespace.
+    // A workload may change anything in its own namespace.
     node.exec(&format!("{inside} link set lo up"))?;
     node.exec(&format!("{inside} route replace default dev lo"))?;
     // The kernel removes the routes of a device that goes down.

@@ -1,5 +1,4 @@
-//! What an agent reports about its endpoints, compared with everything that exists: devices, maps, files and
-//! namespaces.
+//! An agent's report about its endpoints, compared with everything that exists: devices, maps, files and namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,13 +26,13 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn new(number: usize) -> anyhow::Result<Self> {
         let name = place_name(number);
-        // A killed test may have left one.
+        // A killed test may have left a namespace behind.
         netns::remove(&name)?;
         let path = NetNs::create(&name)?.path().display().to_string();
         Ok(Self { name, path })
     }
 
-    /// The devices in it except loopback, with their global-scope addresses.
+    /// The devices in the namespace except loopback, with their global-scope addresses.
     fn devices(&self) -> anyhow::Result<BTreeMap<String, BTreeSet<IpAddr>>> {
         let listed = run(command_in(&self.name, "ip").args(["-j", "address", "show"]))?;
         let listed: Value = serde_json::from_str(&listed.success()?)?;
@@ -73,7 +72,7 @@ pub(crate) fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpAddr> + u
     endpoint.ipv4.into_iter().chain(endpoint.ipv6)
 }
 
-/// Starts a CLI command of the agent.
+/// Starts one of the agent's CLI commands.
 pub(crate) fn spawn(node: &Node, words: &str) -> anyhow::Result<Child> {
     let mut command = node.cli_command();
     command.args(words.split(' '));
@@ -81,7 +80,7 @@ pub(crate) fn spawn(node: &Node, words: &str) -> anyhow::Result<Child> {
     Ok(command.spawn()?)
 }
 
-/// What the agent reports about its endpoints, with the health endpoint's addresses kept separately.
+/// An agent's report about its endpoints, with the addresses of the health endpoint kept separately.
 pub(crate) struct EndpointReport {
     pub(crate) endpoints: Vec<Endpoint>,
     health: BTreeSet<IpAddr>,
@@ -120,9 +119,9 @@ impl EndpointReport {
         &self.addresses() | &self.health
     }
 
-    /// Checks that everything of these endpoints exists, and nothing of any other: devices and routes, pins, maps,
-    /// addresses, files. `enforced` returns whether policy is enforced for what an endpoint receives, and for what it
-    /// sends.
+    /// Checks that everything that belongs to these endpoints exists, and that nothing of any other endpoint does:
+    /// devices, routes, pins, maps, addresses and files. `enforced` returns whether policy is enforced for packets that
+    /// an endpoint receives and for those that it sends.
     pub(crate) fn is_all_there_is(
         &self,
         node: &Node,
@@ -268,7 +267,8 @@ fn same<T: Ord + std::fmt::Debug>(
     Ok(())
 }
 
-/// Checks that an endpoint's inner end is as the agent reports, or that nothing exists where it reports no endpoint.
+/// Checks that the inner end of an endpoint matches the agent's report, or that it does not exist if the agent reports
+/// no endpoint.
 pub(crate) fn is_whole(place: &Place, endpoint: Option<&Endpoint>) -> anyhow::Result<()> {
     let wanted = endpoint.map(|one| (one.inner_interface.clone(), addresses(one).collect()));
     let (found, wanted) = (place.devices()?, wanted.into_iter().collect());

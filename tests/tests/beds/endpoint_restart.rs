@@ -1,4 +1,4 @@
-//! Restarts that go unnoticed: endpoint traffic passes while agents are killed, restarted and upgraded, and policy
+//! Restarts that go unnoticed: endpoint traffic continues while agents are killed, restarted and upgraded, and policy
 //! holds throughout.
 
 use std::fs;
@@ -25,7 +25,7 @@ use tests::process::{Running, run};
 use tests::upgrade::{pretend_layout, with_other_programs};
 use tests::{Bed, Member, Node, PATIENCE, slowness, wait_for};
 
-/// Only clients reach the server, by echoes and by iperf3, and they reach nothing else.
+/// Only clients may reach the server, by echo requests and by iperf3, and they may reach nothing else.
 const POLICY: &str = r#"
 apiVersion: "cilium.io/v2"
 kind: CiliumNetworkPolicy
@@ -111,13 +111,13 @@ impl Stand {
         self.folder.path().join("identities.json")
     }
 
-    /// Holding the lock of this file keeps agents from reading the store.
+    /// While a process holds the lock on this file, agents cannot read the store.
     fn store_lock(&self) -> PathBuf {
         let name = format!("identities.json{LOCK_SUFFIX}");
         self.folder.path().join(name)
     }
 
-    /// Each node with its endpoint for which policy is in force.
+    /// Each node, with its endpoint that policy applies to.
     fn protected(&self) -> [(&Node, &Endpoint); 2] {
         [
             (self.bed.node(1), &self.client.endpoint),
@@ -126,7 +126,7 @@ impl Stand {
     }
 }
 
-/// Starts an agent, and waits until it has built all endpoints.
+/// Starts an agent and waits until it has rebuilt all endpoints.
 fn start(node: &Node, binary: Option<&Path>) -> anyhow::Result<()> {
     node.take_over(binary)?;
     wait_ready(node)
@@ -140,7 +140,7 @@ fn wait_ready(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// The program at each hook of an endpoint and of the node.
+/// The programs at the hooks of an endpoint and of the node.
 fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<AttachedProgram>> {
     let mut found = Vec::new();
     for device in [&endpoint.interface, "lxc_health", "eth0"] {
@@ -152,7 +152,7 @@ fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<AttachedProg
     Ok(found)
 }
 
-/// One iperf3 connection from an endpoint to an address, with data in both directions, until it is stopped.
+/// An iperf3 connection from an endpoint to an address, with data in both directions until it is stopped.
 struct Transfer(Child);
 
 impl Transfer {
@@ -164,7 +164,7 @@ impl Transfer {
         Ok(Self(client.spawn()?))
     }
 
-    /// Stops it, and returns its report.
+    /// Stops the transfer and returns its report.
     fn end(mut self) -> anyhow::Result<Value> {
         let ended = self.0.try_wait()?;
         let pid = Pid::from_raw(self.0.id().cast_signed());
@@ -183,14 +183,14 @@ impl Transfer {
     }
 }
 
-/// For echoes that are refused.
+/// Pace of echo requests that are refused.
 const REFUSED: Pace = Pace {
     interval: 2,
     flow: 500,
     patience: Duration::from_secs(1),
 };
 
-/// Traffic between the endpoints while something happens to the agents.
+/// Traffic between the endpoints while the agents are disturbed.
 struct Traffic {
     echoes: Vec<Pinging>,
     /// From a stranger to the server, and from the client to a stranger.
@@ -240,8 +240,8 @@ impl Traffic {
         })
     }
 
-    /// Stops the traffic. No connection may have broken or stalled for a second, and nothing that policy refuses may
-    /// have passed. Returns the results of the other echoes.
+    /// Stops the traffic and checks that no connection broke or stalled for a second, and that nothing passed that
+    /// policy refuses. Returns the results of the other echo requests.
     fn end(self) -> anyhow::Result<Vec<Summary>> {
         for transfer in self.transfers {
             let report = transfer.end()?;
@@ -294,7 +294,7 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
             let after = programs(node, endpoint)?;
             for (before, after) in before.iter().zip(&after) {
                 ensure!(before.id != after.id, "{before:?} and {after:?}");
-                // These differ from the previous binary's programs, in both directions.
+                // These programs differ from those of the previous binary, in both directions.
                 let is_other_version = binary.is_some() || former.contains(&before.tag);
                 ensure!((before.tag != after.tag) == is_other_version, "{former:?}");
                 if binary.is_some() {
@@ -303,7 +303,7 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
             }
         }
     }
-    // Both nodes at once, and from a version with other settings.
+    // Both nodes at once, upgrading from a version with other settings.
     for (node, _) in stand.protected() {
         node.kill_agent(Signal::SIGKILL)?;
         pretend_layout(node, LAYOUT_VERSION - 1)?;
@@ -355,10 +355,10 @@ fn policy_holds_while_the_layout_of_its_maps_changes() -> anyhow::Result<()> {
         let before = programs(node, endpoint)?;
         node.kill_agent(Signal::SIGKILL)?;
         pretend_layout(node, layout::POLICY.since - 1)?;
-        // Until the store answers, it is unknown what each identity means.
+        // Until the store replies, the meaning of each identity is unknown.
         let lock = fs::File::create(stand.store_lock())?;
         lock.lock()?;
-        // The second start finds the layout change half done.
+        // The second start finds the layout change half finished.
         for is_killed_too in [true, false] {
             node.start_agent()?;
             wait_for("the endpoint to wait", PATIENCE, || {
@@ -410,7 +410,7 @@ fn endpoints_and_their_peers_follow_when_the_store_loses_an_identity() -> anyhow
         let found = all.into_iter().find(|one| one.id == client.id);
         found.context("the client is gone")
     };
-    // The file is rewritten unchanged.
+    // The agent rewrites the file without changing its content.
     fs::remove_file(stand.store())?;
     wait_for("the file to be back", PATIENCE, || {
         let text = fs::read_to_string(stand.store())?;
@@ -463,7 +463,7 @@ fn restored_endpoints_wait_for_the_store_out_of_the_way_of_new_ones() -> anyhow:
     let lock = fs::File::create(stand.store_lock())?;
     lock.lock()?;
     node.take_over(None)?;
-    // Its labels have no identity: nothing passes, although no rule selects it.
+    // The endpoint's labels have no identity: nothing passes, although no rule selects the endpoint.
     let new = Member::on(node, "new", "--label app=new")?;
     let state = &new.endpoint.state;
     ensure!(state == "waiting-for-identity", "{:?}", new.endpoint);
@@ -510,7 +510,7 @@ fn restored_endpoints_wait_for_the_store_out_of_the_way_of_new_ones() -> anyhow:
     })
 }
 
-/// Like an agent in a container that was not given the folder where its runtime mounts namespaces.
+/// Like an agent in a container without access to the folder where its runtime mounts namespaces.
 #[test]
 #[ignore = "needs root"]
 fn endpoints_live_on_where_the_agent_finds_no_file_of_their_namespace() -> anyhow::Result<()> {

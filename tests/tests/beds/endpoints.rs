@@ -21,7 +21,7 @@ struct Workload {
 impl Workload {
     fn new(name: &str) -> anyhow::Result<Self> {
         let name = format!("life-{name}");
-        // A killed test may have left one.
+        // A killed test may have left a namespace behind.
         let _ = run(Command::new("ip").args(["netns", "delete", &name]));
         run(Command::new("ip").args(["netns", "add", &name]))?.success()?;
         Ok(Self { name })
@@ -59,7 +59,7 @@ impl Workload {
         serde_json::from_str(&text).context("what create says is no endpoint")
     }
 
-    /// The line that says why there is no endpoint.
+    /// The line that states why there is no endpoint.
     fn refusal_on(&self, node: &Node, flags: &str) -> anyhow::Result<String> {
         refusal(
             node,
@@ -75,7 +75,7 @@ impl Workload {
 
 impl Drop for Workload {
     fn drop(&mut self) {
-        // It may already have been deleted.
+        // The namespace may already have been deleted.
         let _ = run(Command::new("ip").args(["netns", "delete", &self.name]));
     }
 }
@@ -157,13 +157,14 @@ fn endpoints_reach_each_other_on_and_across_nodes_and_leave_nothing() -> anyhow:
         asks(&b, &a, address)?;
         anyhow::ensure!(here.pings(address)?, "the host does not reach {address}");
     }
-    // The gateway addresses do not belong to the host: it routes what is sent there, so no rule for the host applies.
+    // The gateway addresses do not belong to the host: it forwards packets sent to them, so rules for the host do not
+    // apply.
     for gateway in [first.gateway4, first.gateway6].into_iter().flatten() {
         let known = here.listing(&format!("bpf ipcache get {gateway}"))?;
         let entry = known.get(0).unwrap_or(&known);
         assert_eq!(entry["identity"], identity::WORLD, "{known}");
     }
-    // Nothing leaves from a source address that is not the endpoint's own.
+    // Packets with a source address other than the endpoint's own do not leave.
     a.exec("ip address add 10.99.0.1/32 dev eth0")?.success()?;
     let other = second.ipv4.context("an IPv4 address")?;
     let spoofed = a.exec(&format!("ping -n -q -c 1 -W 1 -I 10.99.0.1 {other}"))?;
@@ -328,7 +329,7 @@ fn an_agent_killed_while_it_makes_endpoints_leaves_no_half_ones() -> anyhow::Res
                     .spawn()
             })
             .collect::<Result<_, _>>()?;
-        // A different moment each time: cutting work short is the point, so there is no condition to wait for.
+        // A different moment each time: the aim is to interrupt work, so there is no condition to wait for.
         std::thread::sleep(Duration::from_millis(4 + round * 7));
         node.kill_agent(Signal::SIGKILL)?;
         for mut creation in creations {
@@ -456,7 +457,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
     assert!(reported.contains("(health)"), "{reported}");
     before.wait_same(|| Snapshot::node(node))?;
 
-    // Of five addresses, the health endpoint has one, and one is taken.
+    // There are five addresses: the health endpoint has one, and another one is taken.
     for number in 0..3 {
         b.endpoint_on(node, &format!("--ifname net{number}"))?;
     }

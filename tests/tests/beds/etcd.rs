@@ -40,7 +40,7 @@ fn is_stale(node: &Node) -> anyhow::Result<bool> {
     Ok(node.stale_registry()?.is_some())
 }
 
-/// Runs an action while every agent that answers must list all the bed's nodes at any time.
+/// Runs an action during which every agent that responds must always list all the bed's nodes.
 fn while_nobody_is_lost<T>(
     bed: &Bed,
     work: impl FnOnce() -> anyhow::Result<T>,
@@ -52,11 +52,11 @@ fn while_nobody_is_lost<T>(
             let mut looks = 0_u32;
             while !done.load(Ordering::Relaxed) {
                 for node in bed.nodes() {
-                    // An agent that is restarting does not answer.
+                    // An agent that is restarting does not respond.
                     let Ok(names) = node.listed_nodes() else {
                         continue;
                     };
-                    // An agent that has just started serves before it knows anything.
+                    // An agent that has just started serves its API before it knows any nodes.
                     if names.is_empty() {
                         continue;
                     }
@@ -81,7 +81,7 @@ fn while_nobody_is_lost<T>(
     })
 }
 
-/// Registers one more node, and waits until every agent has it.
+/// Registers another node, and waits until every agent knows it.
 fn news_arrive(nodes: &[Node], etcd: &Etcd, index: u8) -> anyhow::Result<()> {
     let name = format!("news{index}");
     let record =
@@ -127,7 +127,7 @@ fn agents_find_each_other_also_when_etcd_comes_after_them() -> anyhow::Result<()
         let health = node.health_ipv4()?.to_string();
         assert_eq!(record["healthAddresses"], serde_json::json!([health]));
     }
-    // Dropped first, while its nodes can still deregister.
+    // Dropped before etcd, while its nodes can still deregister.
     drop(bed);
     Ok(())
 }
@@ -163,7 +163,7 @@ fn nobody_is_lost_when_the_history_is_compacted_behind_an_agent_that_was_cut_off
         wait_for("the loss to be reported", PATIENCE, || {
             Ok(is_stale(alone)?.then_some(()))
         })?;
-        // What was bound to its lease is removed, as if the lease had expired.
+        // The keys bound to the lease are removed, as if the lease had expired.
         etcd.revoke_leases()?;
         etcd.put(&format!("{PREFIX}other"), "1")?;
         let revision = etcd.revision()?;
@@ -208,7 +208,7 @@ fn nobody_is_lost_when_etcds_disk_is_full() -> anyhow::Result<()> {
             put.is_ok_and(|ran| ran.stderr.contains("space exceeded"))
         });
         assert!(full, "etcd takes more than its quota");
-        // It must register now, and cannot.
+        // The agent must register now, and cannot.
         bed.node(2).kill_agent(Signal::SIGKILL)?;
         bed.node(2).start_agent()?;
         wait_for("the failure to be reported", PATIENCE, || {
@@ -244,7 +244,7 @@ fn invalid_entries_are_reported_by_key_and_no_node_is_lost_to_them() -> anyhow::
             |name: &str, rest: &str| format!(r#"{{"name":"{name}","cluster":"default",{rest}}}"#);
         let cases = [
             ("empty", " ".to_owned(), "not a node record"),
-            // Together, more than one etcd response may hold.
+            // Together, these may exceed the size of one etcd response.
             ("large", large.clone(), "the value has 1048576 bytes"),
             ("large2", large.clone(), "the value has 1048576 bytes"),
             ("large3", large.clone(), "the value has 1048576 bytes"),
@@ -282,14 +282,14 @@ fn invalid_entries_are_reported_by_key_and_no_node_is_lost_to_them() -> anyhow::
         for (name, value, _) in &cases {
             etcd.put(&format!("{PREFIX}nodes/{name}"), value)?;
         }
-        // Overwrites a live node's own record: its agent repairs that.
+        // Overwrite a live node's own record: its agent repairs it.
         etcd.put(&format!("{PREFIX}nodes/hnode2"), "rubbish")?;
         wait_for("the overwritten record to be mended", PATIENCE, || {
             let record = etcd.ctl(&format!("get --print-value-only {PREFIX}nodes/hnode2"))?;
             Ok(record.success()?.contains("172.30.0.2").then_some(()))
         })?;
         news_arrive(bed.nodes(), &etcd, 205)?;
-        // A restarted agent lists what the others were notified of one by one.
+        // A restarted agent lists everything that the others were notified of one by one.
         bed.node(1).kill_agent(Signal::SIGTERM)?;
         bed.node(1).start_agent()?;
         wait_for_all(bed.nodes(), "news205")?;
@@ -349,7 +349,7 @@ fn cleanup_waits_for_no_registry_that_never_answered() -> anyhow::Result<()> {
     node.take_over(None)?;
     end()?.success()?;
 
-    // An etcd that once answered may hold the record; the error says what to do without it.
+    // An etcd that has responded before may hold the record; the error says what to do without it.
     let mut etcd = Etcd::start(&bed, SERVER, "")?;
     node.take_over(None)?;
     wait_for("the registration", PATIENCE, || {
@@ -361,7 +361,7 @@ fn cleanup_waits_for_no_registry_that_never_answered() -> anyhow::Result<()> {
     assert_eq!(refused.code, Some(1), "{}", refused.stdout);
     let note = "registered.json to keep the record";
     assert!(refused.stderr.contains(note), "{}", refused.stderr);
-    // Even a start that never reaches etcd does not forget that an earlier one did.
+    // Even an agent that never reaches etcd does not forget that an earlier one did.
     node.take_over(None)?;
     assert_eq!(end()?.code, Some(1));
     etcd.restart()?;

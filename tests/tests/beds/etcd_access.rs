@@ -14,7 +14,7 @@ const KEYS: &str = "/health-agent/v1/default/";
 const USER: &str = "health-agent";
 const PASSWORD: &str = "secret";
 
-/// Agents that register in the etcd that `etcd.yaml` names; the file is removed with the first node.
+/// Flags of an agent that registers in the etcd that `etcd.yaml` names. The file is removed with the first node.
 fn flags(index: u8) -> String {
     format!(
         "--registry etcd:{RUNTIME_ROOT}/hnode1/etcd.yaml --node-address 172.30.0.{index} \
@@ -97,7 +97,7 @@ fn agents_log_in_with_certificates_and_report_what_is_wrong_with_them() -> anyho
     let own = bed.node(1);
     own.wait_kept(bed.nodes())?;
 
-    // Settings and certificates are read again for each connection.
+    // The agent rereads settings and certificates for each connection.
     configure(etcd.url(), folder.path(), "wrong")?;
     own.kill_agent(Signal::SIGKILL)?;
     own.start_agent()?;
@@ -105,7 +105,7 @@ fn agents_log_in_with_certificates_and_report_what_is_wrong_with_them() -> anyho
     configure(etcd.url(), folder.path(), PASSWORD)?;
     wait_fresh(&bed)?;
 
-    // The server accepts no client of another authority.
+    // The server rejects clients whose certificate is from another authority.
     let foreign = Authority::new("somebody else's")?.sign(&["agents"])?;
     write_signed(folder.path(), "client", &foreign)?;
     own.kill_agent(Signal::SIGKILL)?;
@@ -115,7 +115,7 @@ fn agents_log_in_with_certificates_and_report_what_is_wrong_with_them() -> anyho
     write_signed(folder.path(), "client", &authority.sign(&["agents"])?)?;
     wait_fresh(&bed)?;
     bed.wait_all_reachable(PATIENCE)?;
-    // Dropped first, while its nodes can still deregister.
+    // Dropped before etcd, while its nodes can still deregister.
     drop(bed);
     Ok(())
 }
@@ -137,7 +137,7 @@ fn news_arrive_by_the_members_that_are_left() -> anyhow::Result<()> {
     bed.wait_all_reachable(PATIENCE)?;
     wait_fresh(&bed)?;
 
-    // Kills each member once, so that each agent's own member and the leader are among them.
+    // Kill each member once, so that every agent's own member and the leader are among them.
     for dead in 0..members.len() {
         members[dead].kill()?;
         let name = format!("news{dead}");

@@ -1,4 +1,4 @@
-//! What an agent keeps on the machine is its own: another user can neither open nor lock, replace or link any of it.
+//! An agent's files are its own: another user can neither open, lock, replace nor link any of them.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,8 +16,8 @@ use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
 const NOBODY: u32 = 65534;
 const NAMESPACE: &str = "h-modes";
-/// Prints each path with the operations that succeed on it. `$1` is a folder owned by the user; the others are the
-/// paths.
+/// Prints each path with the operations that succeed on it. `$1` is a folder owned by the user; the other arguments are
+/// the paths.
 const ATTACK: &str = r#"
 own=$1; shift
 for path in "$@"; do
@@ -33,7 +33,7 @@ done
 true
 "#;
 
-/// An agent's folders, below one that every user may traverse.
+/// An agent's folders, inside one that every user may traverse.
 struct Place {
     // Dropped last.
     dir: TempDir,
@@ -95,7 +95,7 @@ impl Place {
         Ok(agent)
     }
 
-    /// What the user nobody, in this group, can do with these paths.
+    /// Returns the operations that the user nobody, in this group, can perform on these paths.
     fn attacked(&self, group: u32, paths: &[PathBuf]) -> anyhow::Result<String> {
         let mut attack = as_nobody(group);
         attack.args(["sh", "-c", ATTACK, "attack"]).arg(&self.own);
@@ -112,7 +112,7 @@ fn as_nobody(group: u32) -> Command {
     command
 }
 
-/// A folder and everything in it.
+/// Lists a folder and everything in it.
 fn below(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = vec![folder.to_owned()];
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -135,7 +135,7 @@ fn nobody_can_do_anything_with_what_an_agent_keeps() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).without_agents().start()?;
     let node = bed.node(1);
     let place = Place::new()?;
-    // As an earlier version left them.
+    // The paths as an earlier version left them.
     fs::create_dir_all(place.runtime_dir())?;
     fs::create_dir_all(place.state_dir().join("endpoints"))?;
     let former = ["identities.json.lock", "learned.json"].map(|name| place.state_dir().join(name));
@@ -154,7 +154,7 @@ fn nobody_can_do_anything_with_what_an_agent_keeps() -> anyhow::Result<()> {
     }
 
     let agent = place.start(node, &[])?;
-    // A killed test may have left one.
+    // A killed test may have left a namespace behind.
     netns::remove(NAMESPACE)?;
     let workload = NetNs::create(NAMESPACE)?;
     let made = run(place
@@ -229,7 +229,7 @@ fn a_group_reaches_the_socket_and_nothing_else() -> anyhow::Result<()> {
     let found = place.attacked(group, &paths)?;
     let listed = format!("list {}", runtime_dir.display());
     let locked = format!("lock {}", runtime_dir.display());
-    // Whether names in a folder visible to the group may be linked depends on a kernel setting
+    // Whether names in a folder visible to the group may be hard-linked depends on a kernel setting
     // (fs.protected_hardlinks).
     let others: Vec<&str> = found
         .lines()
@@ -238,7 +238,7 @@ fn a_group_reaches_the_socket_and_nothing_else() -> anyhow::Result<()> {
     ensure!(others.is_empty(), "the group can: {others:?}");
     drop(agent);
 
-    // Without the flag, the group from the last start loses access.
+    // Without the flag, the group of the last start loses access.
     let _agent = place.start(node, &[])?;
     ensure!(!reaches(group)?, "the former group reaches the socket");
     ensure!(mode(&runtime_dir)? == 0o700);
@@ -299,7 +299,7 @@ fn locks_that_another_user_holds_already_are_named() -> anyhow::Result<()> {
         _ => {}
     }
 
-    // New endpoints fail closed, and the lock holder is named.
+    // New endpoints fail closed, and the error names the holder of the lock.
     let _held = hold(&lock_file)?;
     let _agent = place.start(node, &[])?;
     wait_for("the holder to be named", PATIENCE, || {

@@ -1,4 +1,4 @@
-//! Free addresses in a node's pod CIDRs: senders get an ICMP error, and packets do not bounce between the node and
+//! Unused addresses in a node's pod CIDRs: senders get an ICMP error, and packets do not bounce between the node and
 //! its router.
 
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ use tests::outside::{self, FAR};
 use tests::process::run;
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Addresses in the first node's pod CIDRs that nothing uses: endpoints get random ones, but hardly these.
+/// Unused addresses in the first node's pod CIDRs. Endpoints get random addresses, but hardly ever these.
 const FREE: [&str; 2] = ["10.244.1.253", "fd00:10:244:1::fffd"];
 
 /// Number of packets that the router has forwarded.
@@ -32,7 +32,7 @@ fn forwarded(like: IpAddr) -> anyhow::Result<u64> {
     Ok(count.context("no count")?.parse()?)
 }
 
-/// Sends a datagram there from outside, and waits for the error about it.
+/// Sends a datagram to an address from outside, and waits for the ICMP error about it.
 fn gets_an_error(address: IpAddr) -> anyhow::Result<()> {
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -43,7 +43,7 @@ fn gets_an_error(address: IpAddr) -> anyhow::Result<()> {
         let socket = UdpSocket::bind((any, 0))?;
         socket.connect((address, 7))?;
         socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-        // Otherwise the kernel hides transient errors from a process.
+        // Without this option, the kernel hides transient errors from a process.
         match address {
             IpAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
             IpAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
@@ -66,7 +66,7 @@ fn gets_an_error(address: IpAddr) -> anyhow::Result<()> {
             Ok(_) => anyhow::bail!("somebody answers"),
         }
     })?;
-    // Each datagram once, and the errors about them.
+    // The router has forwarded each datagram once, and the errors about them.
     let forwarded = forwarded(address)? - before;
     ensure!(forwarded <= 2 * sent, "{address}: {forwarded} for {sent}");
     Ok(())
@@ -106,7 +106,7 @@ fn who_sends_to_a_free_address_gets_an_error() -> anyhow::Result<()> {
         })?;
     }
 
-    // The routes stay without an agent, and the next one adds missing ones beside routes of others.
+    // The routes stay without an agent. The next agent adds missing routes beside those of others.
     node.kill_agent(Signal::SIGKILL)?;
     ensure!(routes(node)?.len() == 2, "{:?}", routes(node)?);
     gets_an_error(free[0])?;

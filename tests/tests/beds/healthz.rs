@@ -1,4 +1,4 @@
-//! What `/healthz` reports about the agent itself, and that `status` reports it too.
+//! `/healthz` reports problems of the agent itself, and `status` reports them too.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,8 +14,8 @@ use tests::{Bed, PATIENCE, wait_for};
 
 use super::metrics::{Samples, scrape};
 
-/// Waits until `/healthz` returns 503 for exactly these checks, and returns why; if there are none, waits until all
-/// is well.
+/// Waits until `/healthz` returns 503 for exactly these checks, and returns its message. Without checks, waits until
+/// all is well.
 fn wait_failing(node: &Node, checks: &[&str]) -> anyhow::Result<String> {
     wait_for(&format!("{checks:?} to fail"), PATIENCE, || {
         let (code, liveness) = liveness(node)?;
@@ -83,7 +83,7 @@ fn healthz_fails_while_the_datapath_cannot_be_repaired() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).start()?;
     let node = bed.node(1);
     wait_failing(node, &[])?;
-    // A device that belongs to others is left alone.
+    // A device that belongs to someone else is left alone.
     node.exec("ip link set dev lxc_health alias foreign")?;
     let message = wait_failing(node, &["datapath"])?;
     assert!(message.contains("lxc_health"), "{message}");
@@ -161,7 +161,7 @@ fn healthz_is_the_agents_own_whatever_peers_do() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until both `/healthz` and `status` warn of this check alone, in these words.
+/// Waits until both `/healthz` and `status` warn about this check only, in these words.
 fn wait_warning(node: &Node, check: &str, words: &str) -> anyhow::Result<()> {
     wait_for(&format!("a warning of {check}"), PATIENCE, || {
         let (code, liveness) = liveness(node)?;
@@ -233,7 +233,7 @@ fn healthz_warns_of_a_route_that_somebody_else_has() -> anyhow::Result<()> {
     let node = bed.node(1);
     wait_failing(node, &[])?;
     let route = format!("{} dev eth0", bed.node(2).pod_cidrs()[0]);
-    // The agent may restore its own route faster.
+    // The agent may be faster to restore its own route.
     wait_for("another route", PATIENCE, || {
         node.exec(&format!("ip route delete {route}"))?;
         Ok(node

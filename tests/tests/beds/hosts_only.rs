@@ -1,4 +1,4 @@
-//! Nodes without endpoint health: because they have no pod CIDR, or because a flag says so.
+//! Nodes without endpoint health, either because they have no pod CIDR or because a flag turns it off.
 
 use std::fs;
 use std::net::IpAddr;
@@ -21,12 +21,12 @@ fn of<'a>(report: &'a HealthStatus, node: &Node) -> anyhow::Result<&'a NodeStatu
     found.with_context(|| format!("{name} is not in the report"))
 }
 
-/// Waits until `here` reports hosts only, all reachable, and `there` reports the same about `here`.
+/// Waits until `here` reports only hosts, all of them reachable, and `there` reports the same about `here`.
 fn wait_hosts_only(here: &Node, there: &Node) -> anyhow::Result<HealthStatus> {
     let is_well = |node: &NodeStatus| node.reachability() == Reachability::Reachable;
     wait_for("hosts alone to be probed", PATIENCE, || {
         let [own, others] = [here.status()?, there.status()?];
-        // A starting agent knows no nodes yet.
+        // An agent that is starting knows no nodes yet.
         ensure!(own.nodes.len() == others.nodes.len(), "{own:?}");
         ensure!(own.nodes.iter().all(|node| node.hosts_only), "{own:?}");
         ensure!(own.nodes.iter().all(is_well), "{own:?}");
@@ -37,7 +37,7 @@ fn wait_hosts_only(here: &Node, there: &Node) -> anyhow::Result<HealthStatus> {
     })
 }
 
-/// The registry of two nodes; `has_pod_cidr` is about the first one.
+/// The registry of two nodes. `has_pod_cidr` refers to the first one.
 fn registry(here: &Node, there: &Node, has_pod_cidr: bool) -> String {
     let node = |node: &Node, has_pod_cidr| {
         let (name, address) = (node.name(), node.ipv4());
@@ -48,7 +48,8 @@ fn registry(here: &Node, there: &Node, has_pod_cidr: bool) -> String {
     format!("nodes:\n{}{}", node(here, has_pod_cidr), node(there, true))
 }
 
-/// As Kubernetes does some time after a node joins: the agent exits, to be started again.
+/// Assigns a pod CIDR, as Kubernetes does some time after a node joins. The agent exits, so that it can be started
+/// again.
 fn give_pod_cidr(bed: &Bed, here: &Node, there: &Node) -> anyhow::Result<()> {
     bed.write_nodes_file(&registry(here, there, true))?;
     wait_for("the agent to end", PATIENCE, || {
@@ -100,7 +101,7 @@ fn a_node_without_a_pod_cidr_is_probed_at_its_host_alone() -> anyhow::Result<()>
     let _namespace = NetNs::create(name)?;
     let refused = here.cli(&format!("endpoint create --netns /run/netns/{name}"))?;
     assert!(refused.stderr.contains("no pod CIDR"), "{}", refused.stderr);
-    // What a runtime asks before it sends containers to the node.
+    // The query of a runtime before it sends containers to the node.
     let addresses = http::of_agent::<Vec<TakenAddress>>(here, "/v1/ipam");
     let refused = format!("{:#}", addresses.expect_err("there are none"));
     assert!(refused.contains("no pod CIDR"), "{refused}");
@@ -147,7 +148,7 @@ fn without_endpoint_health_workloads_are_served_and_hosts_probed() -> anyhow::Re
         Ok(there.pings(address)?.then_some(()))
     })?;
     assert_eq!(forwarding()??.trim(), "1");
-    // The agent reverts changes by others.
+    // The agent reverts changes made by others.
     here.run_in(|| fs::write(FORWARDING, "0"))??;
     wait_for("the host to forward again", PATIENCE, || {
         Ok((forwarding()??.trim() == "1").then_some(()))
@@ -178,11 +179,11 @@ fn a_start_that_fails_leaves_the_former_health_endpoint() -> anyhow::Result<()> 
     let (here, there) = (bed.node(1), bed.node(2));
     let endpoint = here.health_ipv4()?;
     here.kill_agent(Signal::SIGTERM)?;
-    // One of the last files to be read.
+    // This file is one of the last to be read.
     let policies = here.runtime_dir().join("state/policies.json");
     let before = fs::read(&policies).ok();
     fs::write(&policies, "{ rubbish")?;
-    // The agent's API answers before that.
+    // The agent's API responds before that file is read.
     let _ = here.start_agent_with(FLAGS);
     wait_for("the start to fail", PATIENCE, || {
         Ok(here.check_agent().is_err().then_some(()))

@@ -1,5 +1,5 @@
-//! Identities in etcd: nodes that race for them agree, and neither an outage of the store, nor the loss of leases or
-//! of all its data, assigns a wrong one.
+//! Identities in etcd: nodes that race for them agree, and no wrong identity is assigned after an outage of the store,
+//! a loss of leases or a loss of all its data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
 const PREFIX: &str = "/health-agent/identities/v1/default/";
 
-/// Short enough for a test to see what takes an agent minutes.
+/// Timing short enough for a test to see what takes an agent minutes.
 fn hasty() -> Timing {
     Timing {
         lease: Duration::from_secs(3),
@@ -40,7 +40,7 @@ fn open(node: &str, timing: Timing) -> anyhow::Result<Arc<IdentityAllocator>> {
     Ok(Arc::new(opened))
 }
 
-/// Runs a test on a node without an agent, where etcd can be reached.
+/// Runs a test on a node that has no agent but can reach etcd.
 fn with_etcd<F: Future<Output = anyhow::Result<()>>>(
     test: impl FnOnce(Etcd) -> F + Send,
 ) -> anyhow::Result<()> {
@@ -84,7 +84,7 @@ async fn acquire_all(
     let mut tasks = tokio::task::JoinSet::new();
     for (i, allocator) in allocators.iter().enumerate() {
         for j in 0..sets {
-            // They meet in the middle.
+            // The two tasks meet in the middle.
             let number = if i % 2 == 0 { j } else { sets - 1 - j };
             let allocator = allocator.clone();
             tasks.spawn(async move {
@@ -162,7 +162,7 @@ fn what_a_wiped_store_lost_is_written_again_with_the_same_numbers() -> anyhow::R
             }
             etcd.ctl(&format!("del --prefix {PREFIX}{loss}"))?
                 .success()?;
-            // Both have references to all identities, an address, and two keys for each set.
+            // References of both nodes to all identities, two keys for each set, and one address.
             let whole = 20 * 2 + 20 * 2 + 1;
             let began = std::time::Instant::now();
             while etcd.keys(PREFIX)?.len() < whole {
@@ -207,7 +207,7 @@ fn what_only_a_dead_node_used_is_collected_and_its_addresses_go() -> anyhow::Res
 #[test]
 #[ignore = "needs root"]
 fn what_cannot_be_collected_costs_nothing_and_keeps_no_other_from_it() -> anyhow::Result<()> {
-    // More than one pass collects, and numbered below the others.
+    // More identities than one pass collects, with numbers below the others.
     const HALVES: u32 = 70;
     with_etcd(async |etcd| {
         for n in 0..HALVES {
@@ -228,7 +228,7 @@ fn what_cannot_be_collected_costs_nothing_and_keeps_no_other_from_it() -> anyhow
             left.len() == 2 && left.iter().all(|id| numbers.values().any(|one| one == *id))
         })
         .await?;
-        // What is left stays unchanged, and no lease is requested for it.
+        // What remains stays unchanged, and no lease is requested for it.
         let leases = || -> anyhow::Result<usize> {
             let listed = etcd.ctl("lease list")?.success()?;
             Ok(listed.lines().count())
@@ -310,7 +310,7 @@ fn foreign_keys_are_named_and_give_nobody_an_identity() -> anyhow::Result<()> {
         assert_eq!(count(&reported), 1);
         assert!(node.addresses().borrow().0.is_empty());
 
-        // A set that claims another set's number.
+        // A set that claims the number of another set.
         let taken = other.acquire(&app(1), OnOutage::Wait).await?;
         assert_ne!(taken, mine);
         let third = open("c", Timing::default())?;

@@ -1,4 +1,4 @@
-//! The registry of a Kubernetes cluster against an API server that serves, fails and lies on demand.
+//! The registry of a Kubernetes cluster, against an API server that works, fails or lies on demand.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,7 +22,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// A registry of the cluster `west` that has annotated nothing yet; its own node is `n1`.
+    /// A registry of the cluster `west` that has not annotated anything yet. Its own node is `n1`.
     fn start(nodes: &[Value]) -> anyhow::Result<Self> {
         let server = ApiServer::start()?;
         for node in nodes {
@@ -48,7 +48,7 @@ impl Bed {
         until(&mut self.watch, what, is_reached).await
     }
 
-    /// Waits for exactly these nodes, known to be right.
+    /// Waits until exactly these nodes are known and the set is confirmed to be current.
     async fn until_nodes(&mut self, names: &[&str]) -> anyhow::Result<Arc<NodeSet>> {
         let what = format!("exactly the nodes {names:?}");
         self.until(&what, |set| {
@@ -300,7 +300,7 @@ async fn how_this_node_stands_follows_its_own_object() -> anyhow::Result<()> {
     until_standing(&mut standing, &Standing::Unknown).await?;
     bed.server.put(plain.clone());
     until_standing(&mut standing, &known(false, &[])).await?;
-    // The watch reports the same for a node that is left out of the mesh.
+    // The watch reports the same change for a node that is left out of the mesh.
     bed.server.put(changed(&|node| {
         node["metadata"]["labels"] = json!({ EXCLUDE_LABEL: "" });
     }));
@@ -348,7 +348,7 @@ async fn whatever_the_server_does_the_last_good_set_stands_and_says_why() -> any
         let since = set.sources[0].stale.clone().context("stale")?.since;
 
         bed.server.delete("n3");
-        // The same outage continues: three more requests change neither the set nor its age.
+        // During the same outage, three more requests change neither the set nor its age.
         let before = bed.server.requests().len();
         wait_for("three more requests", PATIENCE, || {
             Ok((bed.server.requests().len() >= before + 3).then_some(()))
@@ -452,13 +452,13 @@ async fn after_a_bookmark_a_broken_watch_goes_on_without_a_list() -> anyhow::Res
     left_out["metadata"]["labels"] = json!({ EXCLUDE_LABEL: "" });
     let mut bed = Bed::start(&three_nodes())?;
     bed.until_nodes(&["n1", "n2", "n3"]).await?;
-    // Changes that this watch learns nothing of except their revision.
+    // Changes that tell this watch nothing but their revision.
     for i in 0..10 {
         left_out["metadata"]["annotations"] = json!({ "count": i.to_string() });
         bed.server.put(left_out.clone());
     }
     bed.server.bookmark();
-    // After the bookmark in the stream.
+    // This comes after the bookmark in the stream.
     bed.server.put(node("n4", &["172.30.0.4"], &[]));
     bed.until_nodes(&["n1", "n2", "n3", "n4"]).await?;
     bed.server.compact();
@@ -487,7 +487,7 @@ async fn health_addresses_are_published_and_kept() -> anyhow::Result<()> {
         own(&["10.244.1.7", "fd00:10:244:1::7"]).health_addresses
     );
 
-    // The annotations are removed, then overwritten with others.
+    // The annotations are removed, and later overwritten with others.
     bed.server.put(three_nodes().remove(0));
     bed.wait_for_annotations(Some("10.244.1.7"), Some("fd00:10:244:1::7"))?;
     let mut wrong = three_nodes().remove(0);
@@ -498,7 +498,7 @@ async fn health_addresses_are_published_and_kept() -> anyhow::Result<()> {
 
     bed.registry.publish(own(&["fd00:10:244:1::8"]));
     bed.wait_for_annotations(None, Some("fd00:10:244:1::8"))?;
-    // The object is deleted, and its kubelet registers it again.
+    // The object is deleted, and the node's kubelet registers it again.
     bed.server.delete("n1");
     bed.until_nodes(&["n2", "n3"]).await?;
     bed.server.put(three_nodes().remove(0));
@@ -527,7 +527,7 @@ async fn a_refused_publication_is_tried_again() -> anyhow::Result<()> {
     bed.wait_for_annotations(Some("10.244.1.7"), None)
 }
 
-/// The first test again, in a process that finds no certificates, as in a small image.
+/// Runs the first test again in a process that finds no certificates, as in a small image.
 #[test]
 fn a_server_without_tls_needs_none_of_the_systems_certificates() -> anyhow::Result<()> {
     let mut tests = Command::new(std::env::current_exe()?);

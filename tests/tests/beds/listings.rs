@@ -1,4 +1,4 @@
-//! The listings of maps and programs show what traffic did, with and without an agent.
+//! The listings of maps and programs reflect the traffic, with and without an agent.
 
 use std::net::IpAddr;
 
@@ -7,11 +7,11 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Requests sent, and the size of their IP packets: 20 bytes of IP, 8 of ICMP and 100 of payload.
+/// Number of requests sent, and the size of their IP packets: 20 bytes of IP, 8 of ICMP and 100 of payload.
 const ECHOES: u64 = 5;
 const ECHO_BYTES: u64 = 128;
 
-/// Two nodes; the second one has pinged the first one's health endpoint.
+/// Two nodes. The second one has pinged the health endpoint of the first.
 struct PingedBed {
     bed: Bed,
     endpoint: IpAddr,
@@ -57,7 +57,7 @@ fn is_from_peer(row: &&Value) -> bool {
     row["protocol"] == "ICMP" && row["direction"] == "in" && row["source"] == "172.30.0.2"
 }
 
-/// The pinging program's entry; the agent on that node has its own.
+/// The entry of the pinging program; that node's agent has an entry of its own.
 fn ping_entry(pinged: &PingedBed) -> anyhow::Result<Value> {
     rows(pinged.node(), "bpf ct list")?
         .iter()
@@ -190,7 +190,7 @@ fn programs_and_maps_are_listed_and_each_map_can_be_dumped() -> anyhow::Result<(
         if is_dumped_empty == (count == 0) {
             continue;
         }
-        // Between the count and the dump, the first entry appeared or the last one disappeared.
+        // Between the count and the dump, the first entry may have appeared or the last one disappeared.
         let what = format!("the dump of {name} to be as its count");
         wait_for(&what, PATIENCE, || {
             let maps = rows(node, "bpf map list")?;

@@ -1,5 +1,5 @@
-//! Tests on clusters of real agents. `cargo xtask test` runs each one in a process and on a machine of its own,
-//! several side by side.
+//! Tests on clusters of real agents. `cargo xtask test` runs each test in its own process and on its own machine,
+//! several of them in parallel.
 
 mod attachment;
 mod bad_input;
@@ -28,6 +28,7 @@ mod hostile_frames;
 mod hosts_only;
 mod identities;
 mod kubernetes;
+mod kubernetes_labels;
 mod listings;
 mod masquerade;
 mod mesh;

@@ -1,5 +1,5 @@
 //! Real traffic through masquerading: transfers, very many connections, traceroute, links with smaller MTUs on the
-//! way, DNS, ports that run out, and an agent that is restarted meanwhile.
+//! path, DNS, port exhaustion, and an agent that restarts in the meantime.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Lines};
@@ -20,11 +20,11 @@ use tests::process::{run, run_with_input};
 use tests::transfer::Path;
 use tests::{Bed, PATIENCE, wait_for};
 
-/// Port that servers of connections listen on.
+/// Port on which servers of connections listen.
 const SERVICE: u16 = 7000;
-/// How long to wait for a connection that must not be established: two attempts of the kernel.
+/// How long to wait for a connection that must not be established, enough for two SYNs of the kernel.
 const IN_VAIN: Duration = Duration::from_secs(2);
-/// How long a closed connection stays in conntrack, with its port in use.
+/// How long conntrack keeps a closed connection, whose port stays in use.
 const CLOSING: Duration = Duration::from_secs(10);
 
 const NATIVE: &str = "--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48";
@@ -41,7 +41,7 @@ fn bed(flags: &str) -> anyhow::Result<Bed> {
     Ok(bed)
 }
 
-/// A node whose endpoints and client are masqueraded, with these extra flags.
+/// A node that masquerades its endpoints and its client, with these extra flags.
 fn masquerading(flags: &str) -> anyhow::Result<Bed> {
     let [v4, v6] = CLIENT_CIDRS;
     bed(&format!(
@@ -63,14 +63,14 @@ fn nothing_reaches_the_outside_unless_it_is_masqueraded() -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Port of the far ends of transfers.
+/// Port of the servers for transfers.
 const TRANSFERS: u16 = 7001;
 
 fn path(source: &str, address: IpAddr) -> anyhow::Result<Path> {
     Path::open(source, FAR, address, TRANSFERS)
 }
 
-/// The node's own address of the same IP version as `like`.
+/// The node's address of the same IP version as `like`.
 fn node_address(node: &Node, like: IpAddr) -> Option<IpAddr> {
     match like {
         IpAddr::V4(_) => Some(node.ipv4().into()),
@@ -100,7 +100,7 @@ fn transfers_go_both_ways() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The peers' addresses are known whether or not connections to them are timed.
+/// The peers' addresses are known to the programs whether or not connections to peers are timed.
 #[test]
 #[ignore = "needs root"]
 fn flows_to_other_nodes_keep_their_source_without_passive_round_trips() -> anyhow::Result<()> {
@@ -121,7 +121,7 @@ fn flows_to_other_nodes_keep_their_source_without_passive_round_trips() -> anyho
     Ok(())
 }
 
-/// A process of `connections`.
+/// A process of the `connections` program.
 struct Connections {
     child: Child,
     input: Option<ChildStdin>,
@@ -129,7 +129,7 @@ struct Connections {
 }
 
 impl Connections {
-    /// Starts it in a namespace, and waits until it prints that it is ready.
+    /// Starts the program in a namespace, and waits until it prints that it is ready.
     fn start(namespace: &str, words: &str, ready: &str) -> anyhow::Result<Self> {
         let mut started = Self::spawn(namespace, words)?;
         started.wait_for_line(ready)?;
@@ -157,7 +157,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Stops it, and returns its last output.
+    /// Stops the process, and returns its remaining output.
     fn end(mut self) -> anyhow::Result<Vec<String>> {
         self.input.take();
         let said = self.output.by_ref().collect::<Result<_, _>>()?;
@@ -168,7 +168,7 @@ impl Connections {
 
 impl Drop for Connections {
     fn drop(&mut self) {
-        // It may already have exited.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -182,11 +182,11 @@ fn twenty_thousand_connections_are_open_at_once_each_with_a_port_of_its_own() ->
     let bed = masquerading("")?;
     let node = bed.node(1);
     let address = SocketAddr::from((FAR4, SERVICE));
-    // One process may not open enough files for all connections at one end.
+    // The limit of open files in one process is below the number of connections at one end.
     let servers: Vec<_> = (0..2)
         .map(|_| Connections::start(FAR, &format!("serve {address}"), "listening"))
         .collect::<Result<_, _>>()?;
-    // Both sources choose their ports from the same range, so that many are wanted twice.
+    // Both sources choose ports from the same range, so that many ports are chosen twice.
     let hold = format!("hold {address} {EACH}");
     let mut holders = Vec::new();
     for source in sources(node) {
@@ -213,7 +213,7 @@ fn twenty_thousand_connections_are_open_at_once_each_with_a_port_of_its_own() ->
     Ok(())
 }
 
-/// The addresses that answer along the path, by `traceroute`.
+/// The addresses along the path that answer `traceroute`.
 fn hops(source: &str, address: IpAddr, method: &str) -> anyhow::Result<Vec<String>> {
     let mut traceroute = command_in(source, "traceroute");
     traceroute.args(["-n", "-q", "1", "-N", "1", "-w", "3", "-m", "6", method]);
@@ -231,7 +231,7 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
     let node = bed.node(1);
     for source in sources(node) {
         for (address, router) in far().into_iter().zip([ROUTER4, ROUTER6]) {
-            // By UDP, where the path's end also answers with an error, and by echo.
+            // By UDP, where the final destination also answers with an error, and by echo.
             for method in ["-U", "-I"] {
                 let hops = hops(&source, address, method)?;
                 ensure!(
@@ -242,8 +242,8 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
         }
     }
 
-    // From here on, the router sends nothing larger than that. This is done by routes: a device with a smaller MTU
-    // would also receive nothing larger, and silently drop what comes back.
+    // From here on, the router sends no larger packets. Routes set this limit, because a device with a smaller MTU
+    // would also receive no larger packets and silently drop the replies.
     for address in far() {
         let route = format!("route add {address} dev {ROUTER_DEVICE} mtu 1400");
         ip(ROUTER, &route)?;
@@ -267,7 +267,7 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
             run(&mut flush)?.success()?;
             let before = known_mtu(&source, address)?;
             ensure!(before != Some(1400), "{source} to {address}: known still");
-            // A few full segments are enough.
+            // A few full-sized segments are enough.
             path(&source, address)?.stream(256 << 10)?;
             let learned = known_mtu(&source, address)?;
             ensure!(learned == Some(1400), "{source} to {address}: {learned:?}");
@@ -276,7 +276,7 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
     Ok(())
 }
 
-/// The path MTU to a destination, as far as a namespace's kernel knows it: configured or learned.
+/// The path MTU to a destination in a namespace's kernel, whether configured or learned.
 fn known_mtu(source: &str, address: IpAddr) -> anyhow::Result<Option<u32>> {
     let route = run(Command::new("ip").args(["-n", source, "route", "get", &address.to_string()]))?;
     let route = route.success()?;
@@ -338,14 +338,14 @@ fn exhausted(node: &Node) -> anyhow::Result<u64> {
     Ok(found.and_then(|row| row["packets"].as_u64()).unwrap_or(0))
 }
 
-/// Connects to the outside service, on a thread in a namespace.
+/// Connects to the outside service from a namespace.
 fn connect(namespace: &str, deadline: Duration) -> anyhow::Result<Option<TcpStream>> {
     let address = SocketAddr::from((FAR4, SERVICE));
     let connect = || TcpStream::connect_timeout(&address, deadline);
     Ok(NetNs::open(namespace)?.run_in(connect)?.ok())
 }
 
-/// The same from one of the node's own ports.
+/// Connects to the outside service from this port of the node.
 fn connect_from(node: &Node, port: u16) -> anyhow::Result<TcpStream> {
     node.run_in(|| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
@@ -368,14 +368,14 @@ fn at_the_end_of_the_ports_new_flows_are_dropped_until_one_is_free() -> anyhow::
     let node = bed.node(1);
     let [endpoint, client] = sources(node);
     let server = Connections::start(FAR, &format!("serve {FAR4}:{SERVICE}"), "listening")?;
-    // The host uses none of the ports except these two.
+    // The host uses only two of these ports.
     sysctl(node.name(), "net.ipv4.ip_local_port_range=50000 60999")?;
     let _listener = node.run_in(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, listened_on)))??;
     let host = connect_from(node, connected_from)?;
 
     let mut held = Vec::new();
     while held.len() < usize::from(PORTS) - 2 {
-        // Not all ports are tried each time, but different ones whenever the kernel retransmits its SYN.
+        // One attempt does not try all ports, but each SYN that the kernel retransmits tries others.
         let opened = connect(&endpoint, PATIENCE)?;
         held.push(opened.context("no port, though some are free")?);
     }
@@ -388,13 +388,13 @@ fn at_the_end_of_the_ports_new_flows_are_dropped_until_one_is_free() -> anyhow::
     }
     ensure!(exhausted(node)? > before, "drops were not counted");
 
-    // The host itself is unaffected, and so are connections that have a port.
+    // The host itself is not affected, nor are connections that have a port.
     let more = node.run_in(|| TcpStream::connect((FAR4, SERVICE)))??;
     for stream in held.iter().chain([&host, &more]) {
         round_trip(stream)?;
     }
 
-    // Ports of closed connections are reused in time.
+    // Ports of closed connections become free after a while.
     let closed = held.split_off(held.len() - 8);
     drop(closed);
     for source in [&client, &endpoint] {
@@ -426,7 +426,7 @@ fn at_the_end_of_the_ports_new_flows_are_dropped_until_one_is_free() -> anyhow::
     Ok(())
 }
 
-/// Sends a word, and reads it back.
+/// Sends a word and reads it back.
 fn round_trip(mut stream: &TcpStream) -> anyhow::Result<()> {
     use std::io::{Read as _, Write as _};
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -465,7 +465,7 @@ fn a_transfer_does_not_notice_that_the_agent_is_killed_and_started_anew() -> any
     Ok(())
 }
 
-/// UDP flows to the far ends of transfers.
+/// UDP flows to the servers for transfers.
 fn flows_to(node: &Node, address: IpAddr) -> anyhow::Result<Vec<Value>> {
     let list = format!("bpf ct list --proto udp --dst {address} --port {TRANSFERS}");
     let rows = node.listing(&list)?;

@@ -1,4 +1,4 @@
-//! Every node of a cluster finds every other node reachable, and reports where round trips were timestamped.
+//! Every node of a cluster can reach every other node, and reports where round trips were timestamped.
 
 use health_model::api::{NodeStatus, RttSource};
 use tests::{Bed, PATIENCE};
@@ -13,7 +13,7 @@ fn three_nodes_reach_each_other_soon_and_peers_are_timed_in_the_kernel() -> anyh
         assert_eq!(status.local.name, node.full_name());
         for peer in &status.nodes {
             let expected = if peer.name == node.full_name() {
-                // This path crosses no uplink.
+                // This path does not cross an uplink.
                 RttSource::Socket
             } else {
                 RttSource::Kernel

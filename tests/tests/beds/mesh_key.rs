@@ -1,5 +1,5 @@
-//! Nodes that answer are who they claim to be: meshes with their own key, rotation of that key, and nodes with a
-//! different one.
+//! Answering nodes are who they claim to be: meshes with their own key, rotation of that key, and nodes with a
+//! different key.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,18 +14,18 @@ use tests::{Bed, PATIENCE, slowness, wait_for};
 const OLD: [u8; 16] = [1; 16];
 const NEW: [u8; 16] = [2; 16];
 
-/// One node's key files, in their own folder.
+/// One node's key files, in a separate folder.
 struct Keys(tempfile::TempDir);
 
 impl Keys {
-    /// With this key only.
+    /// Creates the files with this key only.
     fn new(key: &[u8]) -> anyhow::Result<Self> {
         let keys = Self(tempfile::tempdir()?);
         keys.set(key, None)?;
         Ok(keys)
     }
 
-    /// Replaces the keys; `other` is the suffix of the second file, and its key.
+    /// Replaces the keys. `other` is the suffix of the second file and its key.
     fn set(&self, key: &[u8], other: Option<(&str, &[u8])>) -> anyhow::Result<()> {
         for suffix in [".previous", ".next"] {
             let file = self.0.path().join(format!("key{suffix}"));
@@ -68,7 +68,7 @@ fn cause(observer: &Node, peer: &Node) -> anyhow::Result<Option<String>> {
     Ok(found.and_then(|node| Some(node.diagnosis?.cause)))
 }
 
-/// Waits until `observer` reports this cause for `peer`, or none.
+/// Waits until `observer` reports this cause for `peer`, or no cause for `None`.
 pub(crate) fn wait_for_cause(
     observer: &Node,
     peer: &Node,
@@ -98,7 +98,7 @@ fn a_key_is_exchanged_node_by_node_without_a_failure() -> anyhow::Result<()> {
         "asked without a key"
     );
 
-    // Either node goes first.
+    // Each node goes first in some step.
     let nodes = [(first, &first_keys, second), (second, &second_keys, first)];
     for (step, (key, other)) in [
         (&OLD, Some((".next", &NEW[..]))),

@@ -1,4 +1,4 @@
-//! What monitoring sees: `/metrics` in all its formats, and the alerts that follow.
+//! `/metrics` in all its formats, and the alerts based on it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use tests::{Bed, PATIENCE, wait_for};
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0";
 const CLASSIC: &str = "text/plain; version=0.0.4";
 
-/// The metrics as text, in the requested format.
+/// The metrics in the requested format, unparsed.
 fn scrape_text(node: &Node, format: &str) -> anyhow::Result<String> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT));
     let (code, content_type, body) = get_as(node, address, "/metrics", format)?;
@@ -28,7 +28,7 @@ fn scrape_text(node: &Node, format: &str) -> anyhow::Result<String> {
     Ok(body)
 }
 
-/// Samples by name and labels, the labels in the order they are written.
+/// Values by name and labels, with the labels in the order in which they are written.
 pub(super) type Samples = BTreeMap<String, f64>;
 
 pub(super) fn scrape(node: &Node) -> anyhow::Result<Samples> {
@@ -36,7 +36,7 @@ pub(super) fn scrape(node: &Node) -> anyhow::Result<Samples> {
     parse(&body).with_context(|| format!("not OpenMetrics:\n{body}"))
 }
 
-/// Parses OpenMetrics text, and refuses anything undescribed, repeated or out of order.
+/// Parses OpenMetrics text, and rejects undescribed, repeated or misplaced samples.
 fn parse(text: &str) -> anyhow::Result<Samples> {
     let body = text.strip_suffix("# EOF\n").context("no end")?;
     let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
@@ -79,7 +79,7 @@ fn parse(text: &str) -> anyhow::Result<Samples> {
     Ok(samples)
 }
 
-/// `{name="value",...}` or nothing; our values contain no quotes.
+/// Checks that the labels are empty or have the form `{name="value",...}`. The agent's values contain no quotes.
 fn check_labels(labels: &str) -> anyhow::Result<()> {
     if labels.is_empty() {
         return Ok(());
@@ -109,7 +109,7 @@ fn probes(kind: &str, protocol: &str, result: &str) -> String {
     )
 }
 
-/// Whether it is a counter or part of a histogram.
+/// Whether the series is a counter or part of a histogram.
 fn is_monotone(series: &str) -> bool {
     let name = series.split('{').next().unwrap_or_default();
     ["_total", "_sum", "_count", "_bucket"]
@@ -189,7 +189,7 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
         Ok(failing(&samples).is_empty().then_some(samples))
     })?;
     assert_eq!(alone[&status(node, "node", "reachable")], 1.0);
-    // Series of the peer itself disappear with it.
+    // Series about the peer itself disappear with it.
     let lasting = |series: &str| is_monotone(series) && !series.contains("target_node_name=");
     for (series, before) in degraded.iter().filter(|(series, _)| lasting(series)) {
         let now = alone.get(series);
@@ -201,12 +201,12 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
     Ok(())
 }
 
-/// Checks the text with promtool.
+/// Checks the metrics with promtool.
 fn lint(text: &str) -> anyhow::Result<()> {
     let mut promtool = Command::new("promtool");
     let ran = run_with_input(promtool.args(["check", "metrics"]), text)?;
     let said = format!("{}{}", ran.stdout, ran.stderr);
-    // A remark alone does not make promtool fail.
+    // promtool also succeeds if it only has remarks.
     ensure!(ran.code == Some(0) && said.trim().is_empty(), "{said}");
     Ok(())
 }
@@ -257,7 +257,7 @@ fn promtool_finds_no_fault_with_few_series_or_with_all() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A Prometheus server, killed on drop.
+/// A Prometheus server, which is killed on drop.
 struct Prometheus {
     server: Child,
     _folder: tempfile::TempDir,
@@ -266,7 +266,7 @@ struct Prometheus {
 impl Prometheus {
     const PORT: u16 = 9090;
 
-    /// Scrapes the node's agent each second, from within the node's namespace.
+    /// Starts a server in the node's namespace that scrapes the node's agent every second.
     fn start(node: &Node, flags: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("prometheus.yml");
@@ -296,13 +296,13 @@ impl Prometheus {
         })
     }
 
-    /// The current samples of an expression.
+    /// The current samples of a PromQL expression.
     fn query(node: &Node, expression: &str) -> anyhow::Result<Vec<serde_json::Value>> {
         let mut body = Self::get(node, &format!("query?query={expression}"))?;
         serde_json::from_value(body["data"]["result"].take()).context("no result")
     }
 
-    /// The response of the server's API.
+    /// A response from the server's HTTP API.
     fn get(node: &Node, path: &str) -> anyhow::Result<serde_json::Value> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, Self::PORT));
         let (code, body) = get(node, address, &format!("/api/v1/{path}"))?;
@@ -313,7 +313,7 @@ impl Prometheus {
 
 impl Drop for Prometheus {
     fn drop(&mut self) {
-        // nsenter has become the server: it is the same process.
+        // The process of nsenter has become the server.
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
@@ -376,7 +376,7 @@ fn a_prometheus_server_with_native_histograms_gets_them() -> anyhow::Result<()> 
         for bucket in buckets {
             let (low, high) = (number(&bucket[1]), number(&bucket[2]));
             let (low, high) = low.zip(high).context("no bounds")?;
-            // 2^(1/8): as fine as the rows.
+            // 2^(1/8): the same resolution as that of the rows.
             assert!((high / low - 1.0905).abs() < 0.001, "{sample}");
             assert!(high < 1.0, "{sample}");
         }

@@ -1,4 +1,4 @@
-//! What the programs report as it happens: on crafted packets, and through `health-agent monitor` on the bed.
+//! Events that the programs report: on crafted packets, and through `health-agent monitor` on a bed.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -40,11 +40,11 @@ const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 const FAR4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
 const FAR6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
-/// An address that is not the endpoint's.
+/// An address that does not belong to the endpoint.
 const FORGED: Ipv4Addr = Ipv4Addr::new(10, 9, 9, 9);
 const FORGED_PORT: u16 = 4000;
 const PORT: u16 = 5001;
-/// Size of a record in the ring, with its header.
+/// Size of a record in the ring, including its header.
 const RECORD: u32 = size_of::<Event>() as u32 + 8;
 
 const FIN: u8 = 1;
@@ -66,7 +66,7 @@ const ANY: Network = Network {
     mask: health_common::addr::Addr { words_be: [0; 4] },
 };
 
-/// An endpoint's programs, and the ring that they write to.
+/// An endpoint's programs, and the ring to which they write events.
 struct Programs {
     run: TestRun,
     ring: KernelRing,
@@ -106,7 +106,8 @@ fn forged() -> Vec<u8> {
     segment(FORGED.into(), FAR4.into(), (FORGED_PORT, 80), SYN)
 }
 
-/// The owner of a forged source address did not send the packet, and its destination did nothing.
+/// The event names the sending device's endpoint: the owner of the forged address did not send the packet, and the
+/// destination did nothing.
 #[test]
 #[ignore = "needs root"]
 fn a_false_source_is_reported_with_the_device_that_it_came_by() -> anyhow::Result<()> {
@@ -139,7 +140,7 @@ fn a_false_source_is_reported_with_the_device_that_it_came_by() -> anyhow::Resul
     for (source, destination) in [(OTHER, FAR4), (FORGED, OTHER), (FORGED, FAR4)] {
         assert_eq!(reported("from_endpoint", source, destination), SENDER);
     }
-    // Not an endpoint's device: an uplink.
+    // The device now belongs to no endpoint, like an uplink.
     devices.remove(&IFINDEX)?;
     for (source, destination) in [(OTHER, FAR4), (OTHER, ENDPOINT4), (ENDPOINT4, OTHER)] {
         assert_eq!(reported("from_netdev", source, destination), 0);
@@ -259,7 +260,7 @@ fn a_drop_says_which_packet_of_which_endpoint_it_was() -> anyhow::Result<()> {
     };
     assert_eq!(*event, expected);
 
-    // A packet that cannot be parsed as TCP still has its addresses.
+    // Even for a packet with a truncated TCP header, the event has the addresses.
     let mut cut = forged();
     cut.truncate(14 + 20 + 4);
     programs.run.run("from_endpoint", &cut);
@@ -282,7 +283,7 @@ fn what_cannot_be_masqueraded_is_distinguished_from_other_drops() -> anyhow::Res
         wanted: WANT_NAT,
         ..ALL
     };
-    // Belongs to no flow, and starts none.
+    // The segment belongs to no flow and does not start one.
     let reset = segment(ENDPOINT4.into(), FAR4.into(), (40_000, 80), RST);
     for (filter, count) in [(of_nat, 2), (ALL, 0)] {
         let mut programs = Programs::load(&filter)?;
@@ -295,7 +296,7 @@ fn what_cannot_be_masqueraded_is_distinguished_from_other_drops() -> anyhow::Res
         let masquerade = masquerade.of_node(&["172.30.0.1".parse()?], &[])?;
         programs.run.datapath.set_masquerade(masquerade)?;
         programs.run.run("from_endpoint", &forged());
-        // A VLAN tag in front hides nothing.
+        // A VLAN tag in front of the packet makes no difference.
         for packet in [reset.clone(), tagged(&reset, &[(0x8100, 7)])] {
             assert_eq!(programs.run.run("to_netdev", &packet).code, DROP);
         }
@@ -389,7 +390,7 @@ fn what_the_ring_has_no_room_for_is_counted() -> anyhow::Result<()> {
     assert!(read >= u64::from(EVENTS_BYTES / RECORD) - 1, "{read}");
     let lost = programs.run.counted(Reason::EventLost);
     assert_eq!(read + lost, u64::from(sent));
-    // There is space again.
+    // The ring has space again.
     programs.run.run("from_endpoint", &forged());
     assert_eq!(programs.events().len(), 1);
     assert_eq!(programs.run.counted(Reason::EventLost), lost);
@@ -405,7 +406,7 @@ struct Monitor {
 }
 
 impl Monitor {
-    /// Returns once the programs write the events that it wants.
+    /// Starts a monitor, and waits until the programs write the events that it has selected.
     fn start(node: &Node, flags: &str) -> anyhow::Result<Self> {
         let mut child = node
             .cli_command()
@@ -455,7 +456,7 @@ impl Monitor {
         })
     }
 
-    /// Its exit code and output, once it has exited by itself.
+    /// The exit code and output of the monitor, after waiting until it exits.
     fn ended(mut self) -> anyhow::Result<(Option<i32>, String, Vec<Value>)> {
         let status = wait_for("the monitor to end", PATIENCE, || {
             Ok(self.child.try_wait()?)
@@ -476,7 +477,7 @@ impl Drop for Monitor {
     }
 }
 
-/// Sends UDP packets from the health endpoint's namespace, from an address that is not its own.
+/// Sends UDP packets from the health endpoint's namespace with a source address that is not the endpoint's.
 fn forge(node: &Node, count: usize, to: Ipv4Addr) -> anyhow::Result<()> {
     let send = || -> anyhow::Result<()> {
         let socket = socket(
@@ -497,7 +498,7 @@ fn forge(node: &Node, count: usize, to: Ipv4Addr) -> anyhow::Result<()> {
     NetNs::open(&format!("health-{}", node.name()))?.run_in(send)?
 }
 
-/// Types of events that a node's programs write.
+/// Event types that a node's programs currently write.
 fn written(node: &Node) -> anyhow::Result<Value> {
     let mut dump = node.listing("bpf map dump HEALTH_MONITOR")?;
     Ok(dump[0]["value"]["types"].take())
@@ -509,7 +510,7 @@ fn wait_nothing_is_written(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// A metric without labels, as the node's agent exports it.
+/// The value of a metric without labels, as exported by the node's agent.
 fn metric(node: &Node, name: &str) -> anyhow::Result<u64> {
     let text = node.run_in(|| -> anyhow::Result<String> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, 9962))?;
@@ -581,7 +582,7 @@ fn a_monitor_shows_drops_and_flows_as_they_happen() -> anyhow::Result<()> {
     drop((drops, flows));
     wait_nothing_is_written(node)?;
 
-    // Events that a filter excludes are not even written.
+    // The programs do not even write events that the filter excludes.
     let others = Monitor::start(node, "--type drop --proto sctp")?;
     let before = metric(node, "health_agent_monitor_events_total")?;
     forge(node, 5, peer.ipv4())?;
@@ -607,7 +608,7 @@ fn monitors_that_stall_die_or_lose_their_agent_do_no_harm() -> anyhow::Result<()
     bed.wait_all_reachable(PATIENCE)?;
     let (node, peer) = (bed.node(1), bed.node(2));
 
-    // More than its queue in the agent and its socket can hold.
+    // More events than the monitor's queue in the agent and its socket can hold.
     let sent = 6_000;
     let stalled = Monitor::start(node, "--type drop")?;
     let quick = Monitor::start(node, "--type drop")?;
@@ -640,7 +641,7 @@ fn monitors_that_stall_die_or_lose_their_agent_do_no_harm() -> anyhow::Result<()
     quick.signal(Signal::SIGKILL)?;
     wait_nothing_is_written(node)?;
 
-    // An agent that stops says so and cleans up; a killed one leaves that to the next agent.
+    // An agent that stops tells its monitors and cleans up; after a kill, the next agent cleans up.
     let monitor = Monitor::start(node, "")?;
     node.kill_agent(Signal::SIGTERM)?;
     let (code, said, _) = monitor.ended()?;

@@ -1,38 +1,38 @@
-//! The rows report exactly what netem does to echo requests: round trips, losses, late answers and duplicates are
-//! compared with netem's own counters, one by one.
+//! The rows report exactly what netem does to echo requests: the test compares round trips, losses, late answers and
+//! duplicates with netem's own counters.
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// How long netem holds a request that is merely slow, in milliseconds.
+/// How long netem delays a slow request, in milliseconds.
 const SLOW_MS: u64 = 40;
-/// How long netem holds a request that is late, in milliseconds: longer than agents wait.
+/// How long netem delays a late request, in milliseconds: longer than the agents' probe timeout.
 const LATE_MS: u64 = 2500;
-/// How many requests must pass through netem in a test.
+/// Number of requests that must pass through netem in a test.
 const ENOUGH: u64 = 20;
 
-/// Two nodes whose agents probe each other only by ICMP. All echo requests of the first node pass through a netem on
-/// its uplink, and nothing else does.
+/// Two nodes whose agents probe each other only by ICMP. A netem on the first node's uplink handles all echo requests
+/// of that node, and nothing else.
 struct Wire {
     bed: Bed,
-    /// What was reported before netem started.
+    /// The counts before netem started.
     before: RowCounts,
 }
 
 /// netem's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Netem {
-    /// Packets that it has sent on.
+    /// Packets that netem has sent on.
     sent: u64,
-    /// Packets that it has dropped.
+    /// Packets that netem has dropped.
     dropped: u64,
-    /// Packets that it is holding.
+    /// Packets that netem is still holding.
     held: u64,
 }
 
-/// What the first node's rows report about the second node. The endpoint's address, which would be probed too, is
-/// learned by HTTP.
+/// The first node's counts for the second node. The endpoint's address is not probed, because agents learn it over
+/// HTTP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RowCounts {
     samples: u64,
@@ -42,7 +42,7 @@ struct RowCounts {
 }
 
 impl Wire {
-    /// `what` is in netem's own syntax. netem starts once all probes are answered.
+    /// Starts netem with the settings `what`, in netem's own syntax, once all probes are answered.
     fn new(flags: &str, what: &str) -> anyhow::Result<Self> {
         let bed = Bed::builder()
             .nodes(2)
@@ -58,7 +58,7 @@ impl Wire {
             Ok(answered.then_some(()))
         })?;
         wire.before = wire.total()?;
-        // netem is on band 1, and only the filter leads there. The limit is far above the number of packets in flight.
+        // netem is on band 1, which only the filter selects. The limit is far above the number of packets in flight.
         for command in [
             "tc qdisc add dev eth0 root handle 1: prio priomap 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
             &format!("tc qdisc add dev eth0 parent 1:1 handle 10: netem limit 10000 {what}"),
@@ -74,7 +74,7 @@ impl Wire {
         self.bed.node(1)
     }
 
-    /// Changes netem's settings from now on.
+    /// Changes netem's settings.
     fn change(&self, what: &str) -> anyhow::Result<()> {
         self.node().exec(&format!(
             "tc qdisc change dev eth0 parent 1:1 handle 10: netem limit 10000 {what}"
@@ -82,7 +82,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Routes requests past netem, waits until it holds none, and returns its counters, which are final then.
+    /// Removes the filter, waits until netem is empty, and returns its counters, which are then final.
     fn close(&self) -> anyhow::Result<Netem> {
         self.node()
             .exec("tc filter delete dev eth0 parent 1: prio 1")?;
@@ -104,7 +104,7 @@ impl Wire {
         })
     }
 
-    /// Waits until enough requests have passed through netem or been dropped there.
+    /// Waits until netem has sent on or dropped enough requests.
     fn wait_enough(&self) -> anyhow::Result<()> {
         wait_for("enough requests", PATIENCE, || {
             let netem = self.netem()?;
@@ -121,7 +121,7 @@ impl Wire {
         Ok(rows)
     }
 
-    /// What the rows report since netem started.
+    /// The counts since netem started.
     fn row_counts(&self) -> anyhow::Result<RowCounts> {
         let (before, now) = (self.before, self.total()?);
         Ok(RowCounts {
@@ -144,7 +144,7 @@ impl Wire {
         Ok(reported)
     }
 
-    /// Waits until the rows match, then until there are more round trips, which must not change the match.
+    /// Waits until the rows match, then until there are more round trips, after which the rows must still match.
     fn wait_for_stable_counts(
         &self,
         what: &str,
@@ -183,7 +183,7 @@ fn what_netem_delays_takes_so_long_on_the_way_there() -> anyhow::Result<()> {
         "--probe-interval 500ms --probe-timeout 500ms --one-way",
         &format!("delay {SLOW_MS}ms"),
     )?;
-    // By then, everything in flight beforehand is done.
+    // By then, no probe from before the change is in flight.
     wire.wait_enough()?;
     wire.node().cli("bpf rtt reset --all")?.success()?;
     wait_for("new round trips", PATIENCE, || {
@@ -198,7 +198,7 @@ fn what_netem_delays_takes_so_long_on_the_way_there() -> anyhow::Result<()> {
         assert!(shortest("forward-min-ns")? >= delay, "{row}");
         assert!(shortest("back-min-ns")? < delay, "{row}");
     }
-    // Once it is gone, so is the delay.
+    // Without the delay, round trips are shorter again.
     wire.change("delay 0ms")?;
     wait_for("shorter round trips", PATIENCE, || {
         let rows = wire.rows()?;
@@ -232,7 +232,7 @@ fn what_netem_holds_back_is_lost_once_and_late_once_while_others_overtake_it() -
     const GAP: u64 = 3;
     let wire = Wire::new(
         "--probe-interval 1s --probe-timeout 1s",
-        // Every third request is sent at once, overtaking those that are held.
+        // Every third request is sent at once and overtakes those that are held.
         &format!("delay {LATE_MS}ms reorder 100% gap {GAP}"),
     )?;
     wire.wait_enough()?;
@@ -245,7 +245,7 @@ fn what_netem_holds_back_is_lost_once_and_late_once_while_others_overtake_it() -
             && reported.samples >= at_once
             && reported.duplicates == 0
     })?;
-    // Late answers don't count as round trips.
+    // Late answers do not count as round trips.
     for row in wire.rows()? {
         let longest = row["max-ns"].as_u64().context("no round trip")?;
         assert!(longest < LATE_MS * 1_000_000, "{reported:?}: {row}");

@@ -1,5 +1,6 @@
-//! This node's own entry: an agent takes it from the registry, not from what an earlier agent saved, and follows it.
+//! This node's own entry: an agent prefers the registry to what an earlier agent saved, and follows changes.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
@@ -21,7 +22,7 @@ struct Stand {
 }
 
 impl Stand {
-    /// One node, without an agent yet, to which the cluster assigns these addresses and pod CIDRs.
+    /// Starts a bed with one node without an agent. The cluster assigns these addresses and pod CIDRs to the node.
     fn start(addresses: &[&str], pod_cidrs: &[&str]) -> anyhow::Result<Self> {
         let bed = Bed::builder()
             .nodes(1)
@@ -45,16 +46,16 @@ impl Stand {
         self.bed.node(1)
     }
 
-    /// Starts an agent, waits until it is fully up and has saved what it knows, and kills it.
+    /// Starts an agent, waits until it is fully up and has saved its state, and kills it.
     fn keep(&self) -> anyhow::Result<()> {
         self.node().take_over(None)?;
         self.node().wait_kept(self.bed.nodes())?;
         self.node().kill_agent(Signal::SIGKILL)
     }
 
-    /// Moves the host to another IPv4 address.
+    /// Gives the host another IPv4 address.
     fn move_host(&self) -> anyhow::Result<()> {
-        // The order matters: when the first address of a network goes, the kernel removes the others too.
+        // The order matters: when the first address of a network is deleted, the kernel also deletes the others.
         self.node().exec(&format!("ip addr del {V4}/24 dev eth0"))?;
         self.node()
             .exec(&format!("ip addr add {OTHER_V4}/24 dev eth0"))
@@ -91,7 +92,7 @@ fn a_node_that_gained_ipv6_and_pod_cidrs_has_both_at_its_next_start() -> anyhow:
     let stand = Stand::start(&[V4], &[])?;
     stand.keep()?;
     stand.say(&[V4, V6], &[PODS4, PODS6]);
-    // Without the new address, the flags are refused; without the pod CIDR, there is no endpoint.
+    // Without the new address, the agent rejects the flags; without the pod CIDR, there is no endpoint.
     let flags = "--native-routing-cidr 10.0.0.0/8 --native-routing-cidr fd00::/8";
     stand.node().take_over_with(flags)?;
     assert!(stand.answers(V6)?);
@@ -121,7 +122,7 @@ fn without_its_cluster_an_agent_starts_by_what_was_kept_if_that_fits_the_host() 
     stand.wait_logged(&["waiting for node", &misfit])?;
     stand.node().check_agent()?;
     stand.server.resume()?;
-    // The cluster also takes a moment to learn the node's address.
+    // The cluster only learns the node's new address later.
     stand.wait_logged(&["; the entry does not match this host"])?;
     stand.say(&[OTHER_V4], &[PODS4]);
     wait_for("the agent to be up", PATIENCE, || {
@@ -149,6 +150,40 @@ fn an_agent_that_waits_for_its_entry_stops_in_order() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
+fn settings_that_change_while_an_agent_waits_for_its_entry_are_in_force_once_it_is_up()
+-> anyhow::Result<()> {
+    let stand = Stand::start(&[], &[])?;
+    let node = stand.node();
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("config.yaml");
+    let write = |probe_rate: u32| {
+        let text = format!(
+            "conntrack: {{conntrack-timeout-udp: 45s}}\nmesh: {{probe-rate: {probe_rate}}}\n"
+        );
+        fs::write(&file, text)
+    };
+    fs::write(&file, "mesh: {probe-rate: 50}\n")?;
+    node.start_agent_with(&format!("--config {}", file.display()))?;
+    stand.wait_logged(&["waiting for node"])?;
+    write(60)?;
+    node.signal_agent(Signal::SIGHUP)?;
+    stand.wait_logged(&["setting changed", "probe-rate", "60"])?;
+    // Without a signal, too.
+    write(70)?;
+    stand.wait_logged(&["setting changed", "probe-rate", "70"])?;
+    stand.say(&[V4], &[PODS4]);
+    wait_for("the agent to be up", PATIENCE, || {
+        node.check_agent()?;
+        Ok(stand.answers(V4)?.then_some(()))
+    })?;
+    wait_for("the programs to have the new timeout", PATIENCE, || {
+        let config = node.listing("bpf map dump HEALTH_CONFIG")?;
+        Ok((config[0]["value"]["timeouts"]["udp-s"] == 45).then_some(()))
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
 fn an_agent_that_waits_for_its_registry_has_its_sockets_spared_from_services() -> anyhow::Result<()>
 {
     let mut stand = Stand::start(&[V4], &[PODS4])?;
@@ -157,7 +192,7 @@ fn an_agent_that_waits_for_its_registry_has_its_sockets_spared_from_services() -
     let node = stand.bed.node(1);
     node.take_over_with(&flags)?;
     node.wait_kept(stand.bed.nodes())?;
-    // The PID in the first PID namespace, which may differ from the one here.
+    // The PID in the initial PID namespace, which may differ from the PID in this one.
     let spared = || -> anyhow::Result<u64> {
         let listed = node.listing("bpf map dump HEALTH_CONFIG")?;
         let number = listed[0]["value"]["agent-tgid"].as_u64();
@@ -189,7 +224,7 @@ fn a_running_agent_listens_on_a_new_own_address_and_ends_once_when_it_moves() ->
     wait_for("an answer on the new address", PATIENCE, || {
         Ok(stand.answers(V6)?.then_some(()))
     })?;
-    // An address that the host does not have stops nothing.
+    // An address that the host lacks does not stop the agent.
     stand.say(&[OTHER_V4, V6], &[PODS4]);
     stand.say(&[OTHER_V4], &[PODS4]);
     let seen = stand.node();

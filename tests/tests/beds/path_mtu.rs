@@ -1,5 +1,5 @@
-//! Paths that take smaller packets than this host sends: found on request and at the slow interval, whether a router
-//! reports it or packets vanish, and never where nothing is wrong.
+//! Paths with a smaller MTU than this host's are found on request and at the slow interval, whether a router reports
+//! large packets or they vanish; paths without a fault are never reported.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -11,8 +11,8 @@ use tests::http::{METRICS_PORT, get};
 use tests::process::run_with_input;
 use tests::{Bed, PATIENCE, wait_for};
 
-/// Routes packets from `from` to `to` over the router, on a separate link with the given MTU at each end. Answers keep
-/// their usual path.
+/// Routes packets from `from` to `to` through the router, over a separate link with these MTUs at its ends. Replies
+/// keep their usual path.
 fn lead_over_router(from: &Node, to: &Node, router_mtu: u32, node_mtu: u32) -> anyhow::Result<()> {
     let (name, ipv4) = (to.name(), to.ipv4());
     let ipv6 = to.ipv6().context("the bed has IPv6")?;
@@ -22,7 +22,7 @@ fn lead_over_router(from: &Node, to: &Node, router_mtu: u32, node_mtu: u32) -> a
             "link add {name} mtu {router_mtu} type veth peer name eth1 mtu {node_mtu} netns {name}"
         ),
     )?;
-    // A packet may arrive where no route leads back, whatever the machine's default is.
+    // Packets arrive on a device without a route back to the sender, whatever the machine's default for `rp_filter` is.
     for setting in ["conf.all.rp_filter=0", "conf.eth1.rp_filter=0"] {
         sysctl(name, &format!("net.ipv4.{setting}"))?;
     }
@@ -43,13 +43,13 @@ fn lead_over_router(from: &Node, to: &Node, router_mtu: u32, node_mtu: u32) -> a
     )
 }
 
-/// What `path-mtu` finds on request.
+/// The results of `path-mtu` with these arguments.
 fn probe(node: &Node, words: &str) -> anyhow::Result<Vec<PathMtuEntry>> {
     let found = node.listing(&format!("path-mtu {words}"))?;
     Ok(serde_json::from_value(found)?)
 }
 
-/// Findings about the paths to all addresses of a node.
+/// Results for the paths to all addresses of a node.
 fn paths_to<'a>(found: &'a [PathMtuEntry], to: &Node) -> anyhow::Result<Vec<&'a PathMtuStatus>> {
     let paths: Option<Vec<_>> = found
         .iter()
@@ -67,7 +67,7 @@ fn diagnosis(of: &Node, by: &Node) -> anyhow::Result<Option<Diagnosis>> {
     Ok(node.context("the node is not in the report")?.diagnosis)
 }
 
-/// Probes that the map counts as lost.
+/// Number of lost probes, from the map.
 fn lost(node: &Node) -> anyhow::Result<u64> {
     let rows = node.listing("bpf rtt list")?;
     let rows = rows.as_array().context("no rows")?;
@@ -85,7 +85,7 @@ fn a_device_that_drops_large_packets_itself_is_a_black_hole_that_is_soon_found()
         .start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let (prober, other) = (bed.node(1), bed.node(2));
-    // A veth drops what its peer does not accept. A raw socket hides that.
+    // A veth drops packets that exceed its peer's MTU. A raw socket hides such drops.
     let name = prober.name();
     ip(FABRIC, &format!("link set {name} mtu 1400"))?;
     let dropped = || -> anyhow::Result<u64> {
@@ -97,14 +97,14 @@ fn a_device_that_drops_large_packets_itself_is_a_black_hole_that_is_soon_found()
     let before = dropped()?;
     let found = probe(prober, other.name())?;
     for path in paths_to(&found, other)? {
-        // A veth also accepts a VLAN tag on top; the bridge on the way back may not.
+        // A veth also accepts packets that are longer by a VLAN tag, while the bridge on the return path may not.
         assert!((1400..=1404).contains(&path.mtu), "{path:?}");
         assert_eq!(path.local_mtu, 1500, "{path:?}");
         assert_eq!(path.larger, LargerPackets::Vanish, "{path:?}");
     }
     let said = diagnosis(other, prober)?.context("no diagnosis")?;
     assert_eq!(said.cause, "path-mtu");
-    // Both searches together: each failing size is tried a fixed number of times, and no more.
+    // Both searches together try each failing size a fixed number of times.
     let dropped = dropped()? - before;
     ensure!(
         (1..2_000).contains(&dropped),
@@ -129,7 +129,7 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
     let [prober, reported, black_hole, straight] = [1, 2, 3, 4].map(|index| bed.node(index));
     add_router()?;
     lead_over_router(prober, reported, 1400, 1400)?;
-    // The far end silently drops anything longer than its own MTU plus a VLAN tag.
+    // The far end silently drops packets that are longer than its own MTU plus a VLAN tag.
     lead_over_router(prober, black_hole, 1500, 1400)?;
     bed.wait_all_reachable(PATIENCE)?;
     let lost_before = lost(prober)?;
@@ -153,7 +153,7 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
     }
     ensure!(!found.iter().any(|path| path.node == prober.full_name()));
 
-    // It is reported, and nothing else suffers.
+    // The paths are reported, without any other effects.
     assert_eq!(diagnosis(straight, prober)?, None);
     for (node, word) in [(reported, ROUTER4), (black_hole, "vanish")] {
         let said = diagnosis(node, prober)?.context("no diagnosis")?;
@@ -164,7 +164,7 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
     bed.wait_all_reachable(PATIENCE)?;
     assert_eq!(lost(prober)?, lost_before);
 
-    // A firewall that swallows the router's errors turns the path into a black hole.
+    // With a firewall that drops the router's errors, the path becomes a black hole.
     let swallow = "table inet swallow {\nchain out {\ntype filter hook output priority 0;\n\
                    icmp type destination-unreachable drop;\nicmpv6 type packet-too-big drop;\n}\n}\n";
     let mut nft = Command::new("ip");
@@ -175,7 +175,7 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
         assert_eq!(path.larger, LargerPackets::Vanish, "{path:?}");
     }
 
-    // The kernel's cached path MTU does not hide that the path has become wider.
+    // The kernel's cached path MTU does not hide that the path has a larger MTU now.
     ip(ROUTER, &format!("link set {} mtu 1500", reported.name()))?;
     ip(reported.name(), "link set eth1 mtu 1500")?;
     for path in paths_to(&probe(prober, reported.name())?, reported)? {
@@ -183,7 +183,7 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
     }
     assert_eq!(diagnosis(reported, prober)?, None);
 
-    // Nor is a path too narrow for a host that sends no larger packets.
+    // No path is too narrow for a host that sends no larger packets.
     ip(prober.name(), "link set eth0 mtu 1404")?;
     for path in paths_to(&probe(prober, black_hole.name())?, black_hole)? {
         assert_eq!((path.mtu, path.local_mtu), (1404, 1404), "{path:?}");
@@ -258,7 +258,7 @@ fn another_mtu_of_the_device_is_noticed_at_once() -> anyhow::Result<()> {
     wait_for("the lower MTU", PATIENCE, || {
         shows("Path MTU:   1400; eth0: 1400")
     })?;
-    // The link of the other end and the bridge stay unchanged.
+    // The link at the peer and the bridge keep their MTU.
     ip(prober.name(), "link set eth0 mtu 9000")?;
     wait_for("a black hole", PATIENCE, || {
         Ok(diagnosis(peer, prober)?.filter(|said| said.cause == "path-mtu"))

@@ -1,4 +1,4 @@
-//! Policy on real nodes: what passes and what does not, with real packets.
+//! Policy on real nodes, with real packets.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -10,11 +10,11 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Drop reason for packets that nothing allows.
+/// Drop reason for packets that no rule allows.
 const POLICY_DENIED: &str = "Policy denied";
 
-/// Documents with two rules: endpoints whose labels are not known yet are reachable from the host and may send DNS
-/// queries, and a service answers these.
+/// Documents with two rules: endpoints without known labels are reachable from the host and may send DNS queries, and a
+/// service may answer these.
 const INIT_YAML: &str = r#"
 apiVersion: "cilium.io/v2"
 kind: CiliumNetworkPolicy
@@ -69,7 +69,7 @@ fn socket(member: &Member, address: IpAddr, port: u16) -> anyhow::Result<UdpSock
     Ok(socket)
 }
 
-/// Checks that datagrams reach a port of `to` on each IP version: waits until one does.
+/// Checks that datagrams reach a port of `to` over each IP version.
 fn reaches(from: &Member, to: &Member, port: u16) -> anyhow::Result<()> {
     for (source, target) in from.addresses().into_iter().zip(to.addresses()) {
         let listener = socket(to, target, port)?;
@@ -83,7 +83,7 @@ fn reaches(from: &Member, to: &Member, port: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that no datagram gets through: sends until the node counts them as dropped by policy.
+/// Checks that no datagram gets through, by sending until the node has counted enough policy drops.
 fn is_kept_from(from: &Member, to: &Member, port: u16, counting: &Node) -> anyhow::Result<()> {
     const DATAGRAMS: u64 = 3;
     for (source, target) in from.addresses().into_iter().zip(to.addresses()) {
@@ -103,7 +103,7 @@ fn is_kept_from(from: &Member, to: &Member, port: u16, counting: &Node) -> anyho
     Ok(())
 }
 
-/// Packets that policy has dropped so far.
+/// Number of packets that policy has dropped so far.
 fn denied(node: &Node) -> anyhow::Result<u64> {
     let listed = node.listing("bpf metrics list")?;
     let rows = listed.as_array().context("the metrics are no list")?;
@@ -114,7 +114,7 @@ fn denied(node: &Node) -> anyhow::Result<u64> {
         .sum())
 }
 
-/// A bed whose nodes share their identities, and a folder for documents.
+/// A bed whose nodes share their identities, and a folder for policy documents.
 fn bed(nodes: u8) -> anyhow::Result<(Bed, TempDir)> {
     let folder = tempfile::tempdir()?;
     let store = folder.path().join("identities.json");
@@ -147,7 +147,7 @@ fn endpoints_without_labels_ask_for_names_and_are_reached_by_the_host() -> anyho
     let other = Member::on(node, "other", "--label app=other")?;
     assert_eq!(init.endpoint.identity, 5);
 
-    // Without rules, everything passes.
+    // Without rules, all traffic passes.
     reaches(&other, &init, 4000)?;
     reaches(&init, &service, 54)?;
     for (documents, form) in [(INIT_YAML, "YAML"), (INIT_JSON, "JSON")] {
@@ -168,7 +168,7 @@ fn endpoints_without_labels_ask_for_names_and_are_reached_by_the_host() -> anyho
         reaches(&other, &service, 54)?;
     }
 
-    // With labels it gets another identity, and other rules apply.
+    // With labels, the endpoint gets another identity, and other rules apply to it.
     import(node, folder.path(), INIT_YAML)?;
     node.cli(&format!(
         "endpoint labels {} --add app=known",
@@ -299,7 +299,7 @@ items:
     Ok(())
 }
 
-/// A client with a socket connected to a server's socket, which has received from it and has answered.
+/// A client and a server that have exchanged a question and an answer over UDP.
 struct Talk {
     client: UdpSocket,
     server: UdpSocket,
@@ -330,7 +330,7 @@ impl Talk {
         Ok(talk)
     }
 
-    /// Checks that policy drops what the server sends and that it no longer reaches the client.
+    /// Checks that policy drops the server's packets and that none reaches the client.
     fn is_over(&self, client: &UdpSocket, node: &Node) -> anyhow::Result<()> {
         while client.recv_from(&mut [0; 16]).is_ok() {}
         let before = denied(node)?;

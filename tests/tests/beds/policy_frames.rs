@@ -1,4 +1,4 @@
-//! Frames that a workload sends through a packet socket, bypassing its own stack: none gets around policy.
+//! Frames that a workload sends through a packet socket, bypassing its own stack, do not bypass policy.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -17,7 +17,7 @@ const DENY_ALL: &str =
     r#"[{"labels": ["name=deny"], "endpointSelector": {}, "ingress": [{}], "egress": [{}]}]"#;
 const TAGS: [(u16, u16); 4] = [(0x8100, 0), (0x8100, 7), (0x88a8, 0), (0x88a8, 7)];
 
-/// A UDP datagram in an IP packet.
+/// An IP packet with a UDP datagram, and its EtherType.
 fn datagram(source: IpAddr, destination: IpAddr) -> anyhow::Result<(u16, Vec<u8>)> {
     let mut udp = [PORT, PORT, 14, 0].map(u16::to_be_bytes).concat();
     udp.extend(b"around");
@@ -59,13 +59,13 @@ fn counted(node: &Node, reason: Reason) -> anyhow::Result<u64> {
     Ok(rows.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
-/// A workload that may send nothing, and the host that must receive nothing.
+/// A workload that may not send anything, and the host, which must not receive anything.
 struct Wire {
     bed: Bed,
     member: Member,
     socket: Socket,
     macs: ([u8; 6], [u8; 6]),
-    /// Where datagrams to the host would arrive, one per IP version.
+    /// Sockets on which datagrams to the host would arrive, one per IP version.
     listeners: Vec<UdpSocket>,
 }
 
@@ -100,7 +100,7 @@ impl Wire {
         })
     }
 
-    /// Sends a packet in a frame to the host.
+    /// Sends a packet to the host in a tagged or untagged frame.
     fn send(&self, ethertype: u16, packet: &[u8], tags: &[(u16, u16)]) -> anyhow::Result<()> {
         let frame = ethernet(self.macs.0, self.macs.1, ethertype, packet);
         self.socket.send(&tagged(&frame, tags))?;
@@ -119,7 +119,7 @@ impl Wire {
         Ok(false)
     }
 
-    /// From each of the endpoint's addresses to the host's address of the same IP version.
+    /// Pairs of an endpoint address and the host's address of the same IP version.
     fn ways(&self) -> Vec<(IpAddr, IpAddr)> {
         self.member
             .addresses()
@@ -142,7 +142,7 @@ impl Wire {
     }
 }
 
-/// Permission to talk to the world does not include this host, through any of the addresses that lead to it.
+/// Permission to reach the world does not include this host, whichever of its addresses is used.
 #[test]
 #[ignore = "needs root"]
 fn the_world_is_nowhere_on_the_host() -> anyhow::Result<()> {
@@ -194,7 +194,8 @@ fn the_world_is_nowhere_on_the_host() -> anyhow::Result<()> {
         "198.18.0.255",
         "ff02::1",
         "2001:db8:18::1",
-        // Subnet-router anycast (RFC 4291 section 2.6.1), and a network that belongs to this host as a whole.
+        // A subnet-router anycast address (RFC 4291 section 2.6.1), and an address in a network that is local to this
+        // host.
         "2001:db8:18::",
         "198.19.0.7",
     ]

@@ -1,5 +1,5 @@
-//! Policy that fills most of its map: changes still take effect, and rules that do not fit are reported and block
-//! nothing else.
+//! Policy that fills most of its map: changes still take effect, and rules that do not fit are reported and do not
+//! block others.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -13,10 +13,11 @@ use tempfile::TempDir;
 use tests::liveness::liveness;
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Ports per rule, as many as allowed; every other one, so each is an entry.
+/// Number of ports per rule, the maximum. Only every other port is used, so that each needs its own entry.
 const PORTS: u16 = 40;
 
-/// Rules that let a friend reach an endpoint at some ports, and also this many hosts outside, in both directions.
+/// Rules that let a friend reach an endpoint on some ports, and allow traffic with this many outside hosts in both
+/// directions.
 fn rules(first_port: u16, hosts: u32) -> String {
     let ports = (0..PORTS)
         .map(|n| format!(r#"{{"port": "{}", "protocol": "UDP"}}"#, first_port + 2 * n))
@@ -36,12 +37,12 @@ fn rules(first_port: u16, hosts: u32) -> String {
     )
 }
 
-/// Number of hosts that gives the rules at least this many entries.
+/// Number of hosts that makes the rules need at least this many entries.
 fn hosts_for(entries: u32) -> u32 {
     entries / u32::from(PORTS) / 2
 }
 
-/// A bed of two nodes that share their identities, and a folder for documents.
+/// A bed with two nodes that share their identities, and a folder for policy documents.
 fn bed() -> anyhow::Result<(Bed, TempDir)> {
     let folder = tempfile::tempdir()?;
     let store = folder.path().join("identities.json");
@@ -53,7 +54,7 @@ fn bed() -> anyhow::Result<(Bed, TempDir)> {
     Ok((bed, folder))
 }
 
-/// Imports rules, and returns whether they were in force before the answer.
+/// Imports rules. Returns whether they were in force before the answer.
 fn import(node: &Node, folder: &Path, text: &str) -> anyhow::Result<bool> {
     let file = folder.join("policy");
     fs::write(&file, text)?;
@@ -63,14 +64,14 @@ fn import(node: &Node, folder: &Path, text: &str) -> anyhow::Result<bool> {
     Ok(said.contains("is in force after"))
 }
 
-/// Imports rules, and waits until they are in force. Large rules take a slow machine some time.
+/// Imports rules and waits until they are in force, which takes a while for large rules on a slow machine.
 fn enforce(node: &Node, folder: &Path, text: &str) -> anyhow::Result<()> {
     wait_for("the rules to be in force", PATIENCE, || {
         Ok(import(node, folder, text)?.then_some(()))
     })
 }
 
-/// Whether a datagram gets through within a moment.
+/// Whether a datagram gets through within a short time.
 fn passes(from: &Member, to: &Member, port: u16) -> anyhow::Result<bool> {
     let target = SocketAddr::new(to.ipv4()?, port);
     let listener = to.netns.run_in(|| UdpSocket::bind(target))??;
@@ -152,7 +153,7 @@ fn policy_without_room_is_reported_and_holds_nobody_up() -> anyhow::Result<()> {
     ensure!(code == 200 && !policy.is_failure, "{liveness:?}");
     ensure!(policy.message.contains("HEALTH_POLICY"), "{policy:?}");
 
-    // The former rules stay in force, also for new endpoints.
+    // The previous rules stay in force, also for new endpoints.
     wait_passes(&near, &web, 20_000)?;
     ensure!(!passes(&near, &web, 20_001)?, "the new rules hold");
     let far = Member::on(there, "far", "--label role=friend")?;

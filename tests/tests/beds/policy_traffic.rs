@@ -1,5 +1,5 @@
-//! The policy table with real packets: each case is a packet from one network namespace to another that arrives, or is
-//! counted as dropped by the side that must drop it.
+//! The policy table with real packets: each case sends a packet from one network namespace to another, which must
+//! arrive, or be counted as dropped on the side that must drop it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,18 +21,18 @@ use tests::packet::{Ipv4, Ipv6, echo, echo4};
 use tests::policy::cases::{Case, ENDPOINTS, End, Outcome, SCENARIOS, Scenario};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Socket protocol for packets with their own header (`IPPROTO_RAW`).
+/// Raw socket protocol for packets with their own IP header (`IPPROTO_RAW`).
 const RAW: i32 = 255;
-/// How long to check that a packet counted as dropped does not arrive.
+/// How long to check that a packet that was counted as dropped does not arrive.
 const SILENCE: Duration = Duration::from_millis(20);
 
-/// A bed with the table's endpoints on its first node; the second node is another host of the cluster, and has the
-/// world's addresses.
+/// A bed with the table's endpoints on its first node. The second node acts as another host of the cluster,
+/// and also has the addresses that stand for the world outside the cluster.
 struct Stand {
     endpoints: BTreeMap<&'static str, (NetNs, Endpoint)>,
     bed: Bed,
     documents: PathBuf,
-    /// Makes each packet a separate flow.
+    /// Number of packets sent, which makes each packet a separate flow.
     packets: u16,
 }
 
@@ -44,7 +44,7 @@ impl Stand {
         let mut endpoints = BTreeMap::new();
         for endpoint in ENDPOINTS {
             let name = format!("hcase-{}", endpoint.name);
-            // A leftover of a killed test.
+            // Removes a leftover of a killed test.
             netns::remove(&name)?;
             let namespace = NetNs::create(&name)?;
             let labels: String = endpoint
@@ -79,7 +79,7 @@ impl Stand {
         self.bed.node(1)
     }
 
-    /// Namespace of an end, and its address of one IP version.
+    /// The namespace of an end, and its address of one IP version.
     fn end(&self, end: End, is_v6: bool) -> anyhow::Result<(NetNs, IpAddr)> {
         let of_node = |node: &Node| -> anyhow::Result<(NetNs, IpAddr)> {
             let address = match is_v6 {
@@ -102,7 +102,7 @@ impl Stand {
         }
     }
 
-    /// Packets that the first node counted, by reason and direction.
+    /// Packets that the first node has counted, by reason and direction.
     fn drops(&self) -> anyhow::Result<BTreeMap<(String, String), u64>> {
         let listed = self.node().listing("bpf metrics list")?;
         let rows = listed.as_array().context("the metrics are no list")?;
@@ -158,7 +158,7 @@ impl Stand {
                     Ok(arrived(SILENCE)?.then_some(()))
                 });
             }
-            // Seen from the host.
+            // Directions as seen from the host.
             Outcome::EgressDrops => ("Policy denied", "INGRESS"),
             Outcome::EgressDenies => ("Policy denied by denylist", "INGRESS"),
             Outcome::IngressDrops => ("Policy denied", "EGRESS"),
@@ -175,7 +175,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Restarts the agent if a scenario needs other settings, and applies the scenario's policies.
+    /// Applies a scenario's policies, after restarting the agent if the settings differ from the last scenario's.
     fn prepare(&self, scenario: &Scenario, last: Option<&Scenario>) -> anyhow::Result<()> {
         let settings = |one: &Scenario| (one.mode, one.allow_localhost);
         let node = self.node();
@@ -221,7 +221,7 @@ impl Drop for Stand {
     }
 }
 
-/// All world addresses that the cases use.
+/// All addresses outside the cluster that the cases use.
 fn world() -> anyhow::Result<Vec<IpAddr>> {
     let ends = SCENARIOS
         .iter()
@@ -237,7 +237,7 @@ fn world() -> anyhow::Result<Vec<IpAddr>> {
     Ok(addresses)
 }
 
-/// An IP packet of its own flow, with the marker in it.
+/// An IP packet in its own flow, with a marker in it.
 fn packet(
     source: IpAddr,
     destination: IpAddr,
@@ -273,10 +273,11 @@ fn packet(
     }
 }
 
-/// A transport header with these ports, then the marker. Nothing checks its checksum: it ends in a raw socket.
+/// A transport header with these ports, followed by the marker. Its checksum is not verified, as a raw socket receives
+/// it.
 fn transport(l4: L4, ports: &[u8], marker: &[u8]) -> Vec<u8> {
     let rest: &[u8] = match l4.protocol {
-        // Sequence numbers, a header of 20 bytes, SYN, window.
+        // Sequence and acknowledgement number, header length of 20 bytes, SYN, window, checksum, urgent pointer.
         Transport::TCP => &[0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 16, 0, 0, 0, 0, 0],
         Transport::UDP => &[0, 17, 0, 0],
         // Verification tag and checksum.

@@ -1,4 +1,4 @@
-//! Exec probes in real containers: run by containerd, and by this host itself.
+//! Exec probes in real containers, run by containerd and by this host itself.
 
 use std::fs;
 use std::path::Path;
@@ -18,11 +18,11 @@ use tests::containerd::{Container, Containerd};
 use tests::process::Running;
 use tests::{PATIENCE, processes, wait_for};
 
-/// Timeout for commands that do not finish.
+/// Timeout for commands that do not end.
 const SHORT: Duration = Duration::from_secs(2);
 const SLEEP: &[&str] = &["/bin/sleep", "1000000"];
 
-/// Containers, and how to probe in them.
+/// Containers, and the means to run probes in them.
 struct Stand {
     containerd: Containerd,
     runtime: tokio::runtime::Runtime,
@@ -68,7 +68,7 @@ impl Stand {
 /// A way to run a command once.
 type Probe = fn(&Stand, &Container, &str, Duration) -> Outcome;
 
-/// The outcome of a command that does not finish. A busy machine gets more time to start it.
+/// The outcome of a command that does not end. On a busy machine, it gets more time to start.
 fn stuck(stand: &Stand, probe: Probe, container: &Container, script: &str) -> Outcome {
     let mut timeout = SHORT;
     loop {
@@ -95,7 +95,7 @@ fn sh(pid: u32, script: &str) -> DirectExec {
     }
 }
 
-/// Prefix of the names of this test's runs: machines share the control groups of their host.
+/// Prefix for the names of this test's runs, because machines share the control groups of their host.
 fn run_names() -> &'static str {
     static NAMES: LazyLock<String> = LazyLock::new(|| format!("test-{:x}-", fastrand::u64(..)));
     &NAMES
@@ -109,7 +109,7 @@ fn outcome(result: RawResult, message: &str) -> Outcome {
     }
 }
 
-/// Number of control groups of this test's runs.
+/// Number of control groups that this test's runs have.
 fn groups() -> usize {
     processes::control_groups(Path::new("/sys/fs/cgroup"), run_names())
 }
@@ -134,7 +134,7 @@ fn e1_e3_p7_commands_of_both_kinds_are_judged() -> anyhow::Result<()> {
             run("echo out; echo error >&2; exit 7"),
             outcome(RawResult::Failure, "exit code 7: out\nerror")
         );
-        // The shell's own exit code for a missing program.
+        // The shell fails with its own exit code if the program does not exist.
         assert_eq!(run("no-such-program").result, RawResult::Failure);
         let killed = run("kill -9 $$");
         assert_eq!(killed, outcome(RawResult::Failure, "exit code 137"));
@@ -145,7 +145,7 @@ fn e1_e3_p7_commands_of_both_kinds_are_judged() -> anyhow::Result<()> {
             long.message.len()
         );
         assert!(long.message.len() >= OUTPUT_LIMIT, "{}", long.message.len());
-        // The container's environment and its files.
+        // The command sees the container's environment and files.
         assert_eq!(
             run("echo $COLOUR; cat /bin/busybox > /dev/null && exit 3"),
             outcome(RawResult::Failure, "exit code 3: green")
@@ -185,7 +185,7 @@ fn e2_commands_that_cannot_be_run_are_errors() -> anyhow::Result<()> {
         "cannot start /no/such/program: No such file or directory (os error 2)"
     );
 
-    // Another process has the PID by now.
+    // The PID now belongs to another process.
     probe.started = Some(1);
     let later = stand
         .runtime
@@ -208,7 +208,7 @@ fn e2_commands_that_cannot_be_run_are_errors() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A command that ignores SIGTERM, with a child, and with a grandchild in its own session.
+/// The command ignores SIGTERM, and has a child, and a grandchild in another session.
 #[test]
 #[ignore = "needs root"]
 fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
@@ -230,7 +230,7 @@ fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
             assert!(late.message.starts_with("timeout: command"), "{late:?}");
             wait_gone(word)?;
         }
-        // The next one is not held up.
+        // The next run is not delayed.
         assert_eq!(
             probe(&stand, &container, "exit 0", PATIENCE).result,
             RawResult::Success
@@ -239,8 +239,8 @@ fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
     wait_for("nothing to be left of the runs", PATIENCE, || {
         Ok((groups() == 0).then_some(()))
     })?;
-    // The container is unchanged. Its first process does not reap orphans, but the orphans of the runtime are its own
-    // to reap.
+    // The container itself is not affected. Zombies are only printed: orphans of the runtime's runs are left to the
+    // container's first process, which does not reap them.
     assert!(processes::with_word("1000000") > 0);
     println!(
         "zombies: {zombies_before} before, {} after",
@@ -268,7 +268,7 @@ fn a_direct_run_leaves_no_zombies_and_no_background() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Like a run left over from an agent that was killed in the middle of it.
+/// The earlier run is like one that a killed agent has left over.
 #[test]
 #[ignore = "needs root"]
 fn a_run_ends_an_earlier_one_first() -> anyhow::Result<()> {
@@ -290,7 +290,7 @@ fn a_run_ends_an_earlier_one_first() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Same as the container's first process: namespaces, root, control groups, user, capabilities.
+/// A run shares the namespaces, root, control groups, user and capabilities of the container's first process.
 #[test]
 #[ignore = "needs root"]
 fn a_direct_run_is_where_the_container_is() -> anyhow::Result<()> {
@@ -322,7 +322,7 @@ fn a_direct_run_is_where_the_container_is() -> anyhow::Result<()> {
                 "{name}: {link}: {namespaces:?}"
             );
         }
-        // The container's limits apply to it.
+        // The run is subject to the container's limits.
         let running = fs::read_to_string(format!("/proc/{}/cgroup", container.pid))?;
         let seen = while_running(&stand, container)?;
         for line in running.lines().filter(|line| !line.starts_with("0::")) {
@@ -332,7 +332,7 @@ fn a_direct_run_is_where_the_container_is() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The control groups of a command while it runs.
+/// The control groups of a command, read while it runs.
 fn while_running(stand: &Stand, container: &Container) -> anyhow::Result<String> {
     let probe = sh(container.pid, "sleep 777776");
     let run = stand
@@ -352,7 +352,7 @@ fn while_running(stand: &Stand, container: &Container) -> anyhow::Result<String>
     Ok(found)
 }
 
-/// A process without its own namespaces is as good as a container.
+/// A process without its own namespaces can be probed like a container.
 #[test]
 #[ignore = "needs root"]
 fn a_process_of_the_host_can_be_joined() -> anyhow::Result<()> {
@@ -375,7 +375,7 @@ fn a_process_of_the_host_can_be_joined() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn the_time_of_a_command_counts_from_its_start() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(6);
-    /// How long its start takes, at least, and how long it runs: together, more than the timeout.
+    /// Minimum duration of the command's start. Together with its run time, it exceeds the timeout.
     const STALL: Duration = Duration::from_secs(4);
     const SCRIPT: &str = "sleep 3";
     let mut stand = Stand::start()?;

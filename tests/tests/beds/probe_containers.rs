@@ -1,4 +1,4 @@
-//! Containers under containerd that an agent probes: readiness, kills, restarts, events, and an agent that is killed in
+//! Containers under containerd that an agent probes: readiness, kills, restarts and events, with the agent killed in
 //! between.
 
 mod lives;
@@ -23,7 +23,7 @@ struct Stand {
 }
 
 impl Stand {
-    /// The agent's flags are set after the bed starts, since containerd runs on its node.
+    /// Starts everything except the agent, whose flags need the containerd on its node.
     fn start() -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(1).without_agents().start()?;
         let containerd = Containerd::start_on(bed.node(1), None)?;
@@ -50,7 +50,7 @@ impl Stand {
         ))
     }
 
-    /// Runs a container with a script, and probes it.
+    /// Runs a script in a container, and probes the container.
     fn run(&mut self, name: &str, script: &str, probes: &str) -> anyhow::Result<Container> {
         let container = self
             .containerd
@@ -73,7 +73,7 @@ impl Stand {
         self.manifests.path().join(format!("{name}.yaml"))
     }
 
-    /// What the agent knows about a pod, if it knows one of this name.
+    /// The agent's report on the pod with this name, or `None` if it knows no such pod.
     fn pod(&self, name: &str) -> anyhow::Result<Option<ProbedPod>> {
         let reported = self.node().cli(&format!("probe get {name} -o json"))?;
         if reported.code != Some(0) {
@@ -83,7 +83,7 @@ impl Stand {
         Ok(Some(serde_json::from_value(details["pod"].take())?))
     }
 
-    /// Waits until the only container of a pod meets a condition.
+    /// Waits until a pod's only container meets a condition.
     fn wait(
         &self,
         what: &str,
@@ -207,7 +207,7 @@ fn an_agent_that_is_killed_loses_no_readiness_and_restarts_nothing() -> anyhow::
     for _ in 0..3 {
         stand.node().kill_agent(Signal::SIGKILL)?;
         stand.start_agent()?;
-        // It is ready from the first answer that knows the pod.
+        // The pod is ready in the first report that contains it.
         let pod = wait_for("the pod to be known", PATIENCE, || stand.pod("serves"))?;
         assert!(pod.ready, "{pod:?}");
         let container = stand.wait("its container to be known", "serves", |one| {
@@ -266,7 +266,7 @@ fn containers_that_were_being_killed_are_started_again_by_the_next_agent() -> an
     let [before, after] = ["ends-before", "ends-after"];
     let mut containers = HashMap::new();
     for name in [before, after] {
-        // It exits successfully, so its policy alone would not restart it.
+        // The container exits successfully, so its restart policy alone would not restart it.
         let container = stand.run(
             name,
             "trap 'until test -e /tmp/end; do sleep 0.1; done; exit 0' TERM; touch /tmp/alive; while :; do sleep 0.1; done",
@@ -356,7 +356,7 @@ fn an_agent_that_must_not_restart_containers_only_says_what_should_be() -> anyho
     })?;
     let why = "Container spared failed liveness probe; not killed: --container-restarts is off";
     assert_eq!(reported.message, why);
-    // By the time a second container is ready, the runtime has been polled several times.
+    // The agent polls the runtime several times before a second container is ready.
     let probe = "    readinessProbe: {exec: {command: [test, -e, /]}, periodSeconds: 1, timeoutSeconds: 60}\n";
     stand.run("witness", "sleep 1000000", probe)?;
     stand.wait("another one to be ready", "witness", |one| one.ready)?;

@@ -1,4 +1,4 @@
-//! Probes of targets that misbehave: servers of all protocols, and commands.
+//! Probes of misbehaving targets: servers for all protocols, and commands.
 
 mod cases;
 mod commands;
@@ -13,9 +13,9 @@ use tests::hostile::Hostile;
 
 use self::cases::{CASES, Case, Way, is_timeout};
 
-/// Timeout for something that never comes.
+/// Timeout where no answer is expected.
 const SHORT: Duration = Duration::from_millis(300);
-/// How often each server is probed.
+/// Number of times that each server is probed.
 const ROUNDS: usize = 3;
 
 fn hostile() -> anyhow::Result<Hostile> {
@@ -29,7 +29,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .build()?)
 }
 
-/// Probes all servers in one of these ways, one after the other.
+/// Probes all servers of these types, one after another.
 fn each_comes_to_what_is_expected(ways: &[Way]) -> anyhow::Result<()> {
     let hostile = hostile()?;
     let runtime = runtime()?;
@@ -43,8 +43,7 @@ fn each_comes_to_what_is_expected(ways: &[Way]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On a busy machine, a probe may time out before it reaches the stage at which it should time out; it gets more time
-/// then.
+/// On a busy machine, a probe may time out before the expected stage, and is then repeated with a longer timeout.
 async fn comes_to_what_is_expected(case: &Case, hostile: &Hostile) {
     let mut timeout = if case.times_out() { SHORT } else { PATIENCE };
     loop {

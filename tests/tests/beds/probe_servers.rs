@@ -20,7 +20,7 @@ use tests::{PATIENCE, wait_for};
 
 const PORT: u16 = 8080;
 const TLS_PORT: u16 = 8443;
-/// Timeout for something that never comes.
+/// Timeout where no answer is expected.
 const SHORT: Duration = Duration::from_millis(300);
 
 /// A private nginx for the test.
@@ -43,7 +43,7 @@ impl Nginx {
         fs::write(file("html/well"), "well")?;
         fs::write(file("nginx.conf"), configuration(&dir.path().display()))?;
         let mut server = Command::new("setpriv");
-        // It must not outlive the test.
+        // nginx must not outlive the test.
         server
             .args(["--pdeathsig", "KILL", "nginx", "-c"])
             .arg(file("nginx.conf"));
@@ -59,7 +59,7 @@ impl Nginx {
         Ok(nginx)
     }
 
-    /// The lines in its log for this path.
+    /// Lines in the access log for this path.
     fn log(&self, path: &str) -> anyhow::Result<Vec<String>> {
         let log = fs::read_to_string(self._dir.path().join("access.log"))?;
         let asked = format!(" {path} ");
@@ -151,7 +151,7 @@ fn h2_h3_h5_h6_h8_h9_h12_nginx_is_probed() -> anyhow::Result<()> {
     ] {
         for host in ["127.0.0.1", "::1"] {
             if (path, host) == ("/to-tls", "::1") {
-                // Another host.
+                // The redirect leads to a different host.
                 continue;
             }
             let outcome = ask(&probe(target(host, PORT), path));
@@ -174,7 +174,7 @@ fn h2_h3_h5_h6_h8_h9_h12_nginx_is_probed() -> anyhow::Result<()> {
     assert_eq!(ask(&own).result, RawResult::Success);
     let first = r#"200 /well "127.0.0.1" "kube-probe/1.35" "*/*" "close""#;
     let last = r#"200 /well "muffins.test" "foo/1.0" "-" "close""#;
-    // It writes its log after the client has the answer.
+    // nginx logs a request after the client has its answer.
     let log = wait_for("nginx to log the last request", PATIENCE, || {
         let log = nginx.log("/well")?;
         Ok(log.iter().any(|line| line == last).then_some(log))
@@ -271,7 +271,7 @@ fn probes_leave_no_time_wait_and_no_complaint() -> anyhow::Result<()> {
         assert_eq!(outcome.result, RawResult::Success, "{outcome:?}");
     }
     left_after("TCP")?;
-    // It logs connections that end with an error.
+    // nginx logs connections that end with an error.
     let errors = nginx.errors()?;
     let complaints: Vec<_> = errors
         .lines()
@@ -291,7 +291,7 @@ struct Pod(Arc<NetNs>);
 
 impl Pod {
     fn new(name: &str) -> anyhow::Result<Self> {
-        // A leftover of a killed test.
+        // Removes a leftover of a killed test.
         netns::remove(name)?;
         let pod = Self(Arc::new(NetNs::create(name)?));
         run(Command::new("ip").args(["-netns", name, "link", "set", "lo", "up"]))?.success()?;
@@ -324,7 +324,7 @@ fn probes_start_inside_a_network_namespace() -> anyhow::Result<()> {
     assert_eq!(ask(&target).result, RawResult::Failure);
     target.netns = Some(pod.0.clone());
     assert_eq!(ask(&target).result, RawResult::Success);
-    // Nothing reads there.
+    // The listener does not read.
     let asked = probe(target, "/");
     let outcome = runtime.block_on(http::probe(&asked, Deadline::after(SHORT)));
     assert!(

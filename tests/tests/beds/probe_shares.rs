@@ -1,4 +1,4 @@
-//! How much the probes of one tenant can take away from others, with a real agent.
+//! How much capacity the probes of one tenant can take from others, with a real agent.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Ports of the server that never answers, and of the one that accepts all connections.
+/// Ports of a server that never answers, and of one that accepts all connections.
 const MUTE_PORT: u16 = 8080;
 const OPEN_PORT: u16 = 8081;
 
-/// An agent that probes the pods of a folder on its own node.
+/// An agent that probes its own node's pods from a folder of manifests.
 struct Stand {
     bed: Bed,
     manifests: TempDir,
@@ -34,7 +34,7 @@ impl Stand {
                 .run_in(|| TcpListener::bind(("127.0.0.1", port)))?;
             listener.with_context(|| format!("port {port}"))
         };
-        // The kernel completes connections to the mute one, but nothing accepts them.
+        // The kernel completes connections to the mute server, but nothing accepts them.
         let open = listen(OPEN_PORT)?;
         thread::spawn(move || open.incoming().for_each(drop));
         Ok(Self {
@@ -48,7 +48,7 @@ impl Stand {
         self.bed.node(1)
     }
 
-    /// Makes the agent probe pods with this many containers each, by a readiness and a liveness probe.
+    /// Makes the agent probe pods with this many containers, each with a readiness and a liveness probe.
     fn probe(
         &self,
         namespace: &str,
@@ -57,7 +57,7 @@ impl Stand {
         probe: &Value,
     ) -> anyhow::Result<()> {
         let names: Vec<String> = (0..containers).map(|number| format!("c{number}")).collect();
-        // A container that was running before the agent started has no initial result.
+        // Containers that started before the agent have no initial result.
         let started = Timestamp::now().to_string();
         let container =
             |name: &String| json!({"name": name, "readinessProbe": probe, "livenessProbe": probe});
@@ -115,7 +115,7 @@ impl Stand {
     }
 }
 
-/// Whether a probe is one of the tenant's slow ones.
+/// Whether a probe belongs to the tenant's slow pods.
 fn is_slow(probe: &Value) -> bool {
     let pod = probe["pod"].as_str().unwrap_or_default();
     pod.starts_with("tenant/slow-")
@@ -140,7 +140,7 @@ fn slow_probes_of_one_tenant_leave_places_to_others_and_are_shown_as_overdue() -
     wait_for("the tenant to hold all that it gets", PATIENCE, || {
         Ok((in_flight(&stand.probes()?) >= 450).then_some(()))
     })?;
-    // All of these come later, and are probed at once.
+    // These pods come later, and are probed at once.
     let open = json!({"tcpSocket": {"port": OPEN_PORT}, "timeoutSeconds": 60, "periodSeconds": 1});
     for (namespace, pod) in [("shop", "web"), ("tenant", "neighbour"), ("other", "new")] {
         stand.probe(namespace, &[pod.to_owned()], 1, &open)?;
@@ -148,7 +148,7 @@ fn slow_probes_of_one_tenant_leave_places_to_others_and_are_shown_as_overdue() -
     }
     let probes = stand.probes()?;
     assert!(in_flight(&probes) <= 500 + 6, "{}", in_flight(&probes));
-    // Each probe without a slot is overdue. Those with a slot are not: their timeout is an hour.
+    // All probes without a slot are overdue. Those with a slot are not, because their timeout is one hour.
     let overdue = wait_for("the slow ones to be overdue", PATIENCE, || {
         let probes = stand.probes()?;
         let slow = probes.iter().filter(|probe| is_slow(probe));
@@ -161,7 +161,7 @@ fn slow_probes_of_one_tenant_leave_places_to_others_and_are_shown_as_overdue() -
     assert!(overdue.iter().all(|probe| probe["in-flight"] == false));
     let share = "due, but its pod and namespace use their full share of slots";
     assert!(overdue.iter().any(|probe| probe["waiting"] == share));
-    // Liveness counts as a success until a result is known.
+    // A liveness probe counts as successful until it has a result.
     let liveness = overdue.iter().find(|probe| probe["type"] == "liveness");
     let pod = liveness.and_then(|probe| probe["pod"].as_str());
     let pod = pod.context("no overdue liveness probe")?;
@@ -198,14 +198,14 @@ fn a_pod_of_fast_probes_has_no_more_than_its_rate() -> anyhow::Result<()> {
     let flags = format!("--pod-manifests {}", stand.manifests.path().display());
     stand.node().start_agent_with(&flags)?;
     stand.wait_ready("tenant/fast")?;
-    // 40,000 per second are due: the number sent meanwhile follows from the limit of 100 per second.
+    // 40,000 probes per second are due, so the limit of 100 per second determines how many are sent.
     let runs = || -> anyhow::Result<u64> { Ok(stand.summary()?.runs.values().sum()) };
     let (start, first) = (Instant::now(), runs()?);
     let last = wait_for("some seconds of probes", PATIENCE, || {
         let now = runs()?;
         Ok((now - first >= 500).then_some(now))
     })?;
-    // What it saved up in a second, and the runs in flight at the start.
+    // Includes the burst of one second and the runs in flight at the start.
     let most = 100.0 * (start.elapsed().as_secs_f64() + 2.0);
     assert!((last - first) as f64 <= most, "{first} {last} of {most}");
     Ok(())

@@ -1,4 +1,4 @@
-//! `health-agent probe try`: the probes of a manifest, run once.
+//! `health-agent probe try` runs the probes of a manifest once.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tests::bed::agent_binary;
 use tests::process::Running;
 
-/// A container with a probe of each type that passes on any machine, except for the port.
+/// A container with one probe of each type. All pass on any machine, except for the port.
 fn manifest(port: u16) -> String {
     format!(
         r#"apiVersion: v1
@@ -29,7 +29,7 @@ spec:
     )
 }
 
-/// Runs the command with these arguments. The manifest goes to stdin.
+/// Runs the command with these arguments and the manifest on stdin.
 fn try_probes(text: &str, words: &[&str]) -> anyhow::Result<Output> {
     let mut command = Command::new(agent_binary()?);
     command.args(["probe", "try", "-"]).args(words);
@@ -174,7 +174,7 @@ fn what_cannot_be_tried_is_reported_by_pod_container_and_field() -> anyhow::Resu
     assert!(reported.contains("none.yaml"), "{reported}");
     assert_eq!(output.status.code(), Some(1));
 
-    // Without an address or a process, nothing is known about the container, which says nothing about its health.
+    // Without an address or a process, the result is unknown, which says nothing about the container's health.
     fs::write(&missing, manifest(80))?;
     let output = Command::new(agent_binary()?)
         .args(["probe", "try", "-o", "json"])

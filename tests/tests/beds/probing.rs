@@ -1,5 +1,5 @@
-//! How much is probed, counted by the kernel: switches, the probe rate, results as they come, and what connections
-//! leave behind.
+//! How much an agent probes, counted by the kernel: disabled protocols, the probe rate, results as they arrive, and
+//! leftovers of connections.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -11,10 +11,10 @@ use tests::bed::Node;
 use tests::process::run_with_input;
 use tests::{Bed, PATIENCE, wait_for};
 
-/// TCP state in `/proc/net/tcp`.
+/// The state TIME_WAIT in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 
-/// A counter of the node's kernel, by its names in `/proc/net/snmp`.
+/// A counter of the node's kernel in `/proc/net/snmp`.
 fn counter(node: &Node, protocol: &str, name: &str) -> anyhow::Result<u64> {
     let text = node.exec("cat /proc/net/snmp")?;
     let mut lines = text
@@ -30,7 +30,7 @@ fn counter(node: &Node, protocol: &str, name: &str) -> anyhow::Result<u64> {
         .parse()?)
 }
 
-/// Echo requests and connection attempts that the node has made.
+/// Number of echo requests and connection attempts by the node.
 fn probes(node: &Node) -> anyhow::Result<(u64, u64)> {
     Ok((
         counter(node, "Icmp", "OutEchos")?,
@@ -78,7 +78,7 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
         ))
         .start()?;
     let node = bed.node(1);
-    // Twelve targets at nine tenths of the rate.
+    // Twelve targets use nine tenths of the rate.
     let status = wait_for("all targets to be known", PATIENCE, || {
         let status = node.status()?;
         let known = status.nodes.len() == 3
@@ -95,7 +95,7 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
         .with_context(|| status.probe_interval.clone())?;
     assert!((666.0..667.0).contains(&effective), "{effective} ms");
 
-    // Number of probes sent, once there are enough to derive a rate, and the time that this took.
+    // Waits until enough probes were sent to compute a rate. Returns the number of probes and the elapsed time.
     let sent_meanwhile = || -> anyhow::Result<(u64, Duration)> {
         let ((echos, connections), start) = (probes(node)?, Instant::now());
         wait_for("probes to be sent", PATIENCE, || {
@@ -104,7 +104,7 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
             Ok((sent >= ENOUGH).then(|| (sent, start.elapsed())))
         })
     };
-    // A burst of one second's worth is allowed.
+    // The limit allows a burst of one second's worth of probes.
     let most = |time: Duration| (time.as_secs_f64() + 1.0) * RATE as f64;
     let (sent, time) = sent_meanwhile()?;
     assert!(sent as f64 <= most(time), "{sent} probes in {time:?}");
@@ -123,7 +123,7 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
 #[test]
 #[ignore = "needs root"]
 fn nodes_are_printed_as_their_results_come() -> anyhow::Result<()> {
-    // TCP only: connections get through as soon as the fault is gone.
+    // Probes with TCP only, since connections succeed as soon as the fault is gone.
     let bed = Bed::builder()
         .nodes(3)
         .agent_args("--probe-interval 60s --probe-timeout 20s --probe icmp=off")
@@ -150,7 +150,7 @@ fn nodes_are_printed_as_their_results_come() -> anyhow::Result<()> {
         Ok(serde_json::from_str(&line?)?)
     };
     let living = [next()?, next()?];
-    // Had they waited for the third node, its probes would have failed.
+    // Had these two waited for the third node, its probes would have failed by now.
     drop_nothing(bed.node(3))?;
     let third = next()?;
     assert!(next().is_err());
@@ -176,7 +176,7 @@ fn echo_requests_that_this_host_drops_itself_time_out() -> anyhow::Result<()> {
         .probing(500, 400)
         .start()?;
     let (node, other) = (bed.node(1), bed.node(2));
-    // Empty if the host of the other node answers.
+    // The status is empty if the other node's host answers.
     let wait_icmp = |what: &str, is: fn(&str) -> bool| {
         wait_for(what, PATIENCE, || {
             let status = node.status()?;
@@ -188,8 +188,8 @@ fn echo_requests_that_this_host_drops_itself_time_out() -> anyhow::Result<()> {
         })
     };
     wait_icmp("an answer", str::is_empty)?;
-    // A queue without space. Raw sockets hide that (`raw_sendmsg` in net/ipv4/raw.c): nothing else is known about the
-    // packet.
+    // A queue without capacity drops all packets. Raw sockets hide that (`raw_sendmsg` in net/ipv4/raw.c), so nothing
+    // else reports the loss.
     node.exec("tc qdisc add dev eth0 root pfifo limit 0")?;
     wait_icmp("the loss to be shown", |status| {
         status == "Connection timed out"
@@ -219,7 +219,7 @@ fn connections_leave_nothing_behind() -> anyhow::Result<()> {
             .count();
         assert_eq!(waiting, 0, "{}:\n{table}", node.name());
     }
-    // Of 200 connections, only the current ones remain: on a busy machine, each lasts until its timeout.
+    // At most the current ones of the 200 connections remain, each until its timeout on a busy machine.
     wait_for("as many open files as before", PATIENCE, || {
         let now = node.open_files()?;
         ensure!(now <= open, "{now} open files, before it were {open}");

@@ -1,4 +1,4 @@
-//! The README shows what a run prints, and its figures are close to those of a run.
+//! The README shows output in the format of a real run, and its figures are close to those of a real run.
 
 use tests::readme::{
     PROGRAM_LIMIT_MB, check_figures, check_samples, map_figures, samples, written_figure,

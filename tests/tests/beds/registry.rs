@@ -1,4 +1,4 @@
-//! The registry's file while agents run: edits are followed, broken edits change nothing.
+//! Edits of the registry file while agents run: agents follow valid edits, and ignore broken ones.
 
 use std::fs;
 

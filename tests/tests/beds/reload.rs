@@ -1,4 +1,4 @@
-//! Settings that change while the agent runs.
+//! Settings that change while an agent runs.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -9,7 +9,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// A setting in force, and where it comes from.
+use super::metrics::scrape;
+
+/// The value and the origin of a setting in force.
 fn setting(node: &Node, name: &str) -> anyhow::Result<(Value, Value)> {
     let list = node.listing("config")?;
     let mut settings = list["settings"].as_array().context("no settings")?.iter();
@@ -32,15 +34,15 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
     let node = bed.node(1);
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("config.yaml");
-    let place = |line: u64| json!({ "file": { "path": file, "line": line } });
+    let place = |line: u64, column: u64| json!({ "file": { "path": file, "line": line, "column": column } });
     fs::write(
         &file,
         "conntrack:\n  conntrack-timeout-udp: 30s\nlog: {log-level: warn}\n",
     )?;
-    node.start_agent_with(&format!("--config {}", file.display()))?;
+    node.start_agent_with(&format!("--config {} --probe-rate 50", file.display()))?;
     assert_eq!(
         setting(node, "conntrack-timeout-udp")?,
-        (json!("30s"), place(2))
+        (json!("30s"), place(2, 3))
     );
     assert_eq!(setting(node, "health-port")?.1, json!("default"));
     let in_programs = || node.cli("bpf map dump HEALTH_CONFIG")?.success();
@@ -51,7 +53,7 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
 
     fs::write(
         &file,
-        "log: {log-level: info}\nmesh: {health-port: 4241, probe-interval: 1s}\nconntrack:\n  conntrack-timeout-udp: 45s\n",
+        "log: {log-level: info}\nmesh: {health-port: 4241, probe-interval: 1s, probe-rate: 60}\nconntrack:\n  conntrack-timeout-udp: 45s\n",
     )?;
     node.signal_agent(Signal::SIGHUP)?;
     is_logged(
@@ -61,9 +63,12 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
     is_logged(node, &["setting changed", "log-level"])?;
     is_logged(node, &["restart the agent to apply it", "health-port"])?;
     is_logged(node, &["settings reloaded"])?;
+    let overridden = "probe-rate\" value=\"60\"";
+    is_logged(node, &["overridden by --probe-rate", overridden])?;
+    assert_eq!(setting(node, "probe-rate")?.0, json!(50));
     assert_eq!(
         setting(node, "conntrack-timeout-udp")?,
-        (json!("45s"), place(4))
+        (json!("45s"), place(4, 3))
     );
     assert_eq!(
         setting(node, "health-port")?,
@@ -92,22 +97,27 @@ fn a_running_agent_takes_new_settings_at_sighup_and_names_those_that_need_a_rest
     )?;
     assert_eq!(
         setting(node, "conntrack-timeout-udp")?,
-        (json!("45s"), place(4))
+        (json!("45s"), place(4, 3))
     );
 
     fs::write(&file, "conntrack: {conntrack-timeout-udp: 30s}\n")?;
     node.signal_agent(Signal::SIGHUP)?;
     wait_for("the first setting to be in force again", PATIENCE, || {
-        Ok((setting(node, "conntrack-timeout-udp")? == (json!("30s"), place(1))).then_some(()))
+        Ok((setting(node, "conntrack-timeout-udp")? == (json!("30s"), place(1, 13))).then_some(()))
     })?;
     wait_for("no restart to be due", PATIENCE, || {
         let status: anyhow::Result<String> = status();
         Ok((!status?.contains("restart the agent")).then_some(()))
     })?;
+    let samples = scrape(node)?;
+    for (result, count) in [("success", 2.0), ("failure", 1.0)] {
+        let series = format!("health_agent_settings_reloads_total{{result=\"{result}\"}}");
+        assert_eq!(samples.get(&series), Some(&count), "{series}");
+    }
     node.check_agent()
 }
 
-/// When the results of all probes last changed between success and failure.
+/// Times at which probe results last changed between success and failure.
 fn last_changes(node: &Node) -> anyhow::Result<Vec<String>> {
     let status = node.cli("status -o json")?.success()?;
     let mut found = Vec::new();
@@ -132,7 +142,7 @@ fn collect_changes(value: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Whether policy lets a packet pass that no rule mentions.
+/// Whether policy allows a packet to which no rule applies.
 fn passes_without_rules(node: &Node) -> anyhow::Result<bool> {
     let trace = node.cli("policy trace --src app=a --dst app=b --dport 80/TCP")?;
     Ok(!trace.stdout.contains("Final verdict: dropped"))
@@ -169,13 +179,13 @@ fn a_changed_file_is_read_without_a_signal_and_no_probe_or_connection_is_lost() 
     fs::write(&file, "policy: {policy-mode: always}\n")?;
     takes("policy-mode", &json!("always"))?;
     assert!(!passes_without_rules(node)?);
-    // A file of the folder takes precedence; when it goes, the first file counts again.
+    // A file in the folder takes precedence over the main file, which applies again once that file is removed.
     let drop_in = drop_ins.join("10-policy.yaml");
     fs::write(&drop_in, "policy: {policy-mode: never}\n")?;
     takes("policy-mode", &json!("never"))?;
     fs::remove_file(&drop_in)?;
     takes("policy-mode", &json!("always"))?;
-    // Replaced by a rename, as editors and configuration management do.
+    // The file is replaced with a rename, as editors and configuration management do.
     let next = folder.path().join("next");
     fs::write(
         &next,
@@ -196,14 +206,14 @@ fn a_changed_file_is_read_without_a_signal_and_no_probe_or_connection_is_lost() 
     };
     status("settings: cannot reload: ")?;
     assert_eq!(setting(node, "probe-rate")?.0, json!(500));
-    // A full disk leaves such a file.
+    // A full disk can leave an empty file behind.
     fs::write(&file, "")?;
     status("config.yaml is empty")?;
     assert_eq!(setting(node, "probe-rate")?.0, json!(500));
     fs::write(&file, "mesh: {one-way: true, probe-rate: 400}\n")?;
     takes("probe-rate", &json!(400))?;
     status("restart the agent to apply one-way")?;
-    // A file that never settles is read all the same.
+    // The agent reads even a file that keeps changing.
     let mut rate = 400;
     wait_for("a file that keeps changing to be read", PATIENCE, || {
         rate += 1;
@@ -221,7 +231,7 @@ fn a_changed_file_is_read_without_a_signal_and_no_probe_or_connection_is_lost() 
     let mut read = [0; 10];
     accepted.read_exact(&mut read)?;
     assert_eq!(&read, b"still open");
-    // A lost probe would have changed them.
+    // A lost probe would have changed these times.
     assert_eq!(self::last_changes(node)?, last_changes);
     node.check_agent()
 }

@@ -1,5 +1,5 @@
-//! Damage to a health endpoint by others is reported and repaired, and the log names the cause.
-//! `cargo xtask bench damage` measures how fast.
+//! The agent reports and repairs damage to a health endpoint, and logs the cause. `cargo xtask bench damage` measures
+//! how fast.
 
 use std::fs;
 use std::net::IpAddr;
@@ -16,10 +16,10 @@ use tests::liveness::liveness;
 use tests::process::run_with_input;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Time limit for a repair: 2 s are promised, and a busy machine gets ten times that.
+/// Time limit for a repair: ten times the promised 2 s, for busy machines.
 const REPAIR: Duration = Duration::from_secs(20);
 
-/// Two nodes; tests break the first one.
+/// Two nodes, of which tests damage the first.
 struct RepairBed {
     bed: Bed,
     endpoint: IpAddr,
@@ -46,8 +46,8 @@ impl RepairBed {
         self.bed.node(1)
     }
 
-    /// Must hold again: all pins exist, all programs are attached, and both kinds of answer reach another node; the
-    /// echo must come from the kernel.
+    /// Checks that all pins exist, that all programs are attached, and that the endpoint answers another node over ICMP
+    /// and HTTP. The programs must answer the echo.
     fn is_healthy(&self) -> anyhow::Result<()> {
         ensure!(files(&self.node().pins())? == self.pins, "pins are missing");
         let attached = attachments(self.node())?;
@@ -69,7 +69,7 @@ impl RepairBed {
         Ok(())
     }
 
-    /// Breaks something, and expects a repair and a line in the log with `cause`.
+    /// Damages something, and waits for the repair and for a line in the log with `cause`.
     fn breaks(
         &self,
         cause: &str,
@@ -79,7 +79,7 @@ impl RepairBed {
         let reported = self.node().logged(&[cause])?.len();
         fault(self.node()).context("making the fault")?;
         wait_for(&format!("the repair of: {cause}"), REPAIR, || {
-            // The log first: some faults do not show in traffic at once.
+            // Checks the log first, since some faults do not affect traffic at once.
             ensure!(
                 self.node().logged(&[cause])?.len() > reported,
                 "nothing in the log"
@@ -106,7 +106,7 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Where programs are attached, according to the listing of programs.
+/// Places where programs are attached, from `bpf prog list`.
 fn attachments(node: &Node) -> anyhow::Result<Vec<String>> {
     let programs = node.listing("bpf prog list")?;
     let programs = programs.as_array().context("not a list")?;
@@ -127,7 +127,7 @@ fn echoes_answered(node: &Node) -> anyhow::Result<u64> {
         .sum())
 }
 
-/// The pin of the link that holds a program on a device.
+/// The pin of the link with this name.
 fn link_pin(node: &Node, name: &str) -> anyhow::Result<PathBuf> {
     files(&node.pins())?
         .into_iter()
@@ -237,7 +237,7 @@ fn all_pins_with_the_veth() -> anyhow::Result<()> {
     })
 }
 
-/// What is reported about the health endpoint: by the listing, by its health and by its log.
+/// What the agent reports about the health endpoint: in the list of endpoints, in its health, and in its log.
 #[derive(Debug)]
 struct HealthReports {
     endpoint: Endpoint,
@@ -258,13 +258,13 @@ impl HealthReports {
         })
     }
 
-    /// How many failures the log reports.
+    /// Number of failures in the log.
     fn failures(&self) -> usize {
         let lines = self.log.iter();
         lines.filter(|line| line.status == Status::Failure).count()
     }
 
-    /// Checks that all is well, and that the earlier fault is in the log.
+    /// Checks that the endpoint is healthy, and that the last log entry names the earlier fault.
     fn is_well_again(&self, words: &str) -> anyhow::Result<()> {
         let last = self.log.last().context("no log")?;
         let is_well = self.endpoint.state == "ready"
@@ -275,7 +275,7 @@ impl HealthReports {
         Ok(())
     }
 
-    /// Checks that it is broken, for the given reason.
+    /// Checks that the endpoint is reported as broken for the given reason.
     fn is_broken(&self, words: &str) -> anyhow::Result<()> {
         let failure = self.log.iter().rfind(|line| line.status == Status::Failure);
         let is_broken = self.endpoint.state == "waiting-to-regenerate"
@@ -294,7 +294,7 @@ fn what_is_wrong_with_the_health_endpoint_is_reported_in_each_place() -> anyhow:
     let node = broken.node();
     let namespace = format!("health-{}", node.name());
     HealthReports::by(node)?.is_well_again("")?;
-    // Repaired at once.
+    // Damage that the agent repairs at once.
     for (words, harm) in [
         (
             "lxc_health was gone",
@@ -316,13 +316,13 @@ fn what_is_wrong_with_the_health_endpoint_is_reported_in_each_place() -> anyhow:
         wait_for(&format!("the log of: {words}"), REPAIR, || {
             let reported = HealthReports::by(node)?;
             reported.is_well_again(words)?;
-            // Before the repair, not only after it.
+            // The failure must be reported before the repair.
             ensure!(reported.failures() > failures, "{reported:?}");
             Ok(Some(()))
         })?;
         println!("{harm}: reported after {:?}", begun.elapsed());
     }
-    // Devices that others created stay theirs, and block the repair until they remove them.
+    // The agent leaves devices that others created alone, and cannot repair the endpoint until these are gone.
     let agent = node.agent_pid()?;
     kill(agent, Signal::SIGSTOP)?;
     let harmed = ip(
@@ -355,7 +355,7 @@ fn what_is_wrong_with_the_health_endpoint_is_reported_in_each_place() -> anyhow:
     broken.is_healthy()
 }
 
-/// A link stays with its device when the device is renamed. The name then says nothing about it.
+/// A link stays with its device when the device is renamed, so the name does not identify the link's device.
 #[test]
 #[ignore = "needs root"]
 fn an_uplink_whose_name_another_device_has_now() -> anyhow::Result<()> {
@@ -379,12 +379,12 @@ fn an_uplink_whose_name_another_device_has_now() -> anyhow::Result<()> {
     })
 }
 
-/// How many programs a device has.
+/// Number of programs on a device.
 fn programs(node: &Node, device: &str) -> anyhow::Result<usize> {
     Ok(attached::programs(node, device)?.iter().map(Vec::len).sum())
 }
 
-/// Runs `ip` commands that create devices.
+/// Runs `ip` commands.
 fn ip(node: &Node, commands: &[&str]) -> anyhow::Result<()> {
     commands
         .iter()
@@ -430,7 +430,7 @@ fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
     let broken = RepairBed::start()?;
     let node = broken.node();
     let foreign = "link delete lxc_health\nlink add lxc_health type bridge\n";
-    // The agent may be faster and recreate its own first.
+    // The agent may recreate its own device first.
     wait_for("the name to be taken", REPAIR, || {
         run_with_input(node.command("ip").args(["-batch", "-"]), foreign)?.success()?;
         Ok(Some(()))
@@ -438,13 +438,13 @@ fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
     wait_for("the repair to fail", REPAIR, || {
         Ok((!node.logged(&["is not this agent's"])?.is_empty()).then_some(()))
     })?;
-    // It may get programs while the agent repairs what it saw before.
+    // The device may get programs if the agent is still repairing an earlier fault.
     wait_for("its programs to go", REPAIR, || {
         ensure!(programs(node, "lxc_health")? == 0, "{}", node.log()?);
         Ok(Some(()))
     })?;
     ip(node, &["link delete lxc_health"])?;
-    // The retry delay has grown by now.
+    // By now, the delay between retries has grown.
     wait_for("the endpoint", PATIENCE, || broken.is_healthy().map(Some))
 }
 
@@ -480,14 +480,14 @@ fn uplinks_are_the_devices_that_have_the_nodes_address_now() -> anyhow::Result<(
     ip(node, &["link delete lxc_health"])?;
     wait_for("the endpoint without an uplink", REPAIR, || {
         ensure!(
-            // Depends on which end the agent misses first.
+            // The log names whichever end of the veth the agent missed first.
             !node.logged(&["veth", "was gone"])?.is_empty(),
             "{}",
             node.log()?
         );
         Ok((programs(node, "lxc_health")? == 2).then_some(()))
     })?;
-    // Another device of the same name.
+    // Creates another device with the same name.
     ip(node, &bridge)?;
     wait_for("programs on the new bridge", REPAIR, || {
         Ok((programs(node, "br0")? == 2).then_some(()))

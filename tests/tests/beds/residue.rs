@@ -1,4 +1,4 @@
-//! Nothing is left behind: neither by `cleanup`, nor by a bed, however it ends.
+//! Neither `cleanup` nor a bed leaves anything behind, however the bed ends.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -91,7 +91,7 @@ fn cleanup_leaves_a_node_as_it_was() -> anyhow::Result<()> {
         for node in bed.nodes() {
             node.kill_agent(signal)?;
         }
-        // The log belongs to the bed.
+        // The bed owns the log, so `cleanup` keeps it.
         std::fs::remove_file(node.runtime_dir().join("agent.log"))?;
         node.cli("cleanup")?.success()?;
         let again = node.cli("cleanup")?.success()?;
@@ -127,7 +127,7 @@ fn an_agent_cannot_start_before_a_cleanup_has_ended() -> anyhow::Result<()> {
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     node.kill_agent(Signal::SIGTERM)?;
-    // It blocks on this read, as it would on an etcd that does not answer.
+    // The cleanup blocks on reading this file, as it would on an etcd that does not answer.
     let note = node.runtime_dir().join("state/registered.json");
     run(Command::new("mkfifo").arg(&note))?.success()?;
     let mut cleanup = node.cli_command().arg("cleanup").spawn()?;
@@ -154,13 +154,13 @@ fn an_agent_cannot_start_before_a_cleanup_has_ended() -> anyhow::Result<()> {
     bed.wait_all_reachable(PATIENCE)
 }
 
-/// A snapshot of the machine while no bed runs, including the lock file, as in all other snapshots.
+/// A snapshot of the machine while no bed runs. It includes the lock file, like all other snapshots.
 fn machine_alone() -> anyhow::Result<Snapshot> {
     let _lock = BedLock::acquire()?;
     Snapshot::machine()
 }
 
-/// A running `bed` of two nodes that has reported that all is reachable.
+/// A running `bed` with two nodes, after it has reported that both are reachable.
 fn bed_program() -> anyhow::Result<Child> {
     let mut bed = Command::new(env!("CARGO_BIN_EXE_bed"))
         .args(["--nodes", "2"])

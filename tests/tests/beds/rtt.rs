@@ -1,4 +1,4 @@
-//! Each probe of an agent is accounted for exactly once, whatever happens to it on the way.
+//! Every probe of an agent is counted exactly once, whatever happens to it on the path.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use tests::bed::{BPFFS, FABRIC};
 use tests::relay::{Handling, Relay, is_echo_request};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Offset of the source address in an Ethernet frame with an IPv4 packet.
+/// Byte range of the source address in an Ethernet frame with an IPv4 packet.
 const SOURCE: std::ops::Range<usize> = 26..30;
-/// One in this many echo requests of the node is lost.
+/// The relay drops one in this many echo requests of the node.
 const ONE_OF: u64 = 3;
 
-/// What the relay between two nodes saw of the first one's echo requests.
+/// The echo requests of the first node that the relay between the two nodes has seen.
 #[derive(Default)]
 struct RelayTally {
     requests: AtomicU64,
-    /// Whether it drops some of them.
+    /// Whether the relay drops some requests.
     lossy: AtomicBool,
 }
 
-/// Two nodes whose agents probe each other only by ICMP, joined by a relay that drops some of the first one's requests
+/// Two nodes whose agents probe each other only by ICMP, joined by a relay that drops some of the first node's requests
 /// while `lossy` is set.
 fn bed(lossy: bool) -> anyhow::Result<(Relay, Arc<RelayTally>, Bed)> {
     let bed = Bed::builder()
@@ -58,7 +58,7 @@ fn bed(lossy: bool) -> anyhow::Result<(Relay, Arc<RelayTally>, Bed)> {
     Ok((relay, seen, bed))
 }
 
-/// What a node's maps say about a peer.
+/// Counters for a peer in a node's maps.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     samples: u64,
@@ -113,7 +113,7 @@ fn as_many_probes_are_lost_as_were_dropped() -> anyhow::Result<()> {
     })?;
     assert_eq!(lossy.lost, relay.dropped(), "{lossy:?}");
 
-    // No probe that was answered in the meantime is counted as lost, and none is counted twice.
+    // Meanwhile, no answered probe is counted as lost, and no lost probe is counted twice.
     wait_for("more answers", PATIENCE, || {
         Ok((Counts::of(node, peer)?.samples >= lossy.samples + ANSWERED).then_some(()))
     })?;
@@ -131,7 +131,7 @@ fn samples_losses_and_probes_in_flight_are_all_that_were_sent() -> anyhow::Resul
     wait_for("enough requests", PATIENCE, || {
         Ok((requests() >= REQUESTS).then_some(()))
     })?;
-    // While probes are in flight.
+    // The agent is killed while probes are in flight.
     node.kill_agent(Signal::SIGKILL)?;
     let counts = wait_for("the sum", PATIENCE, || {
         let counts = Counts::of(node, peer)?;

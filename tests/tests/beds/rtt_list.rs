@@ -1,4 +1,4 @@
-//! Round-trip times as the command line shows them: with and without an agent.
+//! Round-trip times in the output of the command line, with and without an agent.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr};
@@ -42,7 +42,7 @@ fn rows_are_named_sorted_and_filtered_and_their_histograms_add_up() -> anyhow::R
         Ok(all.then_some(()))
     })?;
     let of_peer = rows(node, &format!("--peer {} --sort max", peer.name()))?;
-    // TCP has separate rows where connections are tracked.
+    // TCP has its own rows where the agent tracks connections.
     let probed: Vec<_> = of_peer
         .iter()
         .filter(|row| row["protocol"] != "TCP")
@@ -62,7 +62,7 @@ fn rows_are_named_sorted_and_filtered_and_their_histograms_add_up() -> anyhow::R
     )?;
     let peers: Vec<_> = hosts.iter().map(|row| row["peer"].clone()).collect();
     assert_eq!(peers, ["172.30.0.1", "172.30.0.2"]);
-    // A busy machine may lose some probes by itself, but not half of them on each path.
+    // A busy machine may lose some probes on its own, but not half of those on every path.
     let lossy = rows(node, "--min-loss 50")?;
     let lost_half = |row: &serde_json::Value| row["lost"].as_u64() >= row["samples"].as_u64();
     assert!(lossy.iter().all(lost_half), "{lossy:?}");
@@ -123,7 +123,7 @@ fn rows_are_reset_by_name_alone_and_listed_without_an_agent() -> anyhow::Result<
     Ok(())
 }
 
-/// Rows of a map that no program writes.
+/// Rows in a map that no program writes to.
 struct Rows {
     bed: TestRun,
     map: HashMap<MapData, RttKey, RttRow>,
@@ -156,7 +156,7 @@ impl Rows {
     }
 }
 
-/// A listing in watch mode, line by line.
+/// A listing in watch mode, whose lines are read one by one.
 struct Watch {
     child: Child,
     lines: Receiver<String>,
@@ -186,7 +186,7 @@ impl Watch {
         serde_json::from_str(&line).with_context(|| format!("not JSON: {line:?}"))
     }
 
-    /// The first line that reports anything, after any number of empty ones.
+    /// The first line with nonzero counters.
     fn next_change(&self) -> anyhow::Result<serde_json::Value> {
         loop {
             let row = self.next()?;
@@ -217,7 +217,7 @@ fn differences_are_of_what_came_since_the_look_before_and_never_negative() -> an
     rows.map.insert(key, row, 0)?;
     let mut command = rows.command("bpf rtt list --numeric -o jsonl --watch=0.1 --delta")?;
     let watch = Watch::start(&mut command)?;
-    // Earlier values do not count.
+    // The first line ignores values from before the start.
     assert_eq!(watch.next()?["samples"], 0);
 
     (0..3).for_each(|at| row.record(20_000, at, 0, SOURCE_KERNEL));
@@ -269,7 +269,7 @@ fn a_listing_of_very_many_rows_has_each_of_them_in_aligned_columns() -> anyhow::
     for (line, number) in table.lines().skip(1).zip(0..) {
         assert!(line.starts_with(&Ipv4Addr::from_bits(first + number).to_string()));
         assert_eq!(&line[path..path + 4], "host", "{line}");
-        // A column to the left has micro signs, which take two bytes but one column.
+        // A column further left contains micro signs, which are two bytes long but one column wide.
         let text: String = line.chars().skip(p50 - 1).take(2).collect();
         assert!(text.starts_with(' ') && !text.ends_with(' '), "{line}");
     }

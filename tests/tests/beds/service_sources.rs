@@ -1,5 +1,5 @@
-//! Services from an API server that fails on demand, and from a real etcd: the services served follow them, and nothing
-//! is lost when they go away.
+//! Services from an API server that fails on demand, and from a real etcd: the agent follows their changes, and loses
+//! no services when a source goes away.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ fn labelled(mut object: Value, key: &str, value: &str) -> Value {
     object
 }
 
-/// The services with their first ClusterIP, and the slices with their endpoints.
+/// The services with their first ClusterIP, and the slices with their endpoints, as strings.
 fn shown(set: &ServiceSet) -> Vec<String> {
     let services = set.services.iter().map(|(name, sourced)| {
         let ip = sourced.object.as_ref().map(|one| one.common.cluster_ips[0]);
@@ -88,7 +88,7 @@ async fn until(
     }
 }
 
-/// Waits for exactly these, all of them known and without a problem.
+/// Waits until the set is complete, has no problems, and contains exactly these objects.
 async fn until_shown(sets: &mut Sets, expected: &[&str]) -> anyhow::Result<Arc<ServiceSet>> {
     until(sets, &format!("exactly {expected:?}"), |set| {
         set.synced.is_complete() && set.problems.is_empty() && shown(set) == expected
@@ -152,7 +152,7 @@ async fn services_of_the_api_are_followed_and_those_of_others_are_not_asked_for(
         }
     }
 
-    // Objects that are added, changed, deleted, and handed over to another proxy or to this one.
+    // Objects are added, changed and deleted, and change hands between this proxy and another.
     let server = &api.server;
     server.put(slice("web", &["10.1.0.1", "10.1.0.9"]));
     server.put(service("mesh", "10.96.0.2"));
@@ -226,7 +226,7 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
         until_shown(&mut api.sets, &well).await?;
     }
 
-    // Another store, which is empty, and has no history to continue from.
+    // A new store, which is empty and has no history to continue from.
     api.server.stop();
     for object in web {
         api.server.put(object);
@@ -247,7 +247,7 @@ async fn services_stay_whatever_the_api_server_does() -> anyhow::Result<()> {
     api.server.behave(Behaviour::Serve);
     until_shown(&mut api.sets, &well).await?;
 
-    // Changes during an outage are there after it, even if the server no longer knows what has changed.
+    // Changes made during an outage take effect afterwards, even if the server no longer has their history.
     api.server.stop();
     let reported = until(&mut api.sets, "the outage", |set| !set.problems.is_empty()).await?;
     assert_eq!(shown(&reported), well);
@@ -276,7 +276,7 @@ async fn services_are_not_whole_until_some_of_both_kinds_were_listed() -> anyhow
     .await?;
     assert!(!first.synced.services && !first.synced.slices);
 
-    // A cluster always has a service of its own, so an empty list is not believed at the start either.
+    // A cluster always has at least one service, so the agent does not trust an empty list, even at the start.
     server.behave(Behaviour::Serve);
     let reported = until(&mut sets, "the loss of its store to be reported", |set| {
         let lost = |resource| format!("the API server lists no {resource}; its store may");
@@ -292,7 +292,7 @@ async fn services_are_not_whole_until_some_of_both_kinds_were_listed() -> anyhow
     Ok(())
 }
 
-/// A bed with an etcd, whose services are followed from its first node.
+/// Runs a test with an etcd, whose services the bed's first node follows.
 fn with_etcd(
     test: impl AsyncFnOnce(Etcd, &EtcdServices, Sets) -> anyhow::Result<()> + Send,
 ) -> anyhow::Result<()> {
@@ -376,8 +376,8 @@ fn services_of_etcd_stay_while_it_is_away_and_catch_up_also_after_a_compaction()
         etcd.restart()?;
         until_shown(&mut sets, &web).await?;
 
-        // Written by another client while the agent is held up, and gone from the history when it continues: nothing of
-        // the agent runs until this thread awaits.
+        // Another client writes while the agent is held up, and the history is gone when the agent continues: no agent
+        // code runs until this thread awaits.
         etcd.kill()?;
         until(&mut sets, "the outage", |set| !set.problems.is_empty()).await?;
         etcd.restart()?;
@@ -391,7 +391,7 @@ fn services_of_etcd_stay_while_it_is_away_and_catch_up_also_after_a_compaction()
             set.problems.is_empty() && set.services.len() == 2
         })
         .await?;
-        // An object missing from a new list stays for a while: another client may write it again.
+        // An object that a new list lacks is kept for a while, since another client may write it again.
         assert!(set.slices.contains_key(&SliceName::new("shop", "web-1")));
         etcd.ctl(&format!("del {PREFIX}services/shop/new"))?
             .success()?;
@@ -427,7 +427,7 @@ fn an_etcd_that_comes_back_without_its_data_takes_no_service_away() -> anyhow::R
 #[ignore = "needs root"]
 fn what_changed_while_etcd_was_away_is_in_force_once_it_is_back() -> anyhow::Result<()> {
     with_etcd(async |mut etcd, _services, mut sets| {
-        // The last known change was in the first list, a put seen by a watch, or a deletion.
+        // The last change seen before the outage was the first list, a put or a deletion.
         let (old, new) = ("services/shop/old", "services/shop/new");
         for last_change in ["", "put", "delete"] {
             let text = service("new", "10.96.0.2").to_string();
@@ -450,7 +450,7 @@ fn what_changed_while_etcd_was_away_is_in_force_once_it_is_back() -> anyhow::Res
             etcd.restart()?;
             etcd.put(&format!("{PREFIX}{new}"), &text)?;
             etcd.ctl(&format!("del {PREFIX}{old}"))?.success()?;
-            // After a new list, the old one would stay for longer than that.
+            // Without the history, the old service would be kept for longer than this wait.
             let right = ["new 10.96.0.2", "web 10.96.0.1", "web-1 10.1.0.1"];
             until_shown(&mut sets, &right).await?;
             etcd.ctl(&format!("del {PREFIX}{new}"))?.success()?;
@@ -482,8 +482,8 @@ fn an_etcd_that_lost_its_data_and_was_written_further_is_listed_again() -> anyho
             etcd.kill()?;
             until(&mut sets, "the outage", |set| !set.problems.is_empty()).await?;
             etcd.forget()?;
-            // Nothing of the agent runs until this thread awaits: it meets a store with the same ID, whose revisions
-            // have moved on.
+            // No agent code runs until this thread awaits: the agent then finds a store with the same ID and later
+            // revisions.
             etcd.restart()?;
             etcd.put(
                 &format!("{PREFIX}services/shop/web"),

@@ -1,4 +1,5 @@
-//! Services by IPVS on a real kernel: what `ipvsadm` and `ipset` list, what clients reach, and what drains gracefully.
+//! Services through IPVS on a real kernel: `ipvsadm` and `ipset` listings, reachability for clients, and graceful
+//! draining.
 
 mod agents;
 mod modes;
@@ -36,7 +37,7 @@ use place::{
     pod, refusal, udp,
 };
 
-/// Address of a service by its number, in either family.
+/// The service address with this index, in either family.
 fn vip(service: u8, is_ipv6: bool) -> IpAddr {
     match is_ipv6 {
         false => [10, 96, 0, service].into(),
@@ -48,24 +49,24 @@ const WEB: u8 = 10;
 const HAIRPIN: u8 = 11;
 const EMPTY: u8 = 12;
 const BALANCED: u8 = 13;
-/// Preserves the source, and has an endpoint here.
+/// Preserves the source, and has an endpoint on this node.
 const LOCAL: u8 = 14;
-/// Preserves the source, and only has endpoints elsewhere.
+/// Preserves the source, and only has endpoints on other nodes.
 const DISTANT: u8 = 15;
-/// A client stays with its endpoint.
+/// Has session affinity.
 const STICKY: u8 = 16;
-/// Someone else has a virtual server at its IPv4 address.
+/// Another program already has a virtual server at its IPv4 address.
 const TAKEN: u8 = 17;
-/// Has an external address that belongs to the node, with the port of the next service's NodePort.
+/// Has an external address that belongs to the node, with the same port as the next service's NodePort.
 const EXTERNAL: u8 = 18;
 /// Has no endpoints.
 const VACANT: u8 = 19;
-/// Clients send to it before it exists.
+/// Clients send packets to it before it exists.
 const EARLY: u8 = 20;
-/// Address of the load balancer; a source range limits who may use it.
+/// Address of the load balancer, which source ranges restrict.
 const BALANCER: u8 = 200;
 
-/// Manifests of the service with this number and its endpoints, the pods with these numbers on this node.
+/// Manifests of a service and its endpoints, which are the pods with these indices on this node.
 fn manifest(service: u8, name: &str, more: &str, pods: &[u8]) -> String {
     manifest_on("here", service, name, more, pods)
 }
@@ -104,9 +105,9 @@ const DISTANT_PORTS: &str = "type: NodePort, externalTrafficPolicy: Local, \
 const STICKY_PORT: &str = "sessionAffinity: ClientIP, ports: [{name: web, port: 80}]";
 const PORT: &str = "ports: [{name: web, port: 80}]";
 
-/// Services from a folder of manifests, by IPVS.
+/// IPVS services from a folder of manifests.
 struct Bed {
-    // Dropped before the runtime that they run on.
+    // Must be dropped before the runtime on which they run.
     services: Option<Services>,
     folder: Option<Folder>,
     runtime: Runtime,
@@ -172,7 +173,7 @@ impl Bed {
         Ok(())
     }
 
-    /// As in a crash: nothing is removed.
+    /// Stops the services as in a crash: nothing is removed.
     fn stop(&mut self) {
         if let Some(services) = self.services.take() {
             self.runtime.block_on(services.stop());
@@ -181,7 +182,7 @@ impl Bed {
     }
 
     fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
-        // Atomically.
+        // Writes the file atomically.
         let part = self.manifests.path().join(format!(".{name}"));
         fs::write(&part, text)?;
         fs::rename(part, self.manifests.path().join(format!("{name}.yaml")))?;
@@ -195,7 +196,7 @@ impl Bed {
         failure.map(|failure| failure.error.clone())
     }
 
-    /// Waits until the listing meets a condition.
+    /// Waits until the output of `ipvsadm` meets a condition. Returns the output.
     fn until(&self, what: &str, mut is_so: impl FnMut(&str) -> bool) -> anyhow::Result<String> {
         wait_for(what, PATIENCE, || {
             let listed = command("ipvsadm -Ln")?;
@@ -207,7 +208,7 @@ impl Bed {
     }
 }
 
-/// The entry of a real server under a virtual one, if present: its weight and its active connections.
+/// Weight and active connections of a real server under a virtual server, if the real server is listed.
 fn real(listed: &str, server: SocketAddr, address: SocketAddr) -> Option<(u32, u32)> {
     let head = format!("TCP  {server} ");
     let below = listed.lines().skip_while(|line| !line.starts_with(&head));
@@ -330,7 +331,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The client of the netlink family agrees with the tool.
+/// The netlink client and `ipvsadm` must agree.
 fn kernel_answers() -> anyhow::Result<()> {
     let mut client = Client::open()?;
     let info = client.info()?;
@@ -373,7 +374,7 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     for pod in PODS {
         ensure!(servers.iter().any(|server| server == pod), "{servers:?}");
     }
-    // From the node itself and from a pod, which is only masqueraded when it reaches itself.
+    // Connects from the node itself, and from a pod, which is masqueraded only when it reaches itself.
     ask(None, web)?;
     let own: IpAddr = pod(2, is_ipv6).parse()?;
     for _ in 0..4 {
@@ -391,7 +392,7 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     ask_udp(&place.client, SocketAddr::new(vip(WEB, is_ipv6), 53))?;
     let local = ask(Some(&place.client), at(node, 30081)?)?;
     assert_eq!((local.server.as_str(), local.client), (PODS[0], client));
-    // Pods may use endpoints of other nodes, which see the pod's own address.
+    // Pods may use endpoints on other nodes, which see the pod's own address.
     let distant = ask(Some(&place.pods[0]), at(node, 30082)?)?;
     assert_eq!(distant.server, PODS[1]);
     let sticky = SocketAddr::new(vip(STICKY, is_ipv6), 80);
@@ -407,10 +408,10 @@ fn refused(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     for from in [Some(&place.client), Some(&place.pods[0]), None] {
         assert_eq!(refusal(from, empty)?, ErrorKind::ConnectionRefused);
     }
-    // Endpoints on other nodes only: load balancers look for one of those nodes.
+    // All endpoints are on other nodes, and load balancers are expected to find those nodes.
     let distant = at(NODE[usize::from(is_ipv6)], 30082)?;
     assert_eq!(refusal(Some(&place.client), distant)?, ErrorKind::TimedOut);
-    // Other listeners on the node are not reachable at service addresses.
+    // Other sockets that listen on the node are not reachable at service addresses.
     let any: IpAddr = if is_ipv6 { "::" } else { "0.0.0.0" }.parse()?;
     let listener = TcpListener::bind(SocketAddr::new(any, 9999))?;
     let unused = SocketAddr::new(vip(WEB, is_ipv6), 9999);
@@ -420,14 +421,14 @@ fn refused(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     );
     Connection::open(Some(&place.client), at(NODE[usize::from(is_ipv6)], 9999)?)?;
     drop(listener);
-    // Neither the client nor any address of the node is in the load balancer's source ranges.
+    // The source ranges contain neither the client nor an address of the node.
     let balancer = SocketAddr::new(vip(BALANCER, is_ipv6), 80);
     assert_eq!(refusal(Some(&place.client), balancer)?, ErrorKind::TimedOut);
     assert_eq!(refusal(None, balancer)?, ErrorKind::TimedOut);
     Ok(())
 }
 
-/// The contents of the sets, as the tool lists them.
+/// Checks the contents of the sets against `ipset`.
 fn sets() -> anyhow::Result<()> {
     for (set, entries) in [
         (
@@ -472,7 +473,7 @@ fn sets() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing leaves the node from a service address.
+/// A service address is never the source of packets from the node.
 fn sources() -> anyhow::Result<()> {
     let listed = command(&format!("ip -j address show dev {}", ipvs::DEVICE))?;
     let listed: serde_json::Value = serde_json::from_str(&listed)?;
@@ -488,7 +489,7 @@ fn sources() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What others remove is restored by the next sync, and is not mistaken for theirs.
+/// The next sync restores what other programs have removed, without mistaking it for theirs.
 fn put_back(bed: &Bed) -> anyhow::Result<()> {
     command("ipset flush")?;
     command(&format!("ip link delete {}", ipvs::DEVICE))?;
@@ -501,7 +502,7 @@ fn put_back(bed: &Bed) -> anyhow::Result<()> {
     wait_for("the sets to be as they were", PATIENCE, || sets().map(Some))
 }
 
-/// If the device is gone, the rest is found and removed all the same.
+/// Without the device, everything else is still found and removed.
 fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
     ensure!(!bed.runtime.block_on(ipvs::is_present(handle))?);
     bed.start()?;
@@ -516,7 +517,7 @@ fn without_device(bed: &mut Bed, handle: &Handle) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A NodePort without endpoints refuses nothing at an address and port that belong to another service.
+/// A NodePort without endpoints does not reject packets to an address and port that belong to another service.
 fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     let external = format!(
         "externalIPs: ['{}', '{}'], ports: [{{name: web, port: 30083}}]",
@@ -549,15 +550,15 @@ fn owned_address(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A UDP client that keeps sending from one port, starting before the service exists, gets answers once the service
-/// does.
+/// A UDP client that keeps sending from one port, starting before the service exists, gets answers as soon as the
+/// service exists.
 fn early_client(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     let ports = "type: NodePort, ports: [{name: dns, port: 53, nodePort: 30084, protocol: UDP}]";
     let mut clients = Vec::new();
     for node in NODE {
         let socket = udp(&place.client, at(node, 30084)?)?;
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
-        // It is refused, which conntrack remembers as a flow.
+        // The datagram is rejected, but conntrack keeps its flow.
         ensure!(exchange(&socket).is_err());
         clients.push(socket);
     }
@@ -571,7 +572,7 @@ fn early_client(bed: &Bed, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The node gets another address, which serves NodePorts from the next change on.
+/// The node gets another address, which serves NodePorts after the next change.
 fn other_address(bed: &Bed) -> anyhow::Result<()> {
     command("ip address add 192.168.77.9/24 dev client")?;
     bed.write("empty", &manifest(EMPTY, "empty", PORT, &[1]))?;
@@ -584,7 +585,7 @@ fn other_address(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Existing servers accept each scheduler that the kernel has, and it distributes connections.
+/// Existing servers accept every scheduler that the kernel has, and it distributes connections.
 fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     let mut missing = Vec::new();
     for (scheduler, name) in Scheduler::KNOWN {
@@ -627,7 +628,7 @@ fn schedulers(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     bed.start()
 }
 
-/// A pod goes away while clients use it, and meanwhile the provider stops and starts again.
+/// A pod goes away while clients use it, and the provider restarts in the meantime.
 fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     let mut staying = Vec::new();
     for is_ipv6 in families() {
@@ -640,7 +641,7 @@ fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
         staying.push((is_ipv6, web, used));
     }
     bed.write("web", &manifest(WEB, "web", PORTS, &[1]))?;
-    // The whole service goes too, with its address; its connection stays.
+    // The whole service and its address go too, but its connection stays.
     let hairpin = SocketAddr::new(vip(HAIRPIN, false), 80);
     let mut left = Connection::open(Some(&place.client), hairpin)?;
     left.ask()?;
@@ -666,7 +667,7 @@ fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
     );
 
     bed.stop();
-    // A leftover of a crash: a real server that is wanted has weight 0.
+    // A leftover of a crash: a wanted real server with weight 0.
     let web = SocketAddr::new(vip(WEB, false), 80);
     let leftover = pod_at(1, false)?;
     command(&format!("ipvsadm -e -t {web} -r {leftover} -m -w 0"))?;

@@ -1,5 +1,5 @@
-//! Round trips that take longer than they used to: reported with the paths, the start time, and whether the network or
-//! the peer's host takes the time; reported for no other node, and for as long as it lasts.
+//! Round trips that take longer than before are reported with the paths, the start time, and whether the network or the
+//! peer's host is slow. The report is about no other node, and stays as long as the fault does.
 
 use std::time::Duration;
 
@@ -11,21 +11,22 @@ use nix::sys::signal::Signal;
 use tests::relay::{Handling, Relay};
 use tests::{Bed, Node, PATIENCE, slowness, wait_for};
 
-/// How long packets are held, multiplied by the machine's slowness: far more than a busy machine adds to a round trip.
+/// How long the relay holds packets, times the slowness of the machine: far longer than a busy machine delays a round
+/// trip.
 const HOLD: Duration = Duration::from_millis(30);
-/// Time between two probes of a target in milliseconds, and the longest that an answer may take. On slow machines,
-/// [`Builder::probing`](tests::bed::Builder::probing) makes it longer, and this test does so once more: if four agents
-/// are more than a CPU can handle, all of them are slow.
+/// Time between two probes of a target, and the probe timeout, in milliseconds. On slow machines,
+/// [`Builder::probing`](tests::bed::Builder::probing) extends both, and so does this test: where four agents overload a
+/// CPU, all of them are slow.
 const INTERVAL_MS: u32 = 300;
-/// Answers per target that establish what is usual.
+/// Answers per target that establish the usual round trip.
 const USUAL: u64 = 30;
-/// Answers before a shift that may be mistaken for its start: one in ten is above what is usual.
+/// Answers before a shift that may count as its start: one in ten exceeds the usual round trip.
 const DOUBTFUL: u64 = 10;
-/// Answers per target during which a verdict must stand.
+/// Number of replies per target during which a diagnosis must stay in place.
 const LASTING: u64 = 30;
 
-/// Four nodes that probe each other often, with all addresses answering. The nodes whose reports are checked have
-/// measured nothing while the others started.
+/// Four nodes that probe each other often, with all addresses answering. The nodes whose reports are checked took no
+/// measurements while the others started.
 fn bed() -> anyhow::Result<Bed> {
     let bed = Bed::builder()
         .nodes(4)
@@ -43,14 +44,14 @@ fn bed() -> anyhow::Result<Bed> {
     Ok(bed)
 }
 
-/// A node's diagnosis of another.
+/// A node's diagnosis of another node.
 fn diagnosis(by: &Node, of: &Node) -> anyhow::Result<Option<Diagnosis>> {
     let status = by.status()?;
     let peer = status.nodes.into_iter().find(|n| n.name == of.full_name());
     Ok(peer.context("the node is not in the report")?.diagnosis)
 }
 
-/// Waits until each target of `of` has been answered this many times more.
+/// Waits until each target on `of` has answered this many more probes.
 fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
     let samples = || -> anyhow::Result<Vec<u64>> {
         let rows = by.listing(&format!("bpf rtt list --peer {}", of.name()))?;
@@ -71,7 +72,8 @@ fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
     waited.with_context(|| seen(by, of, diagnosis(by, of).ok().flatten().as_ref()))
 }
 
-/// Waits until few earlier echoes take as long as the held ones will: times within the usual range are no shift.
+/// Waits until few echoes take as long as the held ones will. A round trip within the usual range does not count as a
+/// shift.
 fn wait_steady(by: &Node, of: &Node) -> anyhow::Result<()> {
     let most = HOLD * slowness() / 2;
     let is_steady = |target: &TargetHistory| {
@@ -88,8 +90,8 @@ fn wait_steady(by: &Node, of: &Node) -> anyhow::Result<()> {
     waited.with_context(|| seen(by, of, None))
 }
 
-/// Makes a relay hold what a node's stack receives on its own addresses, behind the programs on its uplink. What its
-/// endpoints receive is unchanged.
+/// Makes a relay hold packets to a node's own addresses between the programs on its uplink and its stack. Packets to
+/// its endpoints are not affected.
 fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     let uplink: serde_json::Value = serde_json::from_str(&node.exec("ip -json link show eth0")?)?;
     let mac = uplink[0]["address"].as_str().context("no MAC address")?;
@@ -99,7 +101,7 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     ] {
         node.exec(command)?;
     }
-    // The stack only accepts packets that are addressed to the device on which they arrive.
+    // The stack only accepts packets sent to the MAC address of the receiving device.
     node.exec(&format!("ip link set late3 address {}", mac))?;
     for device in ["late0", "late1", "late2", "late3"] {
         node.exec(&format!("ip link set {device} addrgenmode none"))?;
@@ -112,13 +114,13 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
         ["late1", "late2"],
         Handling::pass(),
     )?;
-    // Where the kernel has no TCX, the agent's own filters already created it.
+    // On kernels without TCX, the agent's own filters have already created the qdisc.
     if !node.exec("tc qdisc show dev eth0")?.contains("clsact") {
         node.exec("tc qdisc add dev eth0 clsact")?;
     }
     let ipv6 = node.ipv6().context("the bed has IPv6")?;
     let ipv4 = node.ipv4();
-    // Neighbour discovery stays with the device whose neighbours are resolved.
+    // Neighbour discovery must stay on the device whose neighbours are resolved.
     for matches in [
         format!("ip u32 match ip dst {ipv4}"),
         format!("ipv6 u32 match ip6 dst {ipv6} match ip6 protocol 6 0xff"),
@@ -131,14 +133,14 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     Ok(relay)
 }
 
-/// The time since which round trips are slow, according to a diagnosis.
+/// The time since which round trips are slow, from a diagnosis.
 fn since(reported: &str) -> anyhow::Result<Timestamp> {
     let (_, rest) = reported.split_once(", since ").context("since when?")?;
     let time = rest.split([';', ',']).next().unwrap_or(rest);
     Ok(time.parse()?)
 }
 
-/// Waits until `by` reports a latency shift of `of` with these words.
+/// Waits until `by` reports a latency shift of `of` that contains these words.
 fn wait_reported(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis> {
     let mut last = None;
     let reported = wait_for(words, PATIENCE, || {
@@ -151,14 +153,14 @@ fn wait_reported(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis>
     reported.with_context(|| seen(by, of, last.as_ref()))
 }
 
-/// What a node reports about another, for the error of a test.
+/// What a node reports about another node, for error messages.
 fn seen(by: &Node, of: &Node, reported: Option<&Diagnosis>) -> String {
     let shown = by.cli(&format!("status --verbose --node {}", of.name()));
     let shown = shown.map(|ran| ran.stdout).unwrap_or_default();
     format!("{} of {}: {reported:#?}\n{shown}", by.name(), of.name())
 }
 
-/// Waits until `by` reports nothing about `of`, or only this, which is returned.
+/// Waits until `by` reports nothing about `of`, or only a report with the words in `but`, which is returned.
 fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<Diagnosis>> {
     let mut last = None;
     let quiet = wait_for("no diagnosis", PATIENCE, || {
@@ -172,18 +174,18 @@ fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<
     Ok(last)
 }
 
-/// What other nodes must report about a node whose packets are held.
+/// The report that other nodes must make about a node whose packets are held.
 struct ExpectedReport {
-    /// Where the time is spent.
+    /// Where the delay occurs.
     place: &'static str,
-    /// Addresses whose echoes are slow. HTTP reports depend on the machine: agents answer HTTP, and a busy agent delays
-    /// answers at any address.
+    /// Number of addresses whose echoes are slow. HTTP is not counted: agents answer it, and on a busy machine they may
+    /// be slow at any address.
     slow_addresses: usize,
-    /// What the node itself reports about others, if anything.
+    /// What the node itself reports about the other nodes, if anything.
     by_itself: &'static str,
 }
 
-/// Slows the second node down and then releases it.
+/// Slows the second node down, checks the reports, and releases the node.
 fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Result<()> {
     let [near, slow, far, other] = [1, 2, 3, 4].map(|index| bed.node(index));
     for by in [near, far] {
@@ -192,14 +194,14 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         wait_quiet(by, slow, None)?;
     }
 
-    // Reported in whole seconds.
+    // The report has whole seconds.
     let earliest = Timestamp::now() - Duration::from_secs(1);
     wait_answers(near, slow, DOUBTFUL)?;
     relay.set_hold(HOLD * slowness());
     for by in [near, far] {
         wait_reported(by, slow, expected.place)?;
     }
-    // It stands as long as the fault lasts.
+    // The report stays as long as the fault.
     wait_answers(near, slow, LASTING)?;
     let reported = wait_reported(near, slow, expected.place)?;
     println!(
@@ -214,7 +216,7 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         let since = since(reported)?;
         ensure!((earliest..Timestamp::now()).contains(&since), "{reported}");
     }
-    // A busy machine may make one HTTP answer too late.
+    // On a busy machine, an HTTP answer may miss its timeout.
     let waited = wait_for("the node to be degraded", PATIENCE, || {
         let status = near.status()?;
         let node = status.nodes.iter().find(|n| n.name == slow.full_name());
@@ -222,7 +224,7 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
         Ok((node.reachability() == Reachability::Degraded).then_some(()))
     });
     waited.with_context(|| seen(near, slow, Some(&reported)))?;
-    // The times in it change with each answer.
+    // The times in the diagnosis change with each answer.
     wait_for("the diagnosis in the table", PATIENCE, || {
         let reported = wait_reported(near, slow, expected.place)?;
         let shown = near.cli("status --verbose --node hnode2")?.success()?;

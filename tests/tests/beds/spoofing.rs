@@ -1,6 +1,6 @@
-//! Packets from outside with a source address of this node, of its endpoints, or of no host: from the next hop, and
-//! from two hops away. What the host itself sends to groups gets through, and so do packets from an address that it no
-//! longer has.
+//! Packets from outside with a source address of this node, of one of its endpoints, or of no host, sent from the next
+//! hop and from two hops away. The host's own multicast gets through, and so do packets from an address that the host
+//! no longer has.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -23,7 +23,7 @@ use crate::services::counted;
 
 const UDP: u8 = 17;
 const PORT: u16 = 5001;
-/// Only the endpoint beside it may send to the attacked one.
+/// The attacked endpoint only accepts packets from the endpoint next to it.
 const POLICY: &str = r#"[{"labels": ["name=spoofing"], "endpointSelector": {"matchLabels": {"app": "victim"}},
     "ingress": [{"fromEndpoints": [{"matchLabels": {"app": "friend"}}]}, {"fromEntities": ["host"]}]}]"#;
 
@@ -39,7 +39,7 @@ fn mac(namespace: &str, device: &str) -> anyhow::Result<[u8; 6]> {
     <[u8; 6]>::try_from(bytes?).map_err(|bytes| anyhow::anyhow!("{bytes:?} is not a MAC address"))
 }
 
-/// A datagram to the port, with this data.
+/// A UDP datagram to `PORT` with this data.
 fn datagram(source: IpAddr, destination: IpAddr, data: &[u8]) -> (u16, Vec<u8>) {
     let len = (8 + data.len()) as u16;
     let header = [4000, PORT, len, 0].map(u16::to_be_bytes);
@@ -65,7 +65,7 @@ fn datagram(source: IpAddr, destination: IpAddr, data: &[u8]) -> (u16, Vec<u8>) 
     }
 }
 
-/// A place from which packets are sent towards the node: its namespace and device, and the next hop's hardware address.
+/// A place from which packets are sent to the node: a namespace, its device, and the MAC address of the next hop.
 struct Place {
     outlet: Outlet,
     macs: [[u8; 6]; 2],
@@ -87,7 +87,7 @@ impl Place {
     }
 }
 
-/// A server in a namespace, on all of its addresses.
+/// A UDP server in a namespace, on all addresses.
 struct Server(UdpSocket);
 
 impl Server {
@@ -100,7 +100,7 @@ impl Server {
         Ok(Self(netns.run_in(open)??))
     }
 
-    /// Waits for the datagram with this data. Returns the sources of those that came before it.
+    /// Waits for the datagram with this data. Returns the sources of the datagrams that arrived before it.
     fn until(&self, data: &[u8]) -> anyhow::Result<Vec<SocketAddr>> {
         let mut others = Vec::new();
         let mut room = [0; 64];
@@ -118,7 +118,7 @@ impl Server {
     }
 }
 
-/// Sends a datagram from a namespace as a process does.
+/// Sends a datagram from a namespace through an ordinary socket.
 fn send_from(netns: &NetNs, to: IpAddr, data: &[u8]) -> anyhow::Result<()> {
     let any: IpAddr = match to {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -165,7 +165,7 @@ fn nobody_outside_gets_past_policy_in_the_name_of_this_node() -> anyhow::Result<
     let far = Place::new(FAR, (ROUTER, ROUTER_DEVICE))?;
     let own = node.addresses();
     let of = |text: &str| -> IpAddr { text.parse().expect(text) };
-    // Also the directed broadcast, and the subnet-router anycast address.
+    // Includes the directed broadcast address and the subnet-router anycast address.
     let routed = [own[0], own[1], of("172.30.0.255"), of("fd00:30::")];
     let routed: Vec<IpAddr> = routed.into_iter().chain(friend.addresses()).collect();
     let mapped: Vec<IpAddr> = [Ipv4Addr::LOCALHOST, node.ipv4(), Ipv4Addr::new(0, 0, 0, 1)]
@@ -206,7 +206,7 @@ fn nobody_outside_gets_past_policy_in_the_name_of_this_node() -> anyhow::Result<
                         sent += 1;
                     }
                 }
-                // All were dropped because of their source: routers have dropped none of them.
+                // The node dropped all of them because of their source, so routers have dropped none.
                 wait_for("false sources to be dropped", PATIENCE, || {
                     let dropped = counted(node, Reason::InvalidSource)? - before;
                     ensure!(dropped <= sent, "{dropped} of {sent}");
@@ -223,7 +223,7 @@ fn nobody_outside_gets_past_policy_in_the_name_of_this_node() -> anyhow::Result<
             }
         }
     }
-    // A client there that reaches the node's address is still seen under its own.
+    // An outside client that contacts the node's address is still seen under its own address.
     let [v4, v6] = [FAR4.into(), FAR6.into()].map(|ip: IpAddr| ip);
     for (source, target) in [(v4, own[0]), (v6, own[1])] {
         far.send(source, target, b"true")?;
@@ -233,8 +233,7 @@ fn nobody_outside_gets_past_policy_in_the_name_of_this_node() -> anyhow::Result<
     Ok(())
 }
 
-/// When a virtual address of a node moves elsewhere, packets from its new owner are accepted, with and without an
-/// agent.
+/// When a node's virtual address moves to another host, packets from that host are accepted, with and without an agent.
 #[test]
 #[ignore = "needs root"]
 fn who_has_an_address_now_is_heard() -> anyhow::Result<()> {
@@ -293,7 +292,7 @@ fn who_has_an_address_now_is_heard() -> anyhow::Result<()> {
     are_heard(b"with the next one")
 }
 
-/// A host gets its own copy of what it sends to a group, through the uplink.
+/// A host receives its own copy of the multicast packets that it sends through the uplink.
 #[test]
 #[ignore = "needs root"]
 fn the_hosts_own_datagrams_to_groups_come_back_to_it() -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! eBPF answers like a Linux host: the same requests, sent once to the programs and once to the namespace's own stack,
-//! get the same replies byte for byte.
+//! The eBPF programs answer like a Linux host: sent once to the programs and once to the namespace's own stack, the
+//! same requests get the same replies, byte for byte.
 
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,13 +12,13 @@ use tests::attached;
 use tests::packet::{Ipv4, Ipv6, checksum, echo, echo4, payload};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Any reply comes faster than this.
+/// A reply takes less time than this.
 const QUIET: Duration = Duration::from_millis(20);
-/// Large enough for the largest payload, 8972 bytes.
+/// Fits the largest payload, 8972 bytes.
 const MTU: u32 = 9000;
-/// Identifier of all requests here.
+/// Identifier of all tested requests.
 const ID: u16 = 0x5eed;
-/// Identifier of the request that marks the end of the replies to another one.
+/// Identifier of the request whose reply marks the end of the replies to a tested request.
 const END_ID: u16 = 0xe0d;
 
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
@@ -26,7 +26,7 @@ const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// Two nodes that reach each other; only the first has an agent, so the second one's network has no traffic but ours.
+/// Two nodes that reach each other. Only the first has an agent, so the test's traffic is the only traffic to it.
 struct Pair {
     bed: Bed,
     endpoint4: Ipv4Addr,
@@ -70,8 +70,8 @@ impl Pair {
         self.bed.node(1)
     }
 
-    /// Removes the programs. Besides answering, they also spoke for the gateway; entries in the endpoint's neighbour
-    /// table replace that.
+    /// Detaches the programs, which also answered for the gateway; entries in the endpoint's neighbour table take over
+    /// that part.
     fn bypass(&self) -> anyhow::Result<()> {
         let target = self.target();
         let endpoint = target.listing("endpoint list")?;
@@ -99,7 +99,7 @@ impl Pair {
             .sum())
     }
 
-    /// The endpoint's replies to each request, in a form that must be the same each time.
+    /// The endpoint's replies to each request, without the fields that may differ between hosts.
     fn replies(&self, requests: &[Request]) -> anyhow::Result<Vec<Vec<Vec<u8>>>> {
         let wire = self.bed.node(2).run_in(Wire::open)??;
         requests
@@ -134,7 +134,7 @@ impl Pair {
         Ok(replies)
     }
 
-    /// An IPv4 header from the prober to the endpoint. Its identification is not zero, or the kernel would choose one.
+    /// An IPv4 header from the prober to the endpoint, with a nonzero identification: the kernel would replace zero.
     fn v4(&self) -> Ipv4 {
         Ipv4 {
             id: 0x1234,
@@ -349,7 +349,7 @@ impl Request {
     }
 }
 
-/// Sends packets with our own headers, and sees every incoming frame.
+/// Sends packets with crafted headers, and receives every incoming frame.
 struct Wire {
     ipv4: Socket,
     ipv6: Socket,
@@ -394,8 +394,8 @@ impl Wire {
         Ok(())
     }
 
-    /// All ICMP packets to `node` except requests, until the reply to the end-marking request has come and nothing
-    /// follows it.
+    /// All ICMP packets to `node` except requests, up to the reply to the end-marking request and a quiet period after
+    /// it.
     fn replies_until_end(&self, node: &Node) -> anyhow::Result<Vec<Vec<u8>>> {
         let mut replies = Vec::new();
         let mut ended = false;
@@ -403,7 +403,7 @@ impl Wire {
             let mut frame = vec![0; 16_384];
             match (&self.frames).read(&mut frame) {
                 Ok(len) => frame.truncate(len),
-                // Quiet.
+                // No frame has arrived for a while.
                 Err(_) => return Ok(ended.then_some(())),
             }
             if let Some((packet, message)) = reply_to(node, &frame) {
@@ -419,7 +419,7 @@ impl Wire {
     }
 }
 
-/// The IP packet and the ICMP message in a frame, if it holds a reply or an error to `node`.
+/// The IP packet and the ICMP message in a frame that carries a reply or an error to `node`.
 fn reply_to(node: &Node, frame: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let ethertype: [u8; 2] = frame.get(12..14)?.try_into().ok()?;
     let packet = frame.get(14..)?;
@@ -443,15 +443,15 @@ fn reply_to(node: &Node, frame: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let message = packet.get(message_at..)?;
     let is_reply = match (protocol, *message.first()?) {
         (ICMP, kind) => kind != 8,
-        // Neither requests nor neighbour discovery.
+        // Excludes requests and neighbour discovery.
         (ICMPV6, kind) => kind < 128 || kind == 129,
         _ => false,
     };
     (is_for_us && is_reply).then(|| (packet.to_vec(), message.to_vec()))
 }
 
-/// Blanks fields in which two Linux hosts differ: the identification and the checksum that covers it, which must be
-/// correct, and the flow label.
+/// Zeroes the fields in which two Linux hosts differ: the flow label, the identification, and the header checksum that
+/// covers it, which must be correct.
 fn blank(packet: &mut [u8]) -> anyhow::Result<()> {
     match packet[0] >> 4 {
         4 => {
@@ -485,7 +485,7 @@ fn the_programs_answer_as_the_stack_does() -> anyhow::Result<()> {
         "the programs answered {answered} only"
     );
     pair.bypass()?;
-    // Until then, the programs also answered the agents' own probes.
+    // Up to now, the programs also answered the agents' own probes.
     let answered = pair.echoes_answered()?;
     let by_stack = pair.replies(&requests)?;
     assert_eq!(
@@ -506,7 +506,7 @@ fn the_programs_answer_as_the_stack_does() -> anyhow::Result<()> {
         })
         .collect();
     assert!(differing.is_empty(), "{}", differing.join("\n"));
-    // They cannot all be silence.
+    // At least some requests must have replies.
     assert!(
         by_stack
             .iter()

@@ -1,4 +1,4 @@
-//! An agent that cannot start reports why in one line, exits with code 1, and leaves nothing half done.
+//! An agent that cannot start reports the reason in one line, exits with code 1, and undoes everything it did.
 
 use std::fs;
 use std::net::{TcpListener, UdpSocket};
@@ -11,15 +11,16 @@ use anyhow::Context as _;
 use health_settings::ServiceSettings;
 use nix::sys::signal::Signal;
 use nix::unistd::Group;
+use serde_json::json;
 use tests::attached::{self, has_tcx};
 use tests::bed::{BPFFS, NODES_FILE, agent_binary};
 use tests::process::{Running, run_within};
 use tests::served::Manifests;
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
-/// How to start an agent, and what to break.
+/// How to start an agent for a test.
 struct Start {
-    /// Words in front of the agent's command line.
+    /// A command and arguments to run the agent under.
     wrapper: Vec<String>,
     binary: PathBuf,
     bpf_root: PathBuf,
@@ -67,7 +68,7 @@ impl Start {
         command
     }
 
-    /// Expects the start to fail, with a line that contains all of `naming`, and to change nothing.
+    /// Checks that the start fails with an error line that contains all of `naming`, and changes nothing.
     fn fails(&self, node: &Node, naming: &[&str]) -> anyhow::Result<()> {
         let machine = Snapshot::machine()?;
         let before = Snapshot::node(node)?;
@@ -88,7 +89,7 @@ fn bed() -> anyhow::Result<Bed> {
     Bed::builder().nodes(1).without_agents().start()
 }
 
-/// All files below a folder.
+/// All files in a folder and its subfolders.
 fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -107,7 +108,7 @@ fn registry(addresses: &str, pod_cidrs: &str) -> String {
     format!("nodes:\n- name: hnode1\n  addresses: [{addresses}]\n  podCIDRs: [{pod_cidrs}]\n")
 }
 
-/// Names of a node's programs that start with one of these prefixes, according to `bpf prog list`.
+/// Names of a node's programs with one of these prefixes, from `bpf prog list`.
 fn listed(node: &Node, prefixes: &[&str]) -> anyhow::Result<Vec<String>> {
     let programs = node.listing("bpf prog list")?;
     let programs = programs.as_array().context("not a list")?;
@@ -129,7 +130,7 @@ fn programs_of_parts_that_an_agent_does_not_have_are_not_loaded() -> anyhow::Res
     for (flags, has_services, masquerades) in [
         ("", false, false),
         (&*services, true, true),
-        // The programs of the earlier agent are gone with it.
+        // The earlier agent's programs are unloaded along with it.
         ("", false, false),
         ("--native-routing-cidr 10.244.0.0/16", false, true),
         ("", false, false),
@@ -167,7 +168,7 @@ fn programs_of_parts_that_an_agent_does_not_have_are_not_loaded() -> anyhow::Res
 #[ignore = "needs root"]
 fn not_root() -> anyhow::Result<()> {
     let bed = bed()?;
-    // The program must be where every user may run it.
+    // The binary needs a path that every user can reach.
     let folder = tempfile::tempdir()?;
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
     let binary = folder.path().join("health-agent");
@@ -259,7 +260,7 @@ fn a_live_agent_is_named_by_its_pid() -> anyhow::Result<()> {
     bed.wait_all_reachable(PATIENCE)
 }
 
-/// The other agent, in another namespace with its own folders, shares only the instance's name.
+/// The second agent shares only the instance name: it runs in another namespace with its own folders.
 #[test]
 #[ignore = "needs root"]
 fn a_live_agent_of_the_same_instance_is_not_disturbed() -> anyhow::Result<()> {
@@ -291,8 +292,8 @@ fn a_live_agent_of_the_same_instance_is_not_disturbed() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With the capabilities that the shipped systemd unit leaves it, the agent starts, opens its socket to a group,
-/// records the workload of another user, and probes it by a command.
+/// The capabilities in the shipped systemd unit suffice for the agent to start, open its socket to a group, record a
+/// workload of another user, and run probe commands in the workload.
 #[test]
 #[ignore = "needs root"]
 fn the_capabilities_of_the_systemd_unit_are_enough() -> anyhow::Result<()> {
@@ -337,7 +338,7 @@ fn the_capabilities_of_the_systemd_unit_are_enough() -> anyhow::Result<()> {
     node.cli(&format!("endpoint create --netns {}", netns.display()))?
         .success()?;
 
-    // A command runs as the workload's user, and what it leaves behind is killed.
+    // The command runs as the workload's user, and its leftover processes are killed.
     let dir = tempfile::tempdir()?;
     let manifest = dir.path().join("pod.yaml");
     fs::write(
@@ -364,7 +365,7 @@ spec:
     Ok(())
 }
 
-/// What an agent in a pod needs from its host to probe other pods, beyond what any agent needs.
+/// Beyond the general requirements, what an agent in a pod needs from its host to probe other pods.
 #[test]
 fn the_daemonset_gives_what_container_probes_need() -> anyhow::Result<()> {
     const DAEMONSET: &str = include_str!("../../../deploy/kubernetes/daemonset.yaml");
@@ -396,7 +397,7 @@ fn the_daemonset_gives_what_container_probes_need() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What an agent in a pod needs to serve services, beyond what any agent needs.
+/// Beyond the general requirements, what an agent in a pod needs to serve services.
 #[test]
 fn the_component_for_services_adds_what_they_need() -> anyhow::Result<()> {
     const COMPONENT: &str = include_str!("../../../deploy/kubernetes/services/kustomization.yaml");
@@ -446,7 +447,7 @@ fn the_component_for_services_adds_what_they_need() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// If the kernel has no IPVS, the error names it and says what to do.
+/// If the kernel lacks IPVS, the error says so and names a remedy.
 #[test]
 #[ignore = "needs root"]
 fn where_the_kernel_has_no_ipvs_the_agent_says_so() -> anyhow::Result<()> {
@@ -468,13 +469,13 @@ fn where_the_kernel_has_no_ipvs_the_agent_says_so() -> anyhow::Result<()> {
         "{}",
         ran.stderr
     );
-    // Nothing else of IPVS is there either, which is not a failure.
+    // No IPVS state exists either, and removing none is not a failure.
     let removed = node.cli("cleanup --services ipvs")?.success()?;
     assert_eq!(removed, "nothing to remove\n");
     Ok(())
 }
 
-/// The prober's sockets are opened last, after everything else.
+/// The prober opens its sockets last.
 #[test]
 #[ignore = "needs root"]
 fn no_raw_sockets() -> anyhow::Result<()> {
@@ -527,7 +528,7 @@ fn an_unknown_interface() -> anyhow::Result<()> {
         .fails(bed()?.node(1), &["nosuch0", "eth0"])
 }
 
-/// bpffs allows no dots, and links are pinned under a temporary name before they get the name of their hook.
+/// bpffs forbids dots in names, and links are pinned under a temporary name before they are renamed to their hook.
 #[test]
 #[ignore = "needs root"]
 fn devices_of_any_name() -> anyhow::Result<()> {
@@ -666,4 +667,35 @@ fn the_endpoints_id_and_addresses_outlive_a_failed_start() -> anyhow::Result<()>
     fs::remove_dir(&in_the_way)?;
     node.start_agent()?;
     bed.wait_all_reachable(PATIENCE)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_start_that_fails_late_leaves_no_identity_store() -> anyhow::Result<()> {
+    // They are carried out just before the failure, and take long enough for the store to be used meanwhile.
+    const DELETIONS: usize = 200;
+    let bed = bed()?;
+    let node = bed.node(1);
+    let deletions = node.runtime_dir().join("deletions");
+    fs::create_dir_all(&deletions)?;
+    for number in 0..DELETIONS {
+        let deletion = json!({ "container-id": format!("c{number}"), "ifname": "eth0" });
+        fs::write(
+            deletions.join(format!("{number}.json")),
+            deletion.to_string(),
+        )?;
+    }
+    // A folder, where the agent removes a file.
+    let state = node.runtime_dir().join("state");
+    fs::create_dir_all(state.join("service-health-checks.json"))?;
+
+    let ran = run_within(PATIENCE, &mut Start::new()?.command(node))?;
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let why = "cannot remove the saved health-check answers";
+    assert!(ran.stderr.contains(why), "{}", ran.stderr);
+    assert_eq!(fs::read_dir(&deletions)?.count(), 1, "only the lock");
+    let left = files(&state)?;
+    let is_store = |path: &PathBuf| path.display().to_string().contains("identities");
+    assert!(!left.iter().any(is_store), "{left:?}");
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! `status` in all its forms: its output and exit code, healthy and not.
+//! Output and exit code of `status` in all output formats, for healthy and unhealthy clusters.
 
 use health_model::api::{PathStatus, Reachability};
 use nix::sys::signal::Signal;

@@ -1,4 +1,4 @@
-//! Round trips of real TCP: the probes' own connections, and other traffic.
+//! Round trips of real TCP connections: those of the probes, and other traffic.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -12,9 +12,9 @@ use serde_json::Value;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 const PORT: u16 = 5001;
-/// Sent at a time: many full-sized segments.
+/// Bytes per write: many full-sized segments.
 const CHUNK: usize = 256 * 1024;
-/// Round trips on one machine, however busy, take less.
+/// Above any round trip on one machine, however busy.
 const PLAUSIBLE_NS: u64 = 1_000_000_000;
 
 /// The row of `bpf rtt list` for an address and a protocol.
@@ -32,7 +32,7 @@ fn samples(node: &Node, peer: IpAddr, protocol: &str) -> anyhow::Result<u64> {
     Ok(row.and_then(|row| row["samples"].as_u64()).unwrap_or(0))
 }
 
-/// A server in one node's namespace and a client in another's, which sends until it is dropped.
+/// A server in one node's namespace and a client in another's. The client sends until this is dropped.
 struct Traffic<'scope> {
     stop: &'scope AtomicBool,
 }
@@ -63,7 +63,7 @@ impl Drop for Traffic<'_> {
 fn send(mut to: TcpStream, stop: &AtomicBool) {
     let chunk = vec![0; CHUNK];
     while !stop.load(Ordering::Relaxed) && to.write_all(&chunk).is_ok() {
-        // Leaves CPU time to the agents.
+        // Leaves CPU time for the agents.
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -84,7 +84,7 @@ fn connections_to_peers_are_timed_in_the_kernel() -> anyhow::Result<()> {
         let stop = AtomicBool::new(false);
         thread::scope(|scope| -> anyhow::Result<()> {
             let _traffic = Traffic::start(scope, &stop, (node, peer), address)?;
-            // More than the one of the handshake.
+            // More samples than the handshake alone provides.
             let found = wait_for("round trips of data", PATIENCE, || {
                 let row = row(node, address, "TCP")?;
                 Ok(row.filter(|row| row["samples"].as_u64() > Some(5)))
@@ -98,7 +98,7 @@ fn connections_to_peers_are_timed_in_the_kernel() -> anyhow::Result<()> {
             }
             Ok(())
         })?;
-        // The other side times the handshake from its end: no data comes back.
+        // The peer only times the handshake, because it receives no data to time.
         let back = node.addresses().into_iter();
         for back in back.filter(|back| back.is_ipv4() == address.is_ipv4()) {
             let row = row(peer, back, "TCP")?.context("the handshake")?;
@@ -132,7 +132,7 @@ fn http_probes_report_the_round_trip_of_their_handshake() -> anyhow::Result<()> 
             assert!(0 < http.latency && http.latency <= connect && connect < total);
             let row = row(node, path.ip, "HTTP")?.context("an HTTP row")?;
             let (source, name) = if is_local {
-                // The connection crosses no uplink.
+                // The connection does not cross an uplink.
                 (RttSource::Socket, "socket")
             } else {
                 (RttSource::Kernel, "kernel")
@@ -141,7 +141,7 @@ fn http_probes_report_the_round_trip_of_their_handshake() -> anyhow::Result<()> 
             assert_eq!(row["source"], name, "{row}");
         }
     }
-    // Another client of that port.
+    // A different client connects to that port.
     let before = samples(node, bed.node(2).ipv4().into(), "HTTP")?;
     for _ in 0..3 {
         assert_eq!(node.hello(bed.node(2).ipv4().into())?, 200);
@@ -163,7 +163,7 @@ fn a_busy_peer_is_probed_less_often_by_icmp_and_as_often_by_http() -> anyhow::Re
     bed.wait_all_reachable(PATIENCE)?;
     let (node, peer) = (bed.node(1), bed.node(2));
     let address = IpAddr::from(peer.ipv4());
-    // ICMP probes during this many HTTP probes.
+    // The number of ICMP probes sent during `http` HTTP probes.
     let icmp_of = |http: u64| -> anyhow::Result<u64> {
         let counts = || {
             anyhow::Ok((
@@ -184,7 +184,7 @@ fn a_busy_peer_is_probed_less_often_by_icmp_and_as_often_by_http() -> anyhow::Re
             Ok((samples(node, address, "TCP")? > 5).then_some(()))
         })?;
         let icmp = icmp_of(PROBES)?;
-        // A fifth of them, plus probes triggered by lost or late ones on a busy machine.
+        // One in five, plus the probes that follow lost or late ones on a busy machine.
         assert!((1..=PROBES * 2 / 3).contains(&icmp), "{icmp} ICMP probes");
         Ok(())
     })?;

@@ -1,5 +1,5 @@
-//! Probes whose VLAN tag is kept outside the packet's bytes, where the kernel and devices with tag offload keep it:
-//! stamped, matched and counted as arrived like any other.
+//! Probes whose VLAN tag is kept outside the packet data, as the kernel and devices with tag offload do: they are
+//! stamped, matched and counted like any other probe.
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -31,24 +31,24 @@ const MACS: ([u8; 6], [u8; 6]) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
 const KEY: [u64; 2] = [0x1122_3344_5566_7788, 0x99aa_bbcc_ddee_ff00];
 const SESSION: u32 = 0x0102_0304;
 const PROBE_ID: u16 = 0x4240;
-/// Ethernet types of tags (802.1Q, 802.1ad) and their VLANs, outermost first. The kernel strips the first one from the
-/// bytes of every packet that it receives.
+/// EtherTypes (802.1Q, 802.1ad) and VLANs of the tags, outermost first. The kernel strips the first tag from every
+/// packet that it receives.
 const TAGS: [&[(u16, u16)]; 2] = [&[(0x8100, 5)], &[(0x88a8, 5), (0x8100, 7)]];
 /// The VLAN of the stripped tag.
 const OUTER_VLAN: u32 = 5;
-/// A device of the node, and its peer: everything that arrives on the first leaves through the uplink, with the tag
-/// where the kernel has put it.
+/// A device of the node, and its veth peer. Everything that arrives on the first device is redirected to the uplink,
+/// with the tag wherever the kernel has put it.
 const FORWARDED: [&str; 2] = ["in0", "in1"];
 
-/// A node without an agent, with the programs on its uplink; no one else is on its wire.
+/// A node without an agent, with the programs attached to its uplink and no other node on the link.
 struct Wire {
-    // Dropped before the bed, which holds its devices.
+    // Must be dropped before the bed, which owns its devices.
     run: TestRun,
     /// Packets sent here leave through the uplink.
     outbound: Socket,
     /// Packets sent here arrive through the uplink.
     far: Socket,
-    /// Receives what crosses the uplink in either direction with a tag outside its bytes.
+    /// Receives packets that cross the uplink in either direction with a tag outside the packet data.
     beside: Socket,
     _bed: Bed,
 }
@@ -86,8 +86,8 @@ impl Wire {
         })
     }
 
-    /// Sends a frame through one of the sockets, with its tags in the bytes, and waits until it has crossed the uplink
-    /// with the first tag outside them.
+    /// Sends a frame through one of the sockets with all tags in the packet data, and waits until the frame has crossed
+    /// the uplink with its first tag stripped.
     fn cross(&self, by: &Socket, untagged: &[u8], tags: &[(u16, u16)]) -> anyhow::Result<()> {
         by.send(&tagged(untagged, tags))?;
         let inner = tagged(untagged, &tags[1..]);
@@ -100,7 +100,7 @@ impl Wire {
     }
 
     /// Waits until this many packets were counted for a reason: the socket sees an incoming packet before the program
-    /// gets it.
+    /// does.
     fn counted(&self, reason: Reason, packets: u64) -> anyhow::Result<()> {
         wait_for(&format!("{packets} of {reason:?}"), PATIENCE, || {
             let counted = self.run.counted(reason);
@@ -109,7 +109,7 @@ impl Wire {
         })
     }
 
-    /// Round trips of the row under `key`, and where the last one was stamped.
+    /// Number of round trips in the row for `key`, and where the last one was stamped.
     fn samples(&self, key: RttKey) -> anyhow::Result<(u64, u8)> {
         let row = self.run.datapath.rtt()?.row(key)?;
         let row = row.context("there is no such row")?;
@@ -117,7 +117,7 @@ impl Wire {
     }
 }
 
-/// Redirects everything that arrives on one device to the uplink.
+/// Redirects everything that arrives on the first device to the uplink.
 fn forward(node: &Node) -> anyhow::Result<()> {
     let [device, other] = FORWARDED;
     for command in [
@@ -135,7 +135,7 @@ fn forward(node: &Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A packet socket on a device of the calling thread's namespace.
+/// Opens a packet socket on a device in the calling thread's namespace.
 pub(crate) fn open(device: &str) -> anyhow::Result<Socket> {
     let all = i32::from((libc::ETH_P_ALL as u16).to_be());
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(all.into()))?;
@@ -148,8 +148,7 @@ pub(crate) fn open(device: &str) -> anyhow::Result<Socket> {
     Ok(socket)
 }
 
-/// A socket filter for packets with a tag of this VLAN outside their bytes
-/// (Documentation/networking/filter.rst).
+/// A socket filter for packets with a tag of this VLAN outside the packet data (Documentation/networking/filter.rst).
 fn tagged_beside(vlan: u32) -> [SockFilter; 7] {
     const LOAD: u16 = 0x20;
     const AND: u16 = 0x54;
@@ -170,7 +169,7 @@ fn tagged_beside(vlan: u32) -> [SockFilter; 7] {
     .map(|(code, jt, jf, k)| SockFilter::new(code, jt, jf, k))
 }
 
-/// An echo request (8) or reply (0) with a probe's payload, to the peer or from it.
+/// An echo request (8) or echo reply (0) with a probe as its payload, to or from the peer.
 fn frame(v6: bool, outbound: bool, kind: u8, probe: &Probe) -> Vec<u8> {
     let (own, peer) = MACS;
     let (to, from) = if outbound { (peer, own) } else { (own, peer) };

@@ -1,5 +1,5 @@
-//! Garbage collection of conntrack and NAT entries: expired entries are removed, with their translations; live entries
-//! stay, however close they are to expiring.
+//! Garbage collection of conntrack and NAT entries: expired entries and their translations are removed, and live
+//! entries stay, however soon they expire.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -34,14 +34,14 @@ const HEALTH6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0e];
 const HOST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
 const ECHO_ID: u16 = 7;
-/// Lifetime of echo flows in seconds: a flow expires at the start of the last of them.
+/// Lifetime of echo flows in seconds: a flow expires when the last of these seconds begins.
 const LIFETIME_SECS: u32 = 2;
 
-/// A loaded datapath, its maps and their collector.
+/// A loaded datapath with its maps and their collector.
 struct Bed {
     ct4: HashMap<MapData, Tuple4, CtEntry>,
     ct6: HashMap<MapData, Tuple6, CtEntry>,
-    /// For protocols other than TCP.
+    /// Flows of all protocols but TCP.
     ct_any4: HashMap<MapData, Tuple4, CtEntry>,
     nat4: HashMap<MapData, Tuple4, NatEntry4>,
     nat6: HashMap<MapData, Tuple6, NatEntry6>,
@@ -78,7 +78,7 @@ impl Bed {
         self.tables.collect(family).expect("a collection")
     }
 
-    /// Inserts the flow and both entries of its translation to `port`.
+    /// Inserts a flow and both entries of its translation to `port`.
     fn enter4(&mut self, flow: Tuple4, expires: u32, port: u16, created_ns: u64) {
         self.ct4.insert(flow, entry(expires), 0).expect("room");
         self.translate4(flow, port, created_ns);
@@ -127,7 +127,7 @@ fn entry(expires: u32) -> CtEntry {
     }
 }
 
-/// The outbound flow number `n`.
+/// The outbound flow with index `n`.
 fn flow4(n: u32) -> Tuple4 {
     Tuple4 {
         saddr_be: ip(Ipv4Addr::new(10, 244, 1, 7)),
@@ -157,7 +157,7 @@ fn flow6(n: u32) -> Tuple6 {
 fn what_has_expired_goes_with_both_entries_of_its_translation() {
     let mut bed = Bed::new();
     let (past, future) = (now() - 2, now() + 60);
-    // More than fit into one request, and not a multiple of a request's size.
+    // More flows than fit into one request, and not a multiple of a request's size.
     for n in 0..300_u32 {
         let expires = if n.is_multiple_of(2) { past } else { future };
         bed.enter4(flow4(n), expires, 40_000 + n as u16, now_ns());
@@ -237,7 +237,7 @@ fn an_entry_that_is_alive_again_stays_with_its_translation() {
         };
         bed.enter4(flow, expires, 40_000 + n, now_ns());
     }
-    // As after a walk that found all of them expired.
+    // The request is the one that follows a walk that found all entries expired.
     let outcome = bed.run.run("ct_collect", &request(4, &keys));
     assert_eq!(outcome.code as u32, COLLECTED);
     let answer = |at: usize| u32::from_ne_bytes(outcome.bytes[at..][..4].try_into().unwrap());
@@ -252,7 +252,7 @@ fn an_entry_that_is_alive_again_stays_with_its_translation() {
     assert_eq!(bed.run.run("ct_collect", short).code as u32, NOT_A_REQUEST);
 }
 
-/// The request to `ct_collect`, byte by byte.
+/// A request to `ct_collect`, byte by byte.
 fn request(ip_version: u32, keys: &[Tuple4]) -> Vec<u8> {
     let mut bytes = vec![0; 16];
     for word in [COLLECT_FLOWS, ip_version, keys.len() as u32, 0, 0, 0] {
@@ -277,7 +277,7 @@ fn translations_without_a_flow_go_after_a_minute() {
     bed.translate4(flow4(0), 40_000, old);
     bed.translate4(flow4(1), 40_001, recent);
     bed.enter4(flow4(2), now() + 60, 40_002, old);
-    // A late reply was the flow's first packet after its entry was removed.
+    // A late reply was the first packet after the flow's entry was removed.
     let inward = flow4(3).reply();
     bed.ct4.insert(inward, entry(now() + 60), 0).expect("room");
     bed.translate4(flow4(3), 40_003, old);
@@ -301,7 +301,7 @@ fn a_way_back_that_now_belongs_to_another_flow_stays() {
     let mut other = flow4(0);
     other.saddr_be = ip(Ipv4Addr::new(10, 244, 1, 8));
     bed.enter4(flow4(0), now() - 2, 40_000, now_ns());
-    // The same node port, to the same server, now belongs to another flow.
+    // Another flow now uses the same node port to the same server.
     bed.enter4(other, now() + 60, 40_000, now_ns());
     let collected = bed.collect(Family::Ipv4);
     assert_eq!(collected.translations.removed, 1);
@@ -318,7 +318,7 @@ fn a_way_back_that_now_belongs_to_another_flow_stays() {
 fn a_translation_stays_while_either_entry_of_its_flow_lives() {
     let mut bed = Bed::new();
     bed.enter4(flow4(0), now() - 2, 40_000, now_ns());
-    // Created by a late reply.
+    // A late reply created this entry.
     let inward = flow4(0).reply();
     bed.ct4.insert(inward, entry(now() + 60), 0).expect("room");
     let collected = bed.collect(Family::Ipv4);
@@ -330,7 +330,7 @@ fn a_translation_stays_while_either_entry_of_its_flow_lives() {
 #[test]
 #[ignore = "needs root"]
 fn how_full_a_map_is_shows_without_reading_it_all() {
-    // The error of an estimate depends on the size.
+    // The error of the estimate depends on the size of the map.
     let mut bed = Bed::of(TestRun::load_alone());
     let fill = |bed: &Bed| -> Fill {
         let fills = bed.tables.fills().expect("the maps");
@@ -363,7 +363,7 @@ fn how_full_a_map_is_shows_without_reading_it_all() {
     fill_up(&mut bed, 1_000);
     assert_eq!(fill(&bed).entries, 1_000);
     assert_eq!(fill(&bed).capacity, u64::from(DEFAULT_ENTRIES));
-    // An estimate: these bounds are six standard deviations.
+    // From here on the fill is an estimate, with bounds of six standard deviations.
     fill_up(&mut bed, 30_000);
     let entries = fill(&bed).entries;
     assert!((24_000..=36_000).contains(&entries), "{entries}");
@@ -372,7 +372,7 @@ fn how_full_a_map_is_shows_without_reading_it_all() {
     assert!(fill(&bed).is_pressed());
 }
 
-/// The echo request of source number `n` to the health endpoint.
+/// An echo request to the health endpoint from the source with index `n`.
 fn echo_request(n: u32) -> Vec<u8> {
     let ip = Ipv4::icmp(Ipv4Addr::from_bits(0x0a80_0000 + n), HEALTH);
     ethernet(
@@ -383,7 +383,7 @@ fn echo_request(n: u32) -> Vec<u8> {
     )
 }
 
-/// The flow of these requests.
+/// The flow of these echo requests.
 fn echo_flow(n: u32) -> Tuple4 {
     Tuple4 {
         saddr_be: (0x0a80_0000 + n).to_be(),
@@ -404,8 +404,8 @@ fn answer(program: &SchedClassifier, request: &[u8]) -> i32 {
     program.test_run(options).expect("a run").return_value as i32
 }
 
-/// Collects IPv4 entries continuously until `work` is done; returns its result, the number of collections, and the
-/// number of entries that they removed.
+/// Collects IPv4 entries continuously while `work` runs. Returns its result, the number of collections, and the number
+/// of removed entries.
 fn while_collecting<T>(tables: &KernelTables, work: impl FnOnce() -> T) -> (T, u64, u64) {
     let stop = AtomicBool::new(false);
     let (runs, removed) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -423,10 +423,10 @@ fn while_collecting<T>(tables: &KernelTables, work: impl FnOnce() -> T) -> (T, u
     (result, runs.into_inner(), removed.into_inner())
 }
 
-/// A flow of echoes, as the test last saw it.
+/// An echo flow as the test last saw it.
 #[derive(Clone, Copy, Default)]
 struct Echoes {
-    /// When its last packet was in flight, nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the flow's last packet was in flight, in nanoseconds of `CLOCK_MONOTONIC`.
     last_ns: u64,
     packets: u64,
 }
@@ -435,7 +435,7 @@ struct Echoes {
 #[ignore = "needs root"]
 fn flows_that_are_used_until_their_last_moment_are_never_removed() {
     const FLOWS: u32 = 2_000;
-    /// Each flow gets its next packet at least this long before it may expire.
+    /// Each flow gets its next packet this long before it may expire, or earlier.
     const MARGIN_NS: u64 = SECOND_NS / 50;
     let packets = if is_long() { 6 } else { 3 } * u64::from(FLOWS);
     let bed = Bed::new();
@@ -452,7 +452,7 @@ fn flows_that_are_used_until_their_last_moment_are_never_removed() {
                 let begun_ns = now_ns();
                 assert_eq!(answer(&program, &requests[n as usize]), REDIRECT);
                 let entry = bed.ct_any4.get(&echo_flow(n), 0).expect("an entry");
-                // On a busy machine, packets come too late, and then their flow is a new one.
+                // On a busy machine a packet may come too late and start a new flow.
                 if now_ns() < echoes.last_ns + lifetime_ns {
                     in_time += 1;
                     wrong += u64::from(entry.rx_packets != echoes.packets + 1);
@@ -496,8 +496,8 @@ fn flows_that_come_back_after_they_expired_stay_from_then_on() {
         }
         missing
     });
-    // Some nanoseconds pass between the program's check of an entry and its removal, and a virtual CPU may be
-    // descheduled in between. Removing everything that a walk found expired loses a hundred times as many.
+    // A few nanoseconds pass between the program's check of an entry and its removal, and a virtual CPU may be
+    // descheduled in between. Removing everything that a walk found expired would lose a hundred times as many entries.
     let allowed = FLOWS * ROUNDS / 2_000;
     assert!(
         missing <= allowed,
@@ -545,7 +545,7 @@ fn an_agent_reports_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow::
     let node = bed.node(1);
     bed.wait_all_reachable(PATIENCE)?;
     let mut flows: HashMap<_, Tuple4, CtEntry> = pinned(&node.pins().join("HEALTH_CT4"));
-    // None of them has expired.
+    // None of these entries has expired.
     for n in 0..ENTRIES * 9 / 10 {
         flows.insert(flow4(n), entry(u32::MAX), 0)?;
     }
@@ -555,7 +555,7 @@ fn an_agent_reports_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow::
         let collected = node.logged(&["the map is nearly full", "HEALTH_CT4"])?;
         Ok((reported && !collected.is_empty()).then_some(()))
     })?;
-    // Now they all have.
+    // Now all entries have expired.
     for n in 0..ENTRIES * 9 / 10 {
         flows.insert(flow4(n), entry(1), 0)?;
     }
@@ -563,7 +563,7 @@ fn an_agent_reports_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow::
         let reported = node.cli("status")?.success()?.contains(line);
         Ok((!reported && flows.get(&flow4(0), 0).is_err()).then_some(()))
     })?;
-    // Only those of HTTP health checks are there.
+    // The flows of HTTP health checks may remain.
     assert!(flows.keys().count() < 100);
     Ok(())
 }

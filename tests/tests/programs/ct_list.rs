@@ -1,5 +1,5 @@
-//! Conntrack and NAT entries as the command line lists, counts and flushes them, and maps as it dumps them; on maps
-//! without an agent, which the tests fill.
+//! The command line lists, counts and flushes conntrack and NAT entries, and dumps maps. The tests fill the maps; no
+//! agent runs.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,7 +30,7 @@ const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 const LOCAL: &str = "10.244.1.9";
 
-/// Runs the command line on a test's maps.
+/// Runs the command line with a test's maps.
 fn cli(bed: &TestRun, words: &str) -> anyhow::Result<RunOutput> {
     let mut command = Command::new(agent_binary()?);
     command
@@ -87,7 +87,7 @@ fn established() -> CtEntry {
     }
 }
 
-/// An endpoint's connection that leaves translated, a half-open one, a query to an endpoint, and an IPv6 echo.
+/// Maps with an endpoint's masqueraded connection, a half-open one, a query to an endpoint, and an IPv6 echo.
 fn filled() -> anyhow::Result<TestRun> {
     let mut bed = TestRun::load();
     let endpoint = (LOCAL.parse()?, "fd00:10:244:1::9".parse()?);
@@ -132,7 +132,7 @@ fn filled() -> anyhow::Result<TestRun> {
     Ok(bed)
 }
 
-/// Destination ports of the listed flows, sorted.
+/// Destination ports of the listed flows, in ascending order.
 fn ports(bed: &TestRun, words: &str) -> anyhow::Result<Vec<u64>> {
     let rows = rows(bed, words)?;
     let mut ports: Vec<u64> = rows
@@ -187,7 +187,7 @@ fn every_form_has_the_same_rows() -> anyhow::Result<()> {
         rows.sort_by_key(Value::to_string);
         rows
     };
-    // Translations show their age, which differs in each listing.
+    // NAT entries are left out: they show their age, which differs between dumps.
     for listing in ["ct list", "map dump HEALTH_CT4", "map dump HEALTH_CONFIG"] {
         let json = sorted(rows(&bed, &format!("bpf {listing}"))?);
         let lines = cli(&bed, &format!("bpf {listing} -o jsonl"))?.success()?;
@@ -278,7 +278,7 @@ fn flushed_flows_take_their_translations_along() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn entries_that_live_through_a_listing_are_in_it_once() -> anyhow::Result<()> {
     const COMING_AND_GOING: u32 = 2_000;
-    // Either way, they are read in several batches.
+    // Both numbers of entries take several batches to read.
     let living = if is_long() { 20_000 } else { 5_000 };
     let bed = TestRun::load_alone();
     let tuple = |number: u32| Tuple4 {
@@ -301,7 +301,7 @@ fn entries_that_live_through_a_listing_are_in_it_once() -> anyhow::Result<()> {
                 if flows.remove(&other).is_err() {
                     flows.insert(other, CtEntry::default(), 0)?;
                 }
-                // Entries that stay are also changed all the time.
+                // The remaining entries are also updated all the time.
                 flows.insert(tuple(number % living), established(), 0)?;
                 number = number.wrapping_add(1);
             }

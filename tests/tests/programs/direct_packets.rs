@@ -1,4 +1,4 @@
-//! Direct server return: the option with which a node notifies another which frontend a packet was for, byte by byte.
+//! Direct server return: the option in which a node tells another node a packet's frontend, byte by byte.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::resume_unwind;
@@ -29,7 +29,7 @@ const CLIENT_PORT: u16 = 4000;
 const SEQUENCE: u32 = 0x0102_0304;
 const ETHERNET_LEN: usize = 14;
 
-/// An address in the form that the tag covers.
+/// An address in the form in which the tag covers it.
 fn covered(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -37,7 +37,7 @@ fn covered(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// A packet from one address to another with these options, if any.
+/// A packet from one address to another, with these options if there are any.
 fn packet(ends: [IpAddr; 2], options: &[u8], protocol: u8, content: &[u8]) -> Vec<u8> {
     let (ethertype, packet) = match ends {
         [IpAddr::V4(source), IpAddr::V4(destination)] => {
@@ -61,7 +61,7 @@ fn packet(ends: [IpAddr; 2], options: &[u8], protocol: u8, content: &[u8]) -> Ve
     ethernet([0; 6], [2, 0, 0, 0, 0, 2], ethertype, &packet)
 }
 
-/// A packet between these, without options: for TCP, one that accepts a connection; for UDP, one without a checksum.
+/// A packet between two sockets, without options: for TCP, a SYN-ACK; for UDP, a datagram without a checksum.
 fn between(source: SocketAddr, destination: SocketAddr, protocol: u8) -> Vec<u8> {
     let ports = (source.port(), destination.port());
     let content = match protocol {
@@ -76,7 +76,7 @@ fn between(source: SocketAddr, destination: SocketAddr, protocol: u8) -> Vec<u8>
     packet([source.ip(), destination.ip()], &[], protocol, &content)
 }
 
-/// The ends of a packet's flow: the client, the frontend that it asked, the backend.
+/// The ends of a flow: the client, the frontend that it contacted, and the backend.
 #[derive(Clone, Copy, Debug)]
 struct Ends {
     client: SocketAddr,
@@ -107,7 +107,7 @@ impl Ends {
         siphash(key, &bytes).to_le_bytes()
     }
 
-    /// The option, or the options header.
+    /// The IPv4 option, or the IPv6 destination options header.
     fn option(&self, tag: [u8; 8], protocol: u8) -> Vec<u8> {
         let port = self.frontend.port().to_be_bytes();
         match self.frontend.ip() {
@@ -119,7 +119,7 @@ impl Ends {
         }
     }
 
-    /// A packet from the client to `to` with these options, if any.
+    /// A packet from the client to `to`, with these options if there are any.
     fn packet(&self, to: SocketAddr, options: &[u8], protocol: u8, content: &[u8]) -> Vec<u8> {
         packet([self.client.ip(), to.ip()], options, protocol, content)
     }
@@ -132,7 +132,7 @@ impl Ends {
         tcp.segment(self.client.ip(), to.ip())
     }
 
-    /// A whole packet of the protocol to `to`, without options: for TCP, one that opens a connection.
+    /// The transport payload of a packet to `to`: for TCP, a SYN.
     fn content(&self, to: SocketAddr, protocol: u8) -> Vec<u8> {
         match protocol {
             TCP => self.segment(to, SYN),
@@ -140,7 +140,7 @@ impl Ends {
         }
     }
 
-    /// The packet that another node sends here.
+    /// The packet as another node forwards it to this one.
     fn reported(&self, key: [u64; 2], protocol: u8) -> Vec<u8> {
         let sequence = if protocol == TCP { SEQUENCE } else { 0 };
         let option = self.option(self.tag(key, protocol, sequence), protocol);
@@ -168,7 +168,7 @@ fn set_keys(stand: &mut Stand, keys: &[[u64; 2]]) {
     stand.run.datapath.set_direct(config).expect("the keys");
 }
 
-/// All service flows: source, destination, whether they are inbound, and where they lead.
+/// All service flows: source, destination, whether they are inbound, and the target with its flags.
 fn entered(stand: &Stand) -> Vec<(SocketAddr, SocketAddr, bool, SocketAddr, u16)> {
     let flows = stand.all_flows().into_iter().map(|(flow, to)| {
         let source = SocketAddr::new(flow.source, flow.source_port);
@@ -180,7 +180,7 @@ fn entered(stand: &Stand) -> Vec<(SocketAddr, SocketAddr, bool, SocketAddr, u16)
     flows
 }
 
-/// The packet without what a router changes: hardware addresses, and the time to live with the checksum over it.
+/// The packet without the fields that a router changes: MAC addresses, TTL and header checksum.
 fn essence(frame: &[u8]) -> Vec<u8> {
     let mut packet = frame[ETHERNET_LEN..].to_vec();
     if packet[0] >> 4 == 4 {
@@ -213,7 +213,7 @@ fn what_another_node_reports_is_taken_off_and_entered() {
                     protocol,
                     &ends.content(ends.backend, protocol),
                 );
-                // A retransmission has the same outcome.
+                // A retransmission must have the same outcome.
                 for _ in 0..2 {
                     let outcome = stand.run.run("from_netdev", &ends.reported(key, protocol));
                     assert_ne!(outcome.code, DROP, "{ends:?} {protocol}");
@@ -230,7 +230,7 @@ fn what_another_node_reports_is_taken_off_and_entered() {
         }
         expected.sort_unstable();
         assert_eq!(entered(&stand), expected);
-        // The backends' answers leave with the frontend's source address.
+        // The backends' replies leave with the frontend's source address.
         for hosts in hosts() {
             let ends = Ends::of(&hosts, hosts.endpoint);
             for protocol in [TCP, UDP] {
@@ -282,7 +282,7 @@ fn nothing_is_entered_without_the_tag_of_a_node() {
             // Packets of an open connection never carry the option.
             with(right, &ends.segment(ends.backend, ACK)),
             with(right, &ends.segment(ends.backend, SYN | ACK)),
-            // From one of this node's own addresses.
+            // A packet from one of this node's own addresses.
             own.reported(KEYS[0], TCP),
         ];
         let before = stand.run.counted(Reason::DirectInvalid);
@@ -340,7 +340,7 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
             DROP
         );
         let before = entered(&stand);
-        // It reaches the backend, whose policy admits it.
+        // Sends a segment to the backend, whose policy admits it.
         let reach = |flags| {
             let packet = segment(In, hosts.client, (CLIENT_PORT, BACKEND_PORT), flags);
             assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
@@ -353,7 +353,7 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
             "{ends:?}"
         );
         assert_eq!(entered(&stand), before);
-        // Once it is over, its ports are free for any flow.
+        // When the connection is over, its ports are free for any flow.
         reach(RST);
         assert_ne!(
             stand.run.run("from_netdev", &reported).code,
@@ -364,7 +364,7 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
     }
 }
 
-/// When service flows expire, seconds of `CLOCK_MONOTONIC`.
+/// Expiry times of the service flows, in seconds of `CLOCK_MONOTONIC`.
 fn ends_of_flows(stand: &Stand) -> Vec<u32> {
     let flows = stand.all_flows().into_iter();
     flows.map(|(_, flow)| flow.expires).collect()
@@ -395,7 +395,7 @@ fn datagrams_without_room_for_the_option_have_the_flow_last_on_the_backends_node
     }
 }
 
-/// Removes all UDP flows through services.
+/// Removes all service flows from this UDP map.
 fn end_flows<T: Version>(stand: &Stand, name: &str) {
     let mut flows = stand.run.hash_map::<T, T::ServiceFlow>(name);
     let keys: Vec<T> = flows.keys().map(|key| key.expect("a key")).collect();
@@ -417,7 +417,7 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
                 .code
         };
         assert_ne!(reported(), DROP);
-        // The flow is over.
+        // Ends the flow.
         end_flows::<Tuple4>(&stand, "HEALTH_REVNAT_ANY4");
         end_flows::<Tuple6>(&stand, "HEALTH_REVNAT_ANY6");
         let ports = with_ports(BACKEND_PORT, CLIENT_PORT);
@@ -428,7 +428,7 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
         let named = between(ends.frontend, ends.client, UDP);
         let outcome = stand.run.run("to_netdev", &answer);
         assert_eq!(essence(&outcome.bytes), essence(&named), "{ends:?}");
-        // Its peer's answer belongs to a flow that the backend opened.
+        // Here the client's answer belongs to a flow that the backend opened.
         end_flows::<Tuple4>(&stand, "HEALTH_REVNAT_ANY4");
         end_flows::<Tuple6>(&stand, "HEALTH_REVNAT_ANY6");
         assert_eq!(stand.run.run(Out.program(), &late).code, GO_ON);
@@ -439,7 +439,7 @@ fn a_late_datagram_of_the_backend_does_not_cut_its_client_off() {
     }
 }
 
-/// Inserts a flow of the client to the backend itself through another port, like one that collided with a flow through
+/// Inserts a flow from the client to the backend itself through another port, as after a collision with a flow through
 /// a service.
 fn enter_moved<T: Version>(stand: &Stand, ends: &Ends, other_port: u16) {
     let end = |end: SocketAddr| (T::Address::of_addr(&Addr::from(end.ip())), end.port());
@@ -481,7 +481,7 @@ fn what_is_left_of_a_flow_by_another_port_takes_no_segments_of_a_new_connection(
             assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
         };
         enter();
-        // While that flow is open, its segments could not be distinguished from another one's.
+        // While that flow is open, its segments could not be told apart from those of another flow.
         reach(OTHER_PORT, SYN);
         assert_eq!(reported(), DROP, "{ends:?}");
         reach(OTHER_PORT, RST);
@@ -493,7 +493,7 @@ fn what_is_left_of_a_flow_by_another_port_takes_no_segments_of_a_new_connection(
     }
 }
 
-/// An IP version, and the maps with its TCP flows.
+/// An IP version, and its maps of TCP flows.
 trait Version: Tuple<Translation: Default, ServiceFlow: Pod> + Pod {
     const FLOWS: [&str; 2];
     fn of(ends: [(Self::Address, u16); 2], direction: u8) -> Self;
@@ -522,7 +522,7 @@ macro_rules! version {
 version!(Tuple4, ["HEALTH_REVNAT4", "HEALTH_CT4"]);
 version!(Tuple6, ["HEALTH_REVNAT6", "HEALTH_CT6"]);
 
-/// Inserts a connection to a backend elsewhere that answers the client directly, as the first node does.
+/// Inserts a connection to a backend on another node that answers the client directly, as the first node does.
 fn enter_direct<T: Version>(stand: &Stand, ends: &Ends) {
     let listed = stand.run.maps().services().expect("the maps").list();
     let listed = listed.expect("the frontends").into_iter();
@@ -550,7 +550,8 @@ fn enter_direct<T: Version>(stand: &Stand, ends: &Ends) {
     }
 }
 
-/// The first node's conntrack entry of such a connection after each segment: its state, its lifetime, and the packet.
+/// The first node's conntrack entry for such a connection after each segment: state, lifetime, and the forwarded
+/// packet.
 fn follow<T: Version>(
     stand: &Stand,
     ends: &Ends,
@@ -574,7 +575,7 @@ fn follow<T: Version>(
     followed.collect()
 }
 
-/// Runs a test in a namespace that forwards packets to all destinations.
+/// Runs a test in a namespace that forwards packets to every destination.
 fn with_ways(test: fn()) -> anyhow::Result<()> {
     let thread = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET)?;
@@ -615,12 +616,12 @@ fn notifies_and_follows() {
         (SYN, "SYN_SENT", tcp_syn),
         (ACK, "ESTABLISHED", tcp_established),
         (ACK, "ESTABLISHED", tcp_established),
-        // The backend may have reset it, or another host sent this.
+        // Either the backend reset the connection, or another host sent this SYN.
         (SYN, "ESTABLISHED", tcp_close),
         (ACK, "ESTABLISHED", tcp_established),
         (FIN | ACK, "FIN_WAIT", tcp_syn),
         (ACK, "FIN_WAIT", tcp_syn),
-        // Another connection between the same ports.
+        // A new connection between the same ports.
         (SYN, "SYN_SENT", tcp_syn),
         (ACK, "ESTABLISHED", tcp_established),
         (RST, "CLOSE", tcp_close),
@@ -660,7 +661,7 @@ fn a_node_without_a_key_notifies_nobody() {
         let open = ends.packet(ends.frontend, &[], TCP, &ends.segment(ends.frontend, SYN));
         for (keys, is_reported) in [(&KEYS[..], true), (&[], false)] {
             set_keys(&mut stand, keys);
-            // It would be masqueraded, which is off here.
+            // The packet would have to be masqueraded, which is off here.
             let outcome = stand.run.run("from_netdev", &open);
             assert_eq!(outcome.code != DROP, is_reported, "{ends:?}");
         }

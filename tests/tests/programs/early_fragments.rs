@@ -1,4 +1,4 @@
-//! Fragments that arrive before the first one of their packet: how many are held, and whose.
+//! Fragments that arrive before the first fragment of their packet: how many are held, and for which sources.
 
 use std::net::IpAddr;
 
@@ -17,13 +17,13 @@ use crate::endpoint_packets::{HOST_MAC, MAC, framed, hosts};
 
 const PEERS: [&str; 2] = ["198.51.100.9", "2001:db8:9::9"];
 const SIZE: usize = 1400;
-/// How many fragments of one packet are held.
+/// How many fragments of one packet may be held.
 const OF_PACKET: u32 = 64;
-/// Enough packets that their fragments exceed what any source may have held.
+/// Number of packets whose fragments exceed the limit of any source.
 const MANY: u16 = 500;
 
-/// Programs with these flags. Held fragments remain when programs are returned to the pool: a test that holds any loads
-/// its own programs.
+/// Programs with these flags. Held fragments would remain when programs return to the pool, so a test that holds any
+/// must load its own programs.
 fn programs(mut run: TestRun, flags: u16) -> TestRun {
     let config = DatapathConfig {
         flags,
@@ -32,7 +32,7 @@ fn programs(mut run: TestRun, flags: u16) -> TestRun {
     };
     run.set_health_endpoint((ENDPOINT4, ENDPOINT6), MAC, HOST_MAC, config);
     if flags & EARLY_FRAGMENTS != 0 {
-        // Programs that have just taken over hold nothing.
+        // Programs that have just taken over do not hold fragments yet.
         let of_nobody = datagram(In, [192, 0, 2, 200].into(), 1, SIZE);
         wait_for("fragments to be held", PATIENCE, || {
             Ok(is_held(&run, In, &of_nobody[1]).then_some(()))
@@ -59,7 +59,7 @@ fn program(way: Way) -> &'static str {
     }
 }
 
-/// Sends as many fragments as one packet may have held, as copies of one, in one call for speed; returns how many are
+/// Sends copies of one fragment, as many as may be held of one packet, in a single call for speed. Returns how many are
 /// held.
 fn held_of_packet(run: &TestRun, way: Way, frame: &[u8]) -> u64 {
     let before = run.counted(Reason::FragmentHeld);
@@ -67,7 +67,7 @@ fn held_of_packet(run: &TestRun, way: Way, frame: &[u8]) -> u64 {
     run.counted(Reason::FragmentHeld) - before
 }
 
-/// Whether the fragment was held. If not, checks that the outcome is as without holding.
+/// Whether the fragment was held. A fragment that is not held must pass.
 fn is_held(run: &TestRun, way: Way, frame: &[u8]) -> bool {
     let before = run.counted(Reason::FragmentHeld);
     let code = run.run(program(way), frame).code;
@@ -96,12 +96,12 @@ fn fragments_wait_for_the_first_one_and_follow_it_at_once() {
         let frames = datagram(way, peer, 1, SIZE);
         assert!(is_held(&run, way, &frames[2]));
         assert!(is_held(&run, way, &frames[1]));
-        // It arrives on its device again, together with the held fragments.
+        // The first fragment is held too: it arrives on its device again, together with the later ones.
         assert!(is_held(&run, way, &frames[0]));
         for frame in &frames {
             assert!(!is_held(&run, way, frame), "{way:?} {peer}");
         }
-        // Fragments of another packet wait for their own first one.
+        // Fragments of another packet wait for the first fragment of their own packet.
         assert!(is_held(&run, way, &datagram(way, peer, 2, SIZE)[1]));
     }
 }
@@ -129,7 +129,7 @@ fn fragments_with_a_vlan_tag_are_not_held() {
 #[test]
 #[ignore = "needs root"]
 fn fragments_of_jumbo_frames_are_not_held() {
-    // The maximum of a test run, and more than other devices carry.
+    // The largest size that a test run accepts, and more than other devices carry.
     const LARGE: usize = 2_400;
     let run = programs(TestRun::load(), EARLY_FRAGMENTS);
     for (way, peer) in ways() {
@@ -145,7 +145,7 @@ fn one_packet_and_one_source_have_so_many_held_and_others_have_room() {
         let frames = datagram(way, peer, 1, 640);
         let held = frames[1..].iter().filter(|frame| is_held(&run, way, frame));
         assert_eq!(held.count(), OF_PACKET as usize, "{way:?} {peer}");
-        // The period of a source's share may end meanwhile, and another may start.
+        // The period for which a source's limit counts may end during the loop, and a new one may start.
         let is_refused = (2..MANY).any(|id| {
             let frame = &datagram(way, peer, id, SIZE)[1];
             held_of_packet(&run, way, frame) < OF_PACKET.into()

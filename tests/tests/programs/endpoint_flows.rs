@@ -1,4 +1,4 @@
-//! Conntrack of what an endpoint sends and receives: its programs on crafted packets.
+//! Conntrack of an endpoint's traffic: the endpoint programs on crafted packets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -79,7 +79,7 @@ fn a_connection_goes_through_its_states_whoever_opens_it() {
             (answerer, ACK, "CLOSE_WAIT", 8000),
             (answerer, FIN | ACK, "LAST_ACK", 10),
             (opener, ACK, "TIME_WAIT", 10),
-            // The same ports once more, refused.
+            // A new connection between the same ports, which is refused.
             (opener, SYN, "SYN_SENT", 60),
             (answerer, RST | ACK, "CLOSE", 10),
         ];
@@ -138,7 +138,7 @@ fn a_connection_is_picked_up_in_its_midst_and_nothing_else_begins_one() {
     let (flow, entry) = bed.only_flow();
     assert!(flow.inbound && entry.flags & CT_SEEN_NON_SYN != 0);
     assert_eq!(TcpState::of(entry.state()).name(), "ESTABLISHED");
-    // For the endpoint's answers, it is one flow.
+    // The endpoint's answers belong to the same flow.
     bed.pass(Out, &segment(Out, FAR4.into(), (40_000, 80), ACK));
     let (_, entry) = bed.only_flow();
     assert_eq!((entry.rx_packets, entry.tx_packets), (1, 1));
@@ -198,7 +198,7 @@ fn padding_behind_a_short_packet_is_not_taken_for_its_ports() {
     }
 }
 
-/// An ICMP error about a packet, as the remote host or a router on the way sends it.
+/// An ICMP error about a packet, as sent by the remote host or by a router on the path.
 fn error(is_v4: bool, about: &[u8]) -> Vec<u8> {
     let (protocol, kind) = if is_v4 { (1, 3) } else { (58, 1) };
     let mut message = vec![kind, 1, 0, 0, 0, 0, 0, 0];
@@ -214,13 +214,13 @@ fn an_error_belongs_to_the_flow_that_it_is_about_and_makes_none() {
         let sent = packet(Out, far(is_v4), UDP, &with_ports(5353, 53));
         bed.pass(Out, &framed(Out, &sent));
         let before = bed.only_flow();
-        // The minimum that an error quotes, and all of it.
+        // The shortest quote that an error must contain, and the whole packet.
         for held in [if is_v4 { 28 } else { 48 }, sent.len()] {
             bed.pass(In, &error(is_v4, &sent[..held]));
         }
         assert_eq!(bed.0.counted(Reason::CtRelated), 2);
         assert_eq!(bed.0.counted(Reason::CtInvalid), 0);
-        // About a packet that was never sent, with too short a quote, and with an empty quote.
+        // An error about a packet that was never sent, then truncated quotes and an empty one.
         let other = packet(Out, far(is_v4), UDP, &with_ports(5354, 53));
         for about in [
             &other[..],
@@ -253,7 +253,7 @@ fn fragments_belong_to_the_flow_of_their_first() {
     let bed = Endpoint::new();
     let first = fragment(7, MORE_FRAGMENTS, &with_ports(53, 5353));
     let later = fragment(7, 5, &payload(24));
-    // Nothing is known yet about a packet whose first fragment is late.
+    // A later fragment that arrives before the first one belongs to no known flow.
     bed.pass(In, &later);
     assert_eq!(bed.flows(), []);
     assert_eq!(bed.0.counted(Reason::CtInvalid), 1);
@@ -290,7 +290,7 @@ fn a_late_fragment_does_not_belong_to_a_flow_of_before() {
 #[ignore = "needs root"]
 fn extension_headers_are_walked_over_and_fragments_found_behind_them() {
     let bed = Endpoint::new();
-    // Hop-by-hop options, then a fragment header.
+    // Hop-by-hop options, followed by a fragment header.
     let fragment = |offset_and_more: u16, id: u32, content: &[u8]| {
         let mut bytes = vec![44, 0, 1, 4, 0, 0, 0, 0];
         bytes.extend([UDP, 0]);
@@ -306,7 +306,7 @@ fn extension_headers_are_walked_over_and_fragments_found_behind_them() {
     assert_eq!((flow.source_port, flow.destination_port), (5353, 53));
     assert_eq!(entry.tx_packets, 2);
     assert_eq!(bed.0.counted(Reason::CtInvalid), 1);
-    // More headers than are parsed, and one that runs past the end.
+    // More headers than the program parses, and a header that extends past the end of the packet.
     let mut many = [60, 0, 1, 4, 0, 0, 0, 0].repeat(7);
     many.extend(with_ports(5353, 53));
     bed.pass(Out, &frame(Out, FAR6.into(), 60, &many));

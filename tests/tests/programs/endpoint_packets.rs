@@ -1,4 +1,4 @@
-//! Packets between an endpoint and others, for tests of the endpoint's programs.
+//! Packets between an endpoint and its peers, for tests of the endpoint's programs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -26,15 +26,15 @@ pub(crate) const MORE_FRAGMENTS: u16 = 0x2000;
 /// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// The endpoint sends it.
+    /// Sent by the endpoint.
     Out,
-    /// The endpoint receives it.
+    /// Received by the endpoint.
     In,
 }
 use Way::{In, Out};
 
 impl Way {
-    /// The program that sees it.
+    /// The program that sees the packet.
     pub(crate) fn program(self) -> &'static str {
         match self {
             In => "to_endpoint",
@@ -50,7 +50,7 @@ impl Way {
     }
 }
 
-/// The addresses of the endpoint and its peer, in the order in which a packet has them.
+/// The source and destination address of a packet between the endpoint and its peer.
 pub(crate) fn hosts(way: Way, peer: IpAddr) -> (IpAddr, IpAddr) {
     let endpoint: IpAddr = match peer {
         IpAddr::V4(_) => ENDPOINT4.into(),
@@ -62,7 +62,7 @@ pub(crate) fn hosts(way: Way, peer: IpAddr) -> (IpAddr, IpAddr) {
     }
 }
 
-/// An IP packet in its Ethernet frame.
+/// An IP packet in an Ethernet frame.
 pub(crate) fn framed(way: Way, packet: &[u8]) -> Vec<u8> {
     let (to, from) = match way {
         Out => (HOST_MAC, MAC),
@@ -93,19 +93,19 @@ pub(crate) fn packet(way: Way, peer: IpAddr, protocol: u8, content: &[u8]) -> Ve
     }
 }
 
-/// The same in its Ethernet frame.
+/// An IP packet between the endpoint and its peer, in an Ethernet frame.
 pub(crate) fn frame(way: Way, peer: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
     framed(way, &packet(way, peer, protocol, content))
 }
 
-/// The first bytes of a transport header with ports, and data.
+/// The ports of a transport header, followed by data.
 pub(crate) fn with_ports(source: u16, destination: u16) -> Vec<u8> {
     let mut bytes = [source.to_be_bytes(), destination.to_be_bytes()].concat();
     bytes.extend(payload(36));
     bytes
 }
 
-/// A TCP segment in its Ethernet frame.
+/// A TCP segment in an Ethernet frame.
 pub(crate) fn segment(way: Way, peer: IpAddr, ports: (u16, u16), flags: u8) -> Vec<u8> {
     let (source, destination) = hosts(way, peer);
     Tcp::between(ports, flags).frame(source, destination)

@@ -1,12 +1,12 @@
-//! Floods of flows beside open, idle TCP connections, and tables full of such connections: which entries are evicted.
+//! Floods of flows beside open, idle TCP connections, and tables full of such connections: which entries get evicted.
 
 use health_datapath::MapSizes;
 use tests::conntrack::flood::{FloodKind, IdleBed};
 use tests::{PATIENCE, wait_for};
 
-/// Connections of each IP version.
+/// Number of connections for each IP version.
 const CONNECTIONS: u32 = 2_000;
-/// Enough for those connections and few more.
+/// Enough entries for those connections, and few more.
 const SIZES: MapSizes = MapSizes {
     conntrack: 2_560,
     conntrack_any: 1_024,
@@ -15,7 +15,7 @@ const SIZES: MapSizes = MapSizes {
     services: None,
     xdp_flows: 1,
 };
-/// Packets of each CPU: per kind and IP version, many times the maps' capacity.
+/// Packets per CPU: for each kind and IP version, many times the capacity of the maps.
 const PACKETS: u64 = 30_000;
 
 #[test]
@@ -26,7 +26,7 @@ fn no_flood_evicts_a_connection_that_was_answered_or_its_translation() -> anyhow
     for kind in [FloodKind::Echoes, FloodKind::Datagrams] {
         bed.flood(&[kind], |sent| sent >= PACKETS)?;
         assert_eq!(bed.idle()?, before, "{kind:?}");
-        // The maps for such flows are about full.
+        // The maps for such flows are nearly full.
         let others = bed.others()?;
         assert!(others > SIZES.conntrack_any as usize, "{others}");
     }
@@ -34,7 +34,8 @@ fn no_flood_evicts_a_connection_that_was_answered_or_its_translation() -> anyhow
         bed.flood(&[kind], |sent| sent >= PACKETS)?;
         assert_eq!(bed.idle()?, before, "{kind:?}");
     }
-    // Once the flood is over, it keeps no others out: a flow that found no space gets an entry with a later segment.
+    // The flood does not lock out other flows afterwards: a flow that found no space gets an entry with a later
+    // segment.
     let others = CONNECTIONS..CONNECTIONS + 100;
     for _ in 0..3 {
         bed.open(others.clone())?;
@@ -54,7 +55,7 @@ fn a_table_full_of_idle_connections_takes_new_ones_in_their_place() -> anyhow::R
     let bed = IdleBed::new(sizes, SIZES.conntrack)?;
     let room = 2 * SIZES.conntrack as usize;
     assert_eq!(bed.known(0..SIZES.conntrack)?, room);
-    // Connections in use are spared for a moment, and those used in the same second count as equally old.
+    // Connections in use are spared for a moment, and all connections used in the same second count as equally old.
     let begun = SIZES.conntrack;
     wait_for("a new connection to find room", PATIENCE, || {
         bed.open(begun..begun + 1)?;
@@ -72,7 +73,7 @@ fn a_table_full_of_idle_connections_takes_new_ones_in_their_place() -> anyhow::R
 #[ignore = "needs root"]
 fn what_a_nearly_full_table_holds_can_be_evicted_though_its_keys_were_written_over()
 -> anyhow::Result<()> {
-    // The collector estimates how full a table is.
+    // The collector only estimates how full a table is.
     let sizes = MapSizes {
         conntrack: 2 * CONNECTIONS,
         nat: 8 * CONNECTIONS,

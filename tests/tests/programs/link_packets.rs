@@ -1,4 +1,4 @@
-//! Packets that pass an endpoint's policy because they concern only its link, and packets that merely pretend to.
+//! Packets that pass an endpoint's policy because they concern only its link, and packets that only look like them.
 
 use std::iter;
 use std::net::Ipv6Addr;
@@ -16,7 +16,7 @@ use crate::policy_packets::{
     APP, BOTH, Bed, GATEWAY6, address, everything, exactly, fresh, opening, set_endpoint,
 };
 
-/// Tags of both kinds (802.1Q, 802.1ad), priority-only and with a VLAN.
+/// Tags of both kinds (802.1Q, 802.1ad), with VLAN 0 (priority tags) and VLAN 7.
 const TAGS: [(u16, u16); 4] = [(0x8100, 0), (0x8100, 7), (0x88a8, 0), (0x88a8, 7)];
 
 /// Every stack of up to three tags, outermost first.
@@ -53,7 +53,7 @@ fn an_endpoint_sends_arp_and_ip_without_tags_and_nothing_else() {
             }
         }
         for ethertype in [
-            // LLC: its length is where the type would be.
+            // LLC, whose frames have a length in place of the EtherType.
             0, 38, 0x05dc, 0x05ff,
             // X.25, Wake-on-LAN, AVTP, TRILL, DECnet, RARP, AppleTalk, IPX, old Q-in-Q, PROFINET, flow control.
             0x0805, 0x0842, 0x22f0, 0x22f3, 0x6003, 0x8035, 0x809b, 0x8137, 0x9100, 0x9200, 0x8892,
@@ -61,7 +61,7 @@ fn an_endpoint_sends_arp_and_ip_without_tags_and_nothing_else() {
             // LACP, MPLS, PPPoE, EAPOL, ATA, EtherCAT, LLDP, MACsec, PBB, PTP, NC-SI, PRP, CFM, FCoE, HSR.
             0x8809, 0x8847, 0x8848, 0x8863, 0x8864, 0x888e, 0x88a2, 0x88a4, 0x88cc, 0x88e5, 0x88e7,
             0x88f7, 0x88f8, 0x88fb, 0x8902, 0x8906, 0x892f,
-            // ERSPAN, batman-adv, neighbours of the IP types, experimental, the last one.
+            // ERSPAN, batman-adv, values next to those of IPv4 and IPv6, an experimental one, and the highest one.
             0x22eb, 0x88be, 0x4305, 0x0801, 0x86dc, 0x86de, 0x88b5, 0xffff,
         ] {
             for packet in &packets {
@@ -72,7 +72,7 @@ fn an_endpoint_sends_arp_and_ip_without_tags_and_nothing_else() {
     }
 }
 
-/// A router alert for multicast listener discovery, with padding behind or before it (RFC 2711).
+/// A router alert option for multicast listener discovery, with padding before or after it (RFC 2711).
 const ALERTS: [[u8; 6]; 3] = [[5, 2, 0, 0, 1, 0], [5, 2, 0, 0, 0, 0], [1, 0, 5, 2, 0, 0]];
 const SOLICIT_ROUTERS: u8 = 133;
 const ADVERTISE_ROUTER: u8 = 134;
@@ -90,7 +90,7 @@ fn about(kind: u8, code: u8, address: &str) -> Vec<u8> {
     [&start[..], &ip(address).octets()].concat()
 }
 
-/// A packet of the endpoint with an ICMPv6 message behind extension headers.
+/// A packet of the endpoint: an ICMPv6 message behind extension headers.
 fn behind(ends: (&str, &str), hop_limit: u8, extensions: &[&[u8]], message: Vec<u8>) -> Vec<u8> {
     let header = Ipv6 {
         hop_limit,
@@ -121,13 +121,13 @@ fn plain(ends: (&str, &str), hop_limit: u8, message: Vec<u8>) -> Vec<u8> {
     behind(ends, hop_limit, &[], message)
 }
 
-/// With a hop-by-hop header of these options.
+/// A packet of the endpoint with these options in a hop-by-hop header.
 fn alerted(ends: (&str, &str), hop_limit: u8, options: [u8; 6], message: Vec<u8>) -> Vec<u8> {
     let extension = [&[0][..], &options].concat();
     behind(ends, hop_limit, &[&extension], message)
 }
 
-/// A datagram of the endpoint.
+/// A UDP datagram of the endpoint.
 fn datagram(ends: (&str, &str), ports: (u16, u16)) -> Vec<u8> {
     let header = Ipv6 {
         next_header: UDP,
@@ -137,14 +137,14 @@ fn datagram(ends: (&str, &str), ports: (u16, u16)) -> Vec<u8> {
     framed(Out, &header.packet(&with_ports(ports.0, ports.1)))
 }
 
-/// The link-local address that derives from the endpoint's hardware address.
+/// The link-local address derived from the endpoint's MAC address.
 fn own_link_local() -> String {
     let [a, b, c, d, e, f] = MAC;
     let a = a ^ 2;
     format!("fe80::{a:02x}{b:02x}:{c:02x}ff:fe{d:02x}:{e:02x}{f:02x}")
 }
 
-/// A version 2 multicast listener report: one group is joined.
+/// A version 2 multicast listener report that joins one group.
 fn report() -> Vec<u8> {
     [
         &[143, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0][..],
@@ -153,7 +153,8 @@ fn report() -> Vec<u8> {
     .concat()
 }
 
-/// What neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810) require of a host.
+/// The messages that neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810) require of a
+/// host.
 #[test]
 #[ignore = "needs root"]
 fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
@@ -200,7 +201,7 @@ fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
             }
         }
         for (destination, kind, target) in [
-            // Neighbour unreachability detection, and the answer to it.
+            // Neighbour unreachability detection: solicitations and answers.
             ("fe80::1", SOLICIT_NEIGHBOUR, "fe80::1"),
             ("fd00:30::1", SOLICIT_NEIGHBOUR, "fd00:30::1"),
             ("fe80::1", ADVERTISE_NEIGHBOUR, "fe80::9"),
@@ -217,7 +218,7 @@ fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
     }
 }
 
-/// Each would use up an entry among the host's neighbours, which are limited.
+/// Each such message would use up one of the host's limited neighbour entries.
 #[test]
 #[ignore = "needs root"]
 fn under_the_link_local_addresses_of_others_an_endpoint_says_nothing() {
@@ -263,7 +264,8 @@ fn under_the_link_local_addresses_of_others_an_endpoint_says_nothing() {
     }
 }
 
-/// RFC 8415: from its link-local address, to the group of servers and relay agents, from port 546 to 547.
+/// RFC 8415: requests go from the link-local address to the group of servers and relay agents, from port 546 to port
+/// 547.
 #[test]
 #[ignore = "needs root"]
 fn an_endpoint_asks_for_addresses_by_dhcpv6_only_where_it_may() {
@@ -282,7 +284,7 @@ fn an_endpoint_asks_for_addresses_by_dhcpv6_only_where_it_may() {
         request[..54].to_vec(),
         request[..57].to_vec(),
     ];
-    // As from a server on the host.
+    // A reply as a server on the host sends it.
     let reply = framed(In, &datagram(("fe80::1", own), (547, 546))[14..]);
     let refused = Some(Reason::InvalidSource);
     for flags in [0, BOTH] {
@@ -297,7 +299,7 @@ fn an_endpoint_asks_for_addresses_by_dhcpv6_only_where_it_may() {
     }
 }
 
-/// Anything else would reach the host, and all listeners of a group, from an address that no policy knows.
+/// Any other packet would reach the host, and all listeners of a group, from an address unknown to any policy.
 #[test]
 #[ignore = "needs root"]
 fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
@@ -318,7 +320,7 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
     for source in own {
         for destination in groups.iter().chain(&unicast) {
             let ends = (source, *destination);
-            // Name and address lookups and other protocols are refused.
+            // Name lookups, address lookups and other protocols are refused.
             for port in [53, 547, 5353, 5355] {
                 packets.push(datagram(ends, (fresh(), port)));
             }
@@ -374,7 +376,8 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
                 ALERTS[0],
                 about(132, 0, "ff02::fb"),
             ),
-            // Routers are asked through their group, neighbours through theirs, and no one through another's.
+            // Routers are asked through their own group, neighbours through theirs, and neither through any other
+            // address.
             plain((source, "ff02::1"), 255, about(SOLICIT_ROUTERS, 0, "::")),
             plain((source, "fe80::1"), 255, about(SOLICIT_ROUTERS, 0, "::")),
             plain(
@@ -409,7 +412,7 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
             ),
         ]);
     }
-    // Without an address, none is advertised, and no answer can come except to a group.
+    // Without an address, the endpoint has none to advertise, and can be answered only through a group.
     packets.extend([
         plain(
             ("::", "ff02::1"),
@@ -433,7 +436,7 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
     }
 }
 
-/// The host is a neighbour; others are behind it, and for them such messages are like any others.
+/// Only the host is a neighbour. Other addresses are behind it, so policy applies to messages to them as usual.
 #[test]
 #[ignore = "needs root"]
 fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
@@ -466,7 +469,7 @@ fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
         plain((own, far), 255, about(SOLICIT_NEIGHBOUR, 0, far)),
         plain((own, far), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
         plain((own, far), 255, about(SOLICIT_ROUTERS, 0, own)),
-        // The gateway address is not the host's, which would route to it.
+        // The gateway address does not belong to the host, which would route packets to it.
         plain((own, GATEWAY6), 255, about(SOLICIT_NEIGHBOUR, 0, GATEWAY6)),
         plain((own, GATEWAY6), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
         plain((own, "ff0e::1"), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
@@ -487,7 +490,7 @@ fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
         let verdict = bed.verdict(Out, packet);
         assert_eq!(verdict, Some(Reason::PolicyDenied), "{packet:x?}");
     }
-    // A packet sent as a router is not sent as an endpoint.
+    // Policy that allows everything does not let an endpoint act as a router.
     let everything = [(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)];
     bed.change(1, 2, &everything);
     for flags in [BOTH, 0] {
@@ -510,7 +513,7 @@ fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
     }
 }
 
-/// A routed packet has a lower hop limit than a neighbour's messages.
+/// Routed packets have a lower hop limit than neighbour discovery messages require.
 #[test]
 #[ignore = "needs root"]
 fn only_neighbours_discover_an_endpoint_whatever_its_policy() {

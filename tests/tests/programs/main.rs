@@ -1,5 +1,5 @@
-//! Tests of the datapath's programs on crafted packets, by `BPF_PROG_TEST_RUN`: no bed, no traffic. They run in one
-//! process, which loads the programs once for all tests.
+//! Tests of the datapath's programs on crafted packets, with `BPF_PROG_TEST_RUN`: no test bed, no traffic. All tests
+//! run in one process, which loads the programs once.
 
 mod conntrack_gc;
 mod ct_list;

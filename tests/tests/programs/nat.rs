@@ -1,4 +1,4 @@
-//! Masquerading: the uplinks' programs on crafted packets, compared byte by byte, checksums included.
+//! Masquerading: the uplinks' programs on crafted packets. Results are compared byte by byte, including checksums.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
@@ -22,7 +22,7 @@ use tests::packet::{
 use tests::testrun::{DROP, GO_ON, IFINDEX, LONG_TIMEOUTS, Outcome, TestRun, forwarded};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
-/// The device of an endpoint; no test run uses it.
+/// The ifindex of an endpoint's device, which no test run uses.
 const ENDPOINT_IFINDEX: u32 = 77;
 const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
@@ -37,10 +37,10 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 const MORE_FRAGMENTS: u16 = 0x2000;
-/// The mark that `to_service` sets on packets to a backend elsewhere: `MARK_SERVED` of the programs.
+/// The mark that `to_service` sets on packets to a backend on another node: `MARK_SERVED` in the programs.
 const MARK_SERVED: u32 = 0x6865_2376;
 
-/// Senders and receivers of one IP version.
+/// Senders and receivers in one IP version.
 #[derive(Clone, Copy, Debug)]
 struct Hosts {
     endpoint: IpAddr,
@@ -51,7 +51,7 @@ struct Hosts {
     native: IpAddr,
     excluded: IpAddr,
     peer: IpAddr,
-    /// On the path to `far`.
+    /// A router on the path to `far`.
     router: IpAddr,
 }
 
@@ -89,7 +89,7 @@ fn both() -> [Hosts; 2] {
     [v4(), v6()]
 }
 
-/// An address with a port; for echoes, the requester has the identifier and the other side has 0.
+/// An address and a port. For echoes, the requester's port is the identifier and the other side's is 0.
 type End = (IpAddr, u16);
 
 fn settings() -> DatapathConfig {
@@ -102,7 +102,7 @@ fn settings() -> DatapathConfig {
 struct Bed(TestRun);
 
 impl Bed {
-    /// Masquerades to these ports.
+    /// Masquerades with source ports from this range.
     fn new(ports: &str) -> Self {
         let mut bed = TestRun::load();
         bed.set_health_endpoint((ENDPOINT4, ENDPOINT6), MAC, MAC, settings());
@@ -155,7 +155,7 @@ impl Bed {
             .expect("an endpoint");
     }
 
-    /// Lets no flow start until then, nanoseconds of `CLOCK_MONOTONIC`.
+    /// Blocks new flows until this time, in nanoseconds of `CLOCK_MONOTONIC`.
     fn hold_flows(&mut self, until_ns: u64) {
         let settings = DatapathConfig {
             layout_version: LAYOUT_VERSION,
@@ -183,7 +183,7 @@ impl Bed {
         self.0.run("from_netdev", packet)
     }
 
-    /// Opens a flow from an endpoint. Returns the port with which it left.
+    /// Opens a flow from an endpoint. Returns its source port after NAT.
     fn open(&self, protocol: u8, from: End, to: End) -> u16 {
         let node = both()
             .into_iter()
@@ -196,7 +196,7 @@ impl Bed {
         port
     }
 
-    /// Opens a connection from a host behind the gateway. Returns the port with which it left.
+    /// Opens a connection from a host behind the gateway. Returns its source port after NAT.
     fn establish(&self, from: End, to: End) -> u16 {
         let given = source_port(TCP, &self.leave(&of_flags(from, to, SYN)).bytes);
         let node = both().map(|hosts| hosts.node);
@@ -218,7 +218,7 @@ impl Bed {
         entries
     }
 
-    /// Lets all IPv4 flows expire.
+    /// Expires all IPv4 flows.
     fn expire_flows4(&self) {
         for name in ["HEALTH_CT4", "HEALTH_CT_ANY4"] {
             self.0
@@ -256,7 +256,7 @@ fn icmp(address: IpAddr) -> u8 {
     if address.is_ipv4() { ICMP } else { ICMPV6 }
 }
 
-/// The content behind the IP header.
+/// The payload of an IP packet.
 fn content(protocol: u8, from: End, to: End) -> Vec<u8> {
     let with_ports = |rest: &[u8]| [&from.1.to_be_bytes(), &to.1.to_be_bytes(), rest].concat();
     match protocol {
@@ -316,7 +316,7 @@ fn ip4(from: IpAddr, to: IpAddr, protocol: u8) -> Ipv4 {
     }
 }
 
-/// An IP packet with this content.
+/// An IP packet with this payload.
 fn around(from: IpAddr, to: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
     if from.is_ipv4() {
         ip4(from, to, protocol).packet(content)
@@ -342,7 +342,7 @@ fn of_flags(from: End, to: End, flags: u8) -> Vec<u8> {
     )
 }
 
-/// The source port, or the identifier of an echo request, with which a packet left.
+/// The source port with which a packet left; for an echo request, its identifier.
 fn source_port(protocol: u8, packet: &[u8]) -> u16 {
     let l4_at = if packet[12..14] == IPV4.to_be_bytes() {
         34
@@ -371,7 +371,7 @@ fn flows_leave_with_the_nodes_address_and_their_replies_find_back() {
                 } else {
                     assert!(given >= 32_768, "{given} is of the range");
                 }
-                // A second time, with the same result.
+                // Again, with the same result.
                 assert_eq!(bed.open(protocol, from, to), given);
                 let back = packet(protocol, (hosts.far, far_port), (hosts.node, given));
                 let expected = packet(protocol, (hosts.far, far_port), from);
@@ -421,7 +421,7 @@ fn a_port_that_is_taken_is_given_to_no_other_flow_to_the_same_place() {
                 let expected = packet(protocol, to, (endpoint, 40_000));
                 assert_eq!(bed.arrive(&back), passed(&expected));
             }
-            // For another destination, it is free.
+            // The port is free for another destination.
             let elsewhere = (hosts.router, far_port);
             assert_eq!(
                 bed.open(protocol, (hosts.other_endpoint, 40_000), elsewhere),
@@ -445,7 +445,7 @@ fn ports_of_this_hosts_processes_are_never_handed_out() {
             let (from, to) = ((hosts.endpoint, used), (hosts.far, 443));
             let syn = packet(protocol, from, to);
             assert_eq!(bed.send(&syn), dropped(&syn));
-            // Echo identifiers are not ports.
+            // Echo identifiers do not conflict with ports.
             assert_eq!(bed.open(icmp(hosts.far), from, (hosts.far, 0)), used);
         }
         assert_eq!(bed.0.counted(Reason::NatNoMapping), 2);
@@ -476,7 +476,7 @@ fn destinations_of_the_cluster_see_who_sends() {
                 assert_eq!(bed.send(&sent), passed(&sent), "{protocol} to {to}");
             }
         }
-        // Other sources stay unchanged too.
+        // Packets from other sources are not masqueraded either.
         for from in [hosts.native, hosts.far] {
             let sent = packet(UDP, (from, 40_000), (hosts.router, 80));
             assert_eq!(bed.leave(&sent), passed(&sent));
@@ -497,7 +497,7 @@ fn an_endpoint_that_answers_keeps_its_address() {
         ] {
             let request = packet(protocol, (hosts.far, asks), (hosts.other_endpoint, answers));
             assert_eq!(bed.arrive(&request), passed(&request));
-            // Echoes to the health endpoint are answered by the program itself.
+            // The program itself answers echoes to the health endpoint.
             let (from, to) = ((hosts.endpoint, answers), (hosts.far, asks));
             let request = packet(protocol, to, from);
             let _ = bed.0.run("to_endpoint", &request);
@@ -575,7 +575,7 @@ fn when_all_ports_are_in_use_new_flows_are_dropped_until_one_is_free() {
         let fifth = packet(TCP, (hosts.endpoint, 6000), to);
         assert_eq!(bed.send(&fifth), dropped(&fifth));
         assert_eq!(bed.nat(), entries);
-        // They do not block flows of another protocol, and flows that have a port keep it.
+        // These flows do not block those of another protocol, and a flow that has a port keeps it.
         bed.open(UDP, (hosts.endpoint, 6000), to);
         bed.establish((hosts.routed, 5002), to);
         let freed = bed
@@ -603,7 +603,7 @@ fn await_tick() {
 fn when_all_ports_are_taken_the_oldest_flow_that_nobody_answered_loses_its_own() {
     let bed = Bed::new("40000-40003");
     for hosts in both() {
-        // For TCP, a SYN-ACK alone does not make a connection: a sender with a forged source never acknowledges it.
+        // A SYN-ACK alone does not make a TCP connection: the owner of a forged source address never acknowledges it.
         let tcp_answer: &[u8] = &[SYN | ACK];
         for (protocol, far_port, answers) in [(TCP, 443, tcp_answer), (UDP, 53, &[])] {
             let to = (hosts.far, far_port);
@@ -624,13 +624,13 @@ fn when_all_ports_are_taken_the_oldest_flow_that_nobody_answered_loses_its_own()
                 bed.arrive(&packet(UDP, to, (hosts.node, oldest)));
             }
             let others = [begin(5001), begin(5002), begin(5003)];
-            // The youngest of the latest flows stay, too.
+            // The newest of the later flows stay too.
             let given = (6000..6006).map(begin).collect::<Vec<_>>();
             assert_eq!(given, [others, others].concat());
             let back = packet(protocol, to, (hosts.node, oldest));
             let expected = packet(protocol, to, (hosts.routed, 5000));
             assert_eq!(bed.arrive(&back), passed(&expected));
-            // A flow that lost its port gets another with its next packet.
+            // A flow that lost its port gets another one with its next packet.
             let again = begin(5001);
             assert!(others.contains(&again));
             let back = packet(protocol, to, (hosts.node, again));
@@ -660,13 +660,13 @@ fn the_port_of_a_flow_that_is_over_is_free_before_it_is_collected() {
         [(6000, 40_000), (443, 6000)],
         "nothing of the first is left"
     );
-    // Its own next packet opens it again, and finds no port while the other one is answered.
+    // The first flow's next packet reopens it, but finds no free port once the other flow is established.
     bed.0.change_flows::<Tuple4>("HEALTH_CT4", |entry| {
         entry.set_state(CtState::new(CT_SEEN_NON_SYN, ACK, ACK));
     });
     let again = packet(TCP, (hosts.endpoint, 5000), to);
     assert_eq!(bed.send(&again), dropped(&again));
-    // A translation without a flow entry is given up when it is old enough.
+    // A translation without a flow entry loses its port only after some time.
     let mut flows: HashMap<MapData, Tuple4, CtEntry> = bed.map("HEALTH_CT4");
     flows
         .remove(
@@ -693,7 +693,7 @@ fn what_comes_after_the_time_of_its_flow_is_not_the_endpoints() {
     assert_eq!(bed.flow(from).tx_packets, 2);
     bed.expire_flows4();
     assert_eq!(bed.arrive(&back), passed(&back));
-    // The endpoint's next packet opens another flow, whose counters start from zero.
+    // The endpoint's next packet opens a new flow, whose counters start at zero.
     assert_eq!(bed.open(UDP, from, to), port);
     assert_eq!(bed.flow(from).tx_packets, 1);
 }
@@ -744,7 +744,7 @@ fn errors_about_what_was_translated_find_who_sent_it() {
                 assert_eq!(bed.arrive(&arrived), passed(&expected), "{protocol} {held}");
             }
         }
-        // About a packet that this host sent itself.
+        // An error about a packet that this host sent itself.
         let own = around(
             hosts.node,
             hosts.far,
@@ -772,18 +772,18 @@ fn errors_about_what_came_back_leave_as_if_this_node_had_got_it() {
             );
             let inside = around(to.0, from.0, protocol, &content(protocol, to, from));
             let expected = passed(&error(hosts.node, hosts.far, &outside));
-            // The endpoint's own error, and this host's on its behalf.
+            // Sent by the endpoint itself, and by this host on the endpoint's behalf.
             for sender in [hosts.endpoint, hosts.node] {
                 let sent = error(sender, hosts.far, &inside);
                 assert_eq!(bed.leave(&sent), expected, "{protocol}");
             }
         }
-        // About a packet to the endpoint's own address.
+        // An error about a packet to the endpoint's own address.
         let request = packet(UDP, (hosts.far, 50_000), (hosts.endpoint, 99));
         let _ = bed.0.run("to_endpoint", &request);
         let sent = error(hosts.endpoint, hosts.far, &request[14..]);
         assert_eq!(bed.leave(&sent), passed(&sent));
-        // About an unknown packet.
+        // An error about an unknown packet.
         let request = packet(UDP, (hosts.far, 50_001), (hosts.endpoint, 99));
         let sent = error(hosts.endpoint, hosts.far, &request[14..]);
         assert_eq!(bed.leave(&sent), dropped(&sent));
@@ -804,7 +804,7 @@ fn an_error_about_a_flow_whose_translation_is_lost_reports_no_address_of_an_endp
     }
 }
 
-/// Permission to send to one host must not let data reach others in the guise of an error.
+/// Permission to send to one host must not let an endpoint send data to other hosts disguised as ICMP errors.
 #[test]
 #[ignore = "needs root"]
 fn errors_leave_only_for_who_sent_the_packet_that_they_are_about() {
@@ -831,13 +831,13 @@ fn errors_leave_only_for_who_sent_the_packet_that_they_are_about() {
                             "{protocol} {sender} {target}"
                         );
                     }
-                    // The host's own errors are not masqueraded either.
+                    // The host's own errors pass without masquerading.
                     let error = error(hosts.node, hosts.router, about);
                     assert_eq!(bed.leave(&error), passed(&error), "{protocol}");
                 }
             }
         }
-        // Without a translation: about a packet to the endpoint's own address.
+        // A flow without a translation: an error about a packet to the endpoint's own address.
         let request = packet(UDP, (hosts.far, 50_000), (hosts.endpoint, 99));
         let _ = bed.0.run("to_endpoint", &request);
         for (sender, target) in [
@@ -850,7 +850,7 @@ fn errors_leave_only_for_who_sent_the_packet_that_they_are_about() {
     }
 }
 
-/// A frame with an ICMP error about a packet: destination unreachable.
+/// A frame with a destination unreachable error about a packet.
 fn error(from: IpAddr, to: IpAddr, about: &[u8]) -> Vec<u8> {
     let message = |kind| {
         let mut message = vec![kind, 1, 0, 0, 0, 0, 0, 0];
@@ -868,7 +868,7 @@ fn error(from: IpAddr, to: IpAddr, about: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A fragment of a UDP packet: the part from `offset` on, in units of eight bytes.
+/// The fragment of a UDP packet that starts at `offset`, in units of eight bytes.
 fn fragment(from: IpAddr, to: IpAddr, id: u16, offset: u16, more: bool, part: &[u8]) -> Vec<u8> {
     if from.is_ipv4() {
         let ip = Ipv4 {
@@ -899,10 +899,10 @@ fn fragments_are_translated_like_their_first() {
             ]
         };
         let [first, later] = parts(from, to, 7);
-        // Before the first one, no one knows which flow it belongs to.
+        // Until the first fragment arrives, nothing shows which flow a later one belongs to.
         assert_eq!(bed.leave(&later), dropped(&later));
         let outcome = bed.send(&first);
-        // IPv6 has a fragment header of eight bytes.
+        // In IPv6, the first fragment also has a fragment header of eight bytes.
         let unfragmented = match hosts.far {
             IpAddr::V4(_) => outcome.bytes.clone(),
             IpAddr::V6(_) => [&outcome.bytes[..54], &outcome.bytes[62..]].concat(),
@@ -936,7 +936,7 @@ fn hosts_behind_a_gateway_are_masqueraded_and_tracked_by_the_uplinks() {
         let entry = bed.flow(from);
         assert_eq!((entry.tx_packets, entry.rx_packets), (1, 1));
         assert!(entry.flags & CT_MASQUERADED != 0);
-        // A flow opened from outside is answered unchanged.
+        // Replies in a flow that was opened from outside leave unchanged.
         let (asks, answers) = ((hosts.far, 50_000), (hosts.routed, 8080));
         let request = packet(UDP, asks, answers);
         assert_eq!(bed.arrive(&request), passed(&request));
@@ -945,7 +945,7 @@ fn hosts_behind_a_gateway_are_masqueraded_and_tracked_by_the_uplinks() {
     }
 }
 
-/// Otherwise, what the endpoint sends back would count as a reply before its policy was checked.
+/// Otherwise the endpoint's next packet would count as a reply before its policy was checked.
 #[test]
 #[ignore = "needs root"]
 fn a_packet_to_an_endpoint_in_a_gateways_network_is_not_entered_on_its_arrival() {
@@ -1001,12 +1001,12 @@ fn the_hosts_own_flows_keep_their_ports_unless_another_has_them() {
             bed.flow((hosts.node, 40_000)).source_identity,
             identity::HOST
         );
-        // An endpoint gets another port.
+        // An endpoint with the same source port gets another one.
         assert_ne!(bed.open(TCP, (hosts.endpoint, 40_000), to), 40_000);
         let back = packet(TCP, to, (hosts.node, 40_000));
         assert_eq!(bed.arrive(&back), passed(&back));
         assert_eq!(bed.flow((hosts.node, 40_000)).rx_packets, 1);
-        // If an endpoint was first, the host's flow is translated.
+        // If an endpoint has the port already, the host's flow is translated.
         assert_eq!(bed.open(TCP, (hosts.endpoint, 41_000), to), 41_000);
         let own = packet(TCP, (hosts.node, 41_000), to);
         let outcome = bed.leave(&own);
@@ -1016,7 +1016,7 @@ fn the_hosts_own_flows_keep_their_ports_unless_another_has_them() {
         let back = packet(TCP, to, (hosts.node, port));
         let expected = packet(TCP, to, (hosts.node, 41_000));
         assert_eq!(bed.arrive(&back), passed(&expected));
-        // Ports outside the range for translated flows need no entry.
+        // Ports outside the masquerading range need no entry.
         let entries = bed.nat().len();
         let own = packet(TCP, (hosts.node, 999), to);
         assert_eq!(bed.leave(&own), passed(&own));
@@ -1036,7 +1036,7 @@ fn the_hosts_own_flow_to_a_backend_gets_another_port_where_a_services_client_has
             let sent = bed.0.run_with("to_netdev", &asked, &forwarded(MARK_SERVED));
             let own = packet(protocol, (hosts.node, 40_000), backend);
             assert_eq!(sent, passed(&own));
-            // The host's own processes take the same port.
+            // A process on the host uses the same port.
             let outcome = bed.leave(&own);
             let port = source_port(protocol, &outcome.bytes);
             assert_ne!(port, 40_000);
@@ -1047,7 +1047,7 @@ fn the_hosts_own_flow_to_a_backend_gets_another_port_where_a_services_client_has
                 let expected = packet(protocol, backend, asked_by);
                 assert_eq!(bed.arrive(&back), passed(&expected));
             }
-            // It keeps that port, and the host's other flows are not affected.
+            // The host's flow keeps its new port, and its other flows are not affected.
             assert_eq!(bed.leave(&own), passed(&translated));
             let entries = bed.nat();
             for (port, to) in [(40_001, backend), (40_000, (hosts.native, 8081))] {

@@ -1,4 +1,4 @@
-//! Each program on crafted packets: whole packets are compared byte by byte, and so are the maps.
+//! Each program on crafted packets: the resulting packets and the maps are compared byte by byte.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,7 +60,7 @@ fn request() -> Ipv4 {
     Ipv4::icmp(PEER, HEALTH)
 }
 
-/// The reply's header as Linux builds it: TTL 64, no don't-fragment, the request's type of service.
+/// The reply's header as Linux builds it: TTL 64, the don't-fragment bit clear, and the request's type of service.
 fn reply(id: u16) -> Ipv4 {
     Ipv4 {
         id,
@@ -215,7 +215,7 @@ fn options_that_a_host_echoes_are_left_to_the_stack() {
 #[ignore = "needs root"]
 fn what_was_damaged_is_not_made_whole() {
     let bed = bed();
-    // A wrong header checksum: a host silently discards the packet.
+    // A wrong header checksum: a host silently discards such a packet.
     let mut packet = to_health(&request(), &echo4(8, 0, 5, 6, b"data"));
     packet[14 + 10] ^= 1;
     assert_eq!(bed.run("to_endpoint", &packet), dropped(&packet));
@@ -230,7 +230,7 @@ fn what_was_damaged_is_not_made_whole() {
     assert_eq!(bed.run("to_endpoint", &packet), dropped(&packet));
     assert_eq!(bed.counted(Reason::InvalidHeaderChecksum), 2);
 
-    // A wrong ICMP checksum stays exactly as wrong, so the sender discards the reply.
+    // A wrong ICMP checksum stays wrong by the same amount, so the sender discards the reply.
     let mut message = echo4(8, 0, 5, 6, b"data");
     let mut expected = echo4(0, 0, 5, 6, b"data");
     message[9] ^= 0x10;
@@ -314,7 +314,7 @@ fn requests_to_others_pass() {
             "{destination}"
         );
     }
-    // To the endpoint's address, but sent to a broadcast or multicast hardware address.
+    // Packets to the endpoint's address, sent to a broadcast or multicast MAC address.
     for mac in [[0xff; 6], [0x01, 0, 0x5e, 0, 0, 1]] {
         let packet = ethernet(
             mac,
@@ -505,7 +505,7 @@ fn icmpv6_behind_extension_headers_is_left_to_the_stack() {
             next_header: header,
             ..Ipv6::icmp(PEER6, HEALTH6)
         };
-        // Eight bytes of padding option, then the echo.
+        // Padding in the options header, followed by the echo.
         let extension = [58, 0, 1, 4, 0, 0, 0, 0];
         let message = ip.with_checksum(echo(128, 0, 5, 6, b"data"));
         let packet = ethernet(
@@ -581,7 +581,7 @@ fn arp_that_is_malformed_or_for_others_is_not_answered() {
         arp_request(HOST_MAC, Ipv4Addr::UNSPECIFIED, HEALTH),
         arp_request(HOST_MAC, HEALTH, HEALTH),
         ethernet(MAC, HOST_MAC, ARP, &arp(2, (HOST_MAC, PEER), (MAC, HEALTH))),
-        // The ARP sender is not the frame's sender.
+        // The ARP sender address differs from the frame's source address.
         ethernet(
             [0xff; 6],
             HOST_MAC,
@@ -597,7 +597,7 @@ fn arp_that_is_malformed_or_for_others_is_not_answered() {
     for packet in cases {
         assert_eq!(bed.run("to_endpoint", &packet), untouched(&packet));
     }
-    // Duplicate address detection has no sender address.
+    // In duplicate address detection, the sender address is unspecified.
     for packet in [
         arp_request(MAC, HEALTH, other),
         arp_request(MAC, Ipv4Addr::UNSPECIFIED, HEALTH),
@@ -723,7 +723,7 @@ fn solicitations_that_are_invalid_or_for_others_are_not_answered() {
     let without_option = ip.with_checksum(message[..24].to_vec());
     for packet in [
         solicitation(PEER6, other, HOST_MAC),
-        // A probe for duplicates has no source.
+        // A duplicate address detection probe has an unspecified source.
         solicitation(Ipv6Addr::UNSPECIFIED, HEALTH6, HOST_MAC),
         build(&routed, message.clone()),
         build(&ip, damaged),
@@ -735,7 +735,7 @@ fn solicitations_that_are_invalid_or_for_others_are_not_answered() {
     assert_eq!(bed.counted(Reason::NeighbourAnswered), 0);
 }
 
-/// A host drops packets for another hardware address, so the program does not answer them for a host either.
+/// A host drops packets sent to another MAC address, so the program does not answer them on the host's behalf.
 #[test]
 #[ignore = "needs root"]
 fn what_is_for_another_hardware_address_is_not_answered() {
@@ -885,7 +885,8 @@ fn number(sequence: u16) -> ProbeId {
     }
 }
 
-/// Reports to the agent the answer to a probe that the uplinks' programs matched. Returns the round trip.
+/// Reports the answer to a probe the way the agent does. The uplinks' programs must have matched the answer. Returns
+/// the round trip.
 fn hear(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> u64 {
     match rtt.answered(key, number, u64::MAX) {
         Ok(Measurement::ByKernel(rtt_ns)) => rtt_ns,
@@ -893,7 +894,7 @@ fn hear(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> u64 {
     }
 }
 
-/// The row after the agent has been notified of a probe's answer.
+/// The row after the answer to a probe was reported with [`hear`].
 fn entered(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> RttRow {
     hear(rtt, key, number);
     rtt.row(key).expect("the map").expect("the row")
@@ -917,7 +918,7 @@ fn a_probe_and_its_reply_make_a_round_trip() {
         let back = probe(Path::Host, 0, PROBE_ID, sequence);
         assert_eq!(bed.run("from_netdev", &back), untouched(&back));
     }
-    // The results wait for the agent.
+    // The row stays empty until the agent reports the answers.
     assert_eq!(rtt.row(key).expect("the map"), Some(RttRow::EMPTY));
     assert_eq!(bed.maps().inflight().expect("the probes").len(), 3);
     let times = [1, 2, 3].map(|sequence| hear(&rtt, key, number(sequence)));
@@ -947,14 +948,14 @@ fn a_probe_and_its_reply_make_a_round_trip() {
     assert_eq!(bed.counted(Reason::ProbeStamped), 3);
     assert_eq!(bed.counted(Reason::ProbeMatched), 3);
 
-    // The same reply again, and one to a probe that was never sent.
+    // The last reply once more, and a reply to a probe that was never sent.
     for sequence in [3, 9] {
         bed.run("from_netdev", &probe(Path::Host, 0, PROBE_ID, sequence));
     }
     let row = rtt.row(key).expect("the map").expect("the row");
     assert_eq!((row.samples, row.duplicates, row.late), (3, 1, 0));
     assert_eq!(bed.counted(Reason::ProbeUnmatched), 2);
-    // The agent is notified of them once more.
+    // Reporting the answers again changes nothing.
     for (sequence, rtt_ns) in (1..).zip(times) {
         assert_eq!(hear(&rtt, key, number(sequence)), rtt_ns);
     }
@@ -999,7 +1000,7 @@ fn a_reply_counts_from_the_kernels_stamp_and_not_from_one_of_another_time() {
     const HOUR_NS: u64 = 3_600_000_000_000;
     let bed = bed();
     let (rtt, key) = host_row(&bed);
-    // The measured round trip, and its upper bounds: up to the stamp, and in total.
+    // The measured round trip and its upper bounds: the time until the stamp, and the total time.
     let round_trip = |sequence, stamp: fn(u64) -> u64| {
         let before = Instant::now();
         bed.run("to_netdev", &probe(Path::Host, 8, PROBE_ID, sequence));
@@ -1015,7 +1016,7 @@ fn a_reply_counts_from_the_kernels_stamp_and_not_from_one_of_another_time() {
     loop {
         let (measured, until_stamp, waited) = round_trip(sequence, |at| at);
         sequence += 1;
-        // An older stamp is ignored: this machine was busy with something else.
+        // An older stamp is ignored: the machine was busy in between, so the measurement is repeated.
         if waited < Duration::from_millis(9) {
             assert!(measured <= until_stamp, "{measured:?} of {until_stamp:?}");
             break;
@@ -1059,7 +1060,7 @@ fn a_lost_probe_is_counted_once_and_an_answered_one_is_not() {
         rtt.lost(key, number(1)).expect("an answer"),
         LossOutcome::AlreadyLost
     );
-    // Its answer is late, and any further one is a duplicate.
+    // The answer to it arrives late; every further answer is a duplicate.
     for _ in 0..2 {
         bed.run("from_netdev", &probe(Path::Endpoint, 0, PROBE_ID, 1));
     }
@@ -1137,7 +1138,7 @@ fn other_peoples_pings_are_not_stamped() {
             ));
         }
     }
-    // From an address of this node: such packets cannot arrive on an uplink.
+    // The source is an address of this node, so `foreign` and `short` cannot arrive on an uplink.
     for packet in [&foreign, &short].into_iter().chain(&packets) {
         assert_eq!(bed.run("to_netdev", packet), untouched(packet));
     }
@@ -1156,7 +1157,7 @@ fn other_peoples_pings_are_not_stamped() {
     assert_eq!(rtt.row(key).expect("the map"), Some(RttRow::EMPTY));
 }
 
-/// Marks a time of arrival on the wire.
+/// Marks a value as a time of arrival from the wire.
 const ARRIVAL: u64 = 1 << 63;
 
 fn host_row(bed: &TestRun) -> (KernelRtt, RttKey) {
@@ -1175,7 +1176,7 @@ fn row_of(bed: &TestRun, peer: IpAddr) -> (KernelRtt, RttKey) {
     (rtt, key)
 }
 
-/// A packet with a message between two hosts, with or without VLAN tags, of either IP version.
+/// A packet with a message between two hosts, of either IP version, with or without VLAN tags.
 fn uplink_packet(
     v6: bool,
     tags: &[(u16, u16)],
@@ -1231,7 +1232,7 @@ fn probes_are_measured_on_vlans_too() {
             let row = entered(&rtt, key, number(1));
             assert_eq!(row.samples, 1, "IPv6 {v6} {tags:?}");
         }
-        // The datapath does not look behind a third tag.
+        // The datapath does not parse a third tag.
         let bed = bed();
         let three = [(0x88a8, 1), (0x8100, 2), (0x8100, 3)];
         let out = uplink_packet(v6, &three, true, &probe_number(1), 8);
@@ -1254,7 +1255,7 @@ fn a_reply_reports_how_long_the_probe_stayed() {
                     ..probe_number(3)
                 };
                 let mut request = uplink_packet(v6, tags, false, &theirs, 8);
-                // In the reserved bytes, which only the checksum covers.
+                // Damages the reserved bytes, which only the checksum covers.
                 let damaged_at = request.len() - 18;
                 request[damaged_at] ^= damage;
                 let arrived = bed.run("from_netdev", &request);
@@ -1275,10 +1276,10 @@ fn a_reply_reports_how_long_the_probe_stayed() {
                     },
                     8,
                 );
-                // As wrong as before: the checksum is the one of the undamaged message.
+                // The damage stays: the checksum is still that of the undamaged message.
                 expected[damaged_at] ^= damage;
                 assert_eq!(arrived.bytes, expected, "IPv6 {v6} {tags:?}");
-                // Again, on another uplink: it has already arrived.
+                // The packet crosses another uplink and is not changed again.
                 assert_eq!(bed.run("from_netdev", &arrived.bytes).code, GO_ON);
 
                 let mut reply = uplink_packet(
@@ -1307,7 +1308,7 @@ fn a_reply_reports_how_long_the_probe_stayed() {
                 );
                 expected[damaged_at] ^= damage;
                 assert_eq!(left.bytes, expected);
-                // Again, on another uplink: it already carries a duration.
+                // The packet crosses another uplink. It already carries a duration.
                 assert_eq!(bed.run("to_netdev", &left.bytes), untouched(&left.bytes));
 
                 let prober = Prober {
@@ -1362,7 +1363,7 @@ fn a_reply_reports_the_remote_hosts_part_and_no_more_than_can_be() {
         (row.remote.sum_ns, row.remote.rtt_sum_ns),
         (100, row.last_ns)
     );
-    // Longer than the whole round trip, or an arrival time that was never replaced.
+    // A duration longer than the whole round trip, and arrival times that were never replaced.
     for (sequence, lie) in [(3, 3_600_000_000_000), (4, ARRIVAL | 1), (5, u64::MAX)] {
         let row = reply(sequence, lie);
         assert_eq!(
@@ -1405,7 +1406,7 @@ fn one_way_delays_are_reported_where_clocks_can_be_in_step() {
         (forward.min_ns, forward.smoothed_ns),
         (forward.last_ns, forward.last_ns)
     );
-    // The other clock jumped, or was never set.
+    // The peer's clock jumped, or was never set.
     for (sequence, arrived) in [
         (3, utc_ns() + 3_600_000_000_000),
         (4, utc_ns() - 3_600_000_000_000),
@@ -1421,7 +1422,7 @@ fn one_way_delays_are_reported_where_clocks_can_be_in_step() {
             "{arrived}"
         );
     }
-    // A peer answers with the time at which it was asked.
+    // A reply to a peer carries the time at which the request arrived.
     let theirs = Probe {
         flags: 1,
         id: 77,
@@ -1447,7 +1448,7 @@ fn replies_that_lie_make_no_sample_and_are_delivered() {
     let ip = Ipv4::icmp(PEER, HEALTH);
     let of = |ip: &Ipv4, message: &[u8]| ethernet(HOST_MAC, MAC, IPV4, &ip.packet(message));
     let mut lies = Vec::new();
-    // Flips bits in each byte of the message and of the header's addresses.
+    // Flips bits in every byte of the message and of the addresses in the header.
     for at in 14 + 12..honest.len() {
         for bit in [0x01, 0x80] {
             let mut damaged = honest.clone();
@@ -1468,7 +1469,7 @@ fn replies_that_lie_make_no_sample_and_are_delivered() {
     ] {
         lies.push(of(&ip, &probe.message4(0)));
     }
-    // From an address other than the one it was sent to.
+    // A reply from an address other than the one probed.
     lies.push(of(&Ipv4::icmp(GATEWAY, HEALTH), &own.message4(0)));
     for options in 1..=10 {
         let ip = Ipv4 {
@@ -1563,7 +1564,7 @@ fn sequence_numbers_that_wrap_are_distinguished() {
         "to_netdev",
         &uplink_packet(false, &[], true, &of_round(0), 8),
     );
-    // The answer to the first arrives when the second has its number.
+    // The answer to the first probe arrives when the second one with the same number is in flight.
     bed.run(
         "from_netdev",
         &uplink_packet(false, &[], false, &of_round(u16::MAX), 0),
@@ -1605,7 +1606,7 @@ fn an_answer_that_the_uplink_did_not_see_is_counted_once() {
         let measured = rtt.answered(key, number(sequence), 7_000);
         assert_eq!(measured.expect("a row"), Measurement::AtSocket);
     }
-    // It arrives on the uplink after all.
+    // The answer does arrive on the uplink, but late.
     bed.run("from_netdev", &probe(Path::Host, 0, PROBE_ID, 1));
     let row = rtt.row(key).expect("the map").expect("the row");
     assert_eq!(
@@ -1642,7 +1643,7 @@ fn rows_are_whole_while_several_cpus_write_them_and_resets_lose_nothing_else() {
             scope.spawn(move || {
                 let rtt = bed.datapath.rtt().expect("the rows");
                 for _ in 0..PASSES {
-                    // One value only, so that every complete row is consistent.
+                    // All samples have the same value, so that a complete row is easy to verify.
                     rtt.sample(key, 5_000).expect("counted");
                 }
                 left.fetch_sub(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Flows whose policy changes while they last, and flows of endpoints that are gone.
+//! Flows whose policy changes during their lifetime, and flows of removed endpoints.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use crate::policy_packets::{
 
 const DENIED: Option<Reason> = Some(Reason::PolicyDenied);
 
-/// A flow as its two sides see it: packets that open it and continue it, and replies.
+/// A flow from both sides: the packets that open and continue it, and the replies.
 struct Flow {
     way: Way,
     peer: IpAddr,
@@ -34,7 +34,7 @@ impl Flow {
         }
     }
 
-    /// One of each protocol that has replies, in both directions and IP versions.
+    /// One flow for each protocol that has replies, in both directions and both IP versions.
     fn of_every_kind(peer: u32) -> Vec<Self> {
         let mut flows = Vec::new();
         for way in [In, Out] {
@@ -64,7 +64,7 @@ impl Flow {
         }
     }
 
-    /// Opens the flow, including the answer.
+    /// Opens the flow, including the reply.
     fn open(&self, bed: &Bed) {
         let (there, back) = (self.way, self.way.back());
         for (way, flags) in [(there, SYN), (back, SYN | ACK), (there, ACK)] {
@@ -80,7 +80,7 @@ impl Flow {
         bed.verdict(self.way.back(), &self.packet(self.way.back(), ACK))
     }
 
-    /// An error about a packet of the opening side.
+    /// Sends an ICMP error about a packet from the side that opened the flow.
     fn error(&self, bed: &Bed) -> Option<Reason> {
         let (icmp, unreachable) = match self.peer {
             IpAddr::V4(_) => (ICMP, 3),
@@ -111,7 +111,7 @@ fn replies_end_with_the_policy_that_let_their_flow_be_opened() {
         assert_eq!(flow.error(&bed), None, "{flow}");
         assert_eq!(flow.replies(&bed), None, "{flow}");
     }
-    // Another policy that still allows the flows does not end them.
+    // A new policy that still allows the flows does not end them.
     bed.change(1, 2, &all);
     for flow in &flows {
         assert_eq!(flow.replies(&bed), None, "{flow}");
@@ -151,7 +151,8 @@ fn each_direction_of_a_narrower_policy_ends_what_it_no_longer_allows() {
         for flow in &flows {
             let is_kept = flow.way != way || flow.protocol == TCP;
             let verdict = if is_kept { None } else { DENIED };
-            // Although everything is allowed in the direction of its replies: they would open a flow there.
+            // The replies are refused although everything is allowed in their direction, where they would open a new
+            // flow.
             assert_eq!(flow.replies(&bed), verdict, "{flow}");
             assert_eq!(flow.sends(&bed), verdict, "{flow}");
         }
@@ -177,7 +178,7 @@ fn the_first_policy_ends_flows_that_were_opened_before_it() {
     }
 }
 
-/// The table stays the same: the side that opened the flow notices first.
+/// The table does not change, so the side that opened the flow is the first to notice.
 #[test]
 #[ignore = "needs root"]
 fn a_peer_of_another_identity_keeps_no_flow() {
@@ -200,7 +201,7 @@ fn a_peer_of_another_identity_keeps_no_flow() {
     }
 }
 
-/// A reply that is refused because its flow is no longer allowed is judged as a packet of its own.
+/// A reply whose flow is no longer allowed is judged as the first packet of a new flow.
 #[test]
 #[ignore = "needs root"]
 fn who_may_open_flows_may_do_so_from_the_ports_of_one_that_ended() {
@@ -218,7 +219,7 @@ fn who_may_open_flows_may_do_so_from_the_ports_of_one_that_ended() {
     }
 }
 
-/// The next segment recreates a lost entry, even if it comes from the side that did not open the connection.
+/// The next segment recreates a lost entry, even if that segment comes from the side that did not open the connection.
 #[test]
 #[ignore = "needs root"]
 fn a_connection_that_was_picked_up_goes_on_where_its_peer_may_open_it() {
@@ -245,7 +246,7 @@ fn a_new_endpoint_inherits_no_flow_of_its_address() {
         .iter()
         .chain(&taken_over)
         .for_each(|flow| flow.open(&bed));
-    // An earlier endpoint had another device.
+    // The earlier endpoint had another device.
     for map in ["HEALTH_CT4", "HEALTH_CT_ANY4"] {
         bed.run
             .change_flows::<Tuple4>(map, |entry| entry.ifindex = 77);
@@ -259,7 +260,7 @@ fn a_new_endpoint_inherits_no_flow_of_its_address() {
         assert_eq!(flow.replies(&bed), None, "{flow}");
     }
     for (way, former, table) in [(In, 1, 2), (Out, 2, 3)] {
-        // The flow could be opened again; what its peer sends would be a flow in the other direction.
+        // The policy would allow opening the flow again, but its peer's packets would open one in the other direction.
         bed.change(
             former,
             table,

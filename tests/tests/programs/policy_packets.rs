@@ -1,4 +1,5 @@
-//! Policy of workload endpoints: their programs on crafted packets, with tables written like the agent's.
+//! Policy of workload endpoints: the endpoint programs on crafted packets, with tables written the way the agent writes
+//! them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -36,14 +37,14 @@ use crate::endpoint_packets::{
 
 const GATEWAY4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 pub(crate) const GATEWAY6: &str = "fd00:10:244:1::1";
-/// The identity that the tables belong to.
+/// The identity to which the tables belong.
 const SUBJECT: u32 = 4242;
 pub(crate) const APP: u32 = 1000;
 const DATABASE: u32 = 1001;
 
 pub(crate) const BOTH: u32 = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
 
-/// The rule direction for packets of this way.
+/// The rule direction that applies to packets sent this way.
 fn direction(way: Way) -> u8 {
     match way {
         In => POLICY_INGRESS,
@@ -83,7 +84,7 @@ impl Bed {
         }
     }
 
-    /// The verdict on a packet: the reason of its drop, if it is dropped.
+    /// The verdict on a packet: the drop reason, or `None` if the packet passes.
     pub(crate) fn verdict(&self, way: Way, packet: &[u8]) -> Option<Reason> {
         let before = self.drops();
         let outcome = self.run.run(way.program(), packet);
@@ -102,8 +103,8 @@ impl Bed {
         }
     }
 
-    /// Asserts that each of many packets is dropped for this reason, as [`verdict`](Self::verdict) of each would show
-    /// at the price of reading all counters twice.
+    /// Asserts that each packet is dropped for this reason. Calling [`verdict`](Self::verdict) for each would show the
+    /// same, but would read all counters twice per packet.
     pub(crate) fn assert_dropped(&self, way: Way, packets: &[Vec<u8>], reason: Reason) {
         let mut expected = self.drops();
         for packet in packets {
@@ -135,7 +136,7 @@ impl Bed {
         drops.map(|reason| (reason, counted(reason))).collect()
     }
 
-    /// Switches to a new table, and removes the former one.
+    /// Switches the endpoint to a new table, and removes the old one.
     pub(crate) fn change(&mut self, former: u32, table: u32, rules: &[(PolicyMatch, u8)]) {
         self.tables
             .install(table, SUBJECT, rules.iter().copied())
@@ -166,7 +167,7 @@ fn set_addresses(datapath: &mut Datapath, addresses: &[IpAddr], flags: u32, poli
     datapath.set_endpoints(&endpoints).expect("the endpoint");
 }
 
-/// Longer prefixes inside shorter ones.
+/// Prefixes of which some contain others.
 fn prefixes() -> BTreeMap<IpNet, IpcacheEntry> {
     [
         ("10.1.0.0/16", APP),
@@ -188,7 +189,7 @@ fn prefixes() -> BTreeMap<IpNet, IpcacheEntry> {
     .collect()
 }
 
-/// An address with this identity.
+/// An address that belongs to this identity.
 pub(crate) fn address(identity: u32, is_v4: bool) -> IpAddr {
     let (v4, v6) = match identity {
         APP => ("10.1.9.9", "2001:db8:1:9::9"),
@@ -200,7 +201,7 @@ pub(crate) fn address(identity: u32, is_v4: bool) -> IpAddr {
     if is_v4 { v4 } else { v6 }.parse().expect("an address")
 }
 
-/// A rule for a port, or for a range of ports by its prefix.
+/// A rule for a port or, with fewer prefix bits, for a range of ports.
 fn port(way: Way, identity: u32, protocol: u8, port: u16, bits: u32) -> PolicyMatch {
     PolicyMatch {
         direction: direction(way),
@@ -222,7 +223,7 @@ pub(crate) fn exactly(way: Way, identity: u32, protocol: u8, number: u16) -> Pol
     )
 }
 
-/// A rule for a whole protocol.
+/// A rule for all packets of one protocol.
 pub(crate) fn protocol(way: Way, identity: u32, protocol: u8) -> PolicyMatch {
     port(way, identity, protocol, 0, 0)
 }
@@ -278,7 +279,7 @@ pub(crate) fn message(way: Way, peer: IpAddr, kind: u8, id: u16) -> Vec<u8> {
     }
 }
 
-/// The first packet of a flow to this port (for ICMP: a message of this type).
+/// The first packet of a flow to this port. For ICMP, a message of this type.
 pub(crate) fn opening(way: Way, peer: IpAddr, protocol: u8, number: u16) -> Vec<u8> {
     match protocol {
         TCP => segment(way, peer, (fresh(), number), SYN),
@@ -288,7 +289,8 @@ pub(crate) fn opening(way: Way, peer: IpAddr, protocol: u8, number: u16) -> Vec<
     }
 }
 
-/// The expected result by a plain search: the longest prefix among the entries for the peer, or else for any identity.
+/// The expected verdict from a linear search: the longest matching prefix among the peer's entries, or else among those
+/// for any identity.
 fn expected(
     rules: &[(PolicyMatch, u8)],
     way: Way,
@@ -323,7 +325,7 @@ fn each_packet_has_the_verdict_of_its_identity_port_protocol_and_direction() {
     const DENIED: Option<Reason> = Some(Reason::PolicyDeniedByRule);
     let bed = Bed::new(&[
         (exactly(In, APP, TCP, 80), VERDICT_ALLOW),
-        // 8080 to 8087; one of these is denied, and one not allowed.
+        // Ports 8080 to 8087, of which one is denied and one is not allowed.
         (port(In, APP, TCP, 8080, 13), VERDICT_ALLOW),
         (exactly(In, APP, TCP, 8083), VERDICT_DENY),
         (exactly(In, APP, TCP, 8084), VERDICT_NONE),
@@ -356,7 +358,7 @@ fn each_packet_has_the_verdict_of_its_identity_port_protocol_and_direction() {
         (In, APP, SCTP, 7, ALLOWED),
         (In, APP, SCTP, 8, NOT_ALLOWED),
         (In, APP, GRE, 0, NOT_ALLOWED),
-        // No entry of its own: the entry for any identity applies.
+        // Ports without an entry for this identity: the entry for any identity applies.
         (In, APP, TCP, 443, ALLOWED),
         (In, world, TCP, 443, ALLOWED),
         (In, world, TCP, 80, NOT_ALLOWED),
@@ -381,7 +383,7 @@ fn each_packet_has_the_verdict_of_its_identity_port_protocol_and_direction() {
             assert_eq!(bed.verdict(way, &packet), verdict, "{what}");
         }
     }
-    // For ICMP, the type takes the place of the port.
+    // For ICMP, the type stands in for the port.
     for (is_v4, request, other) in [(true, 8, 13), (false, 128, 139)] {
         let icmp = if is_v4 { ICMP } else { ICMPV6 };
         let of = |peer, kind| opening(In, address(peer, is_v4), icmp, kind);
@@ -429,7 +431,7 @@ fn random_tables_are_what_a_plain_reading_of_them_says() {
         for _ in 0..500 {
             let way = if random.bool() { In } else { Out };
             let peer = random.choice(peers).expect("one");
-            // Without ports, a packet in one direction would be the answer to one in the other.
+            // Without ports, a packet in one direction would count as the reply to one in the other direction.
             let known = if way == In {
                 &protocols[..]
             } else {
@@ -470,7 +472,7 @@ fn what_an_endpoint_asked_for_is_answered_and_nothing_else_is() {
             let reply = segment(In, peer, (443, client), flags);
             assert_eq!(bed.verdict(In, &reply), None, "{flags}");
         }
-        // From or to another port it is not a reply; nor is a new connection from the same ports.
+        // A packet from or to another port is not a reply, nor is a new connection from the same ports.
         let denied = Some(Reason::PolicyDenied);
         assert_eq!(
             bed.verdict(In, &segment(In, peer, (444, client), ACK)),
@@ -505,7 +507,7 @@ fn what_an_endpoint_asked_for_is_answered_and_nothing_else_is() {
         let query = frame(In, address(APP, is_v4), UDP, &with_ports(client, 53));
         assert_eq!(bed.verdict(In, &query), None);
     }
-    // The other way round: the endpoint may answer what it receives although it may send nothing itself.
+    // The reverse case: the endpoint may answer what it receives although it may not open flows.
     let mut bed = bed;
     bed.change(1, 2, &[(exactly(In, APP, UDP, 53), VERDICT_ALLOW)]);
     for is_v4 in [true, false] {
@@ -596,7 +598,7 @@ fn errors_about_a_flow_pass_and_others_are_judged_by_their_type() {
         let unreachable = if is_v4 { 3 } else { 1 };
         let mut error = vec![unreachable, 1, 0, 0, 0, 0, 0, 0];
         error.extend(&sent[14..]);
-        // From a router on the way.
+        // A router on the path sends the error.
         let router = address(identity::WORLD, is_v4);
         (
             sent,
@@ -622,7 +624,7 @@ fn errors_about_a_flow_pass_and_others_are_judged_by_their_type() {
     }
 }
 
-/// An error about a known flow must not carry data to anyone but the ends of that flow.
+/// An error about a known flow must not carry data to anyone except the two ends of that flow.
 #[test]
 #[ignore = "needs root"]
 fn errors_pass_between_the_ends_of_the_flow_that_they_are_about() {
@@ -648,7 +650,7 @@ fn errors_pass_between_the_ends_of_the_flow_that_they_are_about() {
         assert_eq!(bed.verdict(Out, &sent), None);
         assert_eq!(bed.verdict(In, &reply), None);
         let (sent, reply) = (&sent[14..], &reply[14..]);
-        // A flow between others: it belongs to another endpoint of this node.
+        // A flow that belongs to another endpoint of this node.
         let other: IpAddr = if is_v4 {
             "10.244.1.8"
         } else {
@@ -738,10 +740,10 @@ fn fragments_have_the_verdict_of_their_packet() {
         assert_eq!(bed.verdict(Out, &later), None);
         let (first, later) = of(is_v4, 2, 54);
         assert_eq!(bed.verdict(Out, &first), denied);
-        // Nothing about it is stored: that would take up the entries of others.
+        // Nothing is stored about the dropped packet: an entry for it would take space from other flows.
         assert_eq!(bed.verdict(Out, &later), unknown);
     }
-    // The same goes for a flow that a policy change ended.
+    // The same holds for a flow that a policy change ended.
     bed.change(1, 2, &[(exactly(Out, APP, UDP, 54), VERDICT_ALLOW)]);
     for is_v4 in [true, false] {
         let (_, later) = of(is_v4, 1, 53);
@@ -787,7 +789,7 @@ fn each_direction_is_enforced_by_itself_and_without_a_table_nothing_is_allowed()
         (ENDPOINT_ENFORCE_INGRESS, 1, denied, None),
         (ENDPOINT_ENFORCE_EGRESS, 1, None, denied),
         (0, 1, None, None),
-        // Probes of the mesh pass whatever else is set.
+        // Mesh probes pass regardless of the other flags.
         (BOTH | ENDPOINT_HEALTH, 1, None, None),
     ] {
         set_endpoint(&mut bed.run.datapath, flags, table);
@@ -844,7 +846,7 @@ fn questions_about_neighbours_are_answered_whatever_the_policy() {
         assert_eq!(answer.bytes[6..12], expected, "{way:?}");
         assert_eq!(answer.bytes[22..28], expected, "{way:?}");
     }
-    // A solicitation from the host, and its check that the endpoint is still there.
+    // A solicitation from the host, and its neighbour unreachability check.
     let IpAddr::V6(host) = address(identity::HOST, false) else {
         unreachable!("IPv6");
     };
@@ -895,7 +897,7 @@ fn counters_add_up_through_changes_and_restarts() {
     assert_eq!(bed.run.counted(Reason::PolicyDenied), 4);
     assert_eq!(bed.run.counted(Reason::PolicyDeniedByRule), 3);
 
-    // Another agent on the same maps. A counter that was released starts at zero.
+    // A second agent on the same maps. A counter starts at zero after its release.
     bed.tables = bed.run.datapath.policy().expect("the tables");
     assert_eq!(bed.tables.tables().collect::<Vec<_>>(), [2]);
     assert_eq!(counted(&bed.tables, &allow), Some((7, 7 * length)));
@@ -903,7 +905,7 @@ fn counters_add_up_through_changes_and_restarts() {
     packets(&bed, 80, 1);
     assert_eq!(counted(&bed.tables, &allow), Some((8, 8 * length)));
     assert_eq!(counted(&bed.tables, &deny), Some((0, 0)));
-    // Another subject's entry has a separate counter.
+    // An entry of another subject has its own counter.
     bed.tables
         .install(4, SUBJECT + 1, [(allow, VERDICT_ALLOW)])
         .expect("room for a table");
@@ -914,7 +916,8 @@ fn counters_add_up_through_changes_and_restarts() {
 #[test]
 #[ignore = "needs root"]
 fn while_tables_are_swapped_each_packet_meets_the_whole_of_one() {
-    // Each table allows the packet by an entry that the other one lacks: a lookup that mixes both finds neither.
+    // Each table allows the packet with an entry that the other table lacks: a lookup that mixes the two finds neither
+    // entry.
     let own = [
         (exactly(In, APP, UDP, 53), VERDICT_ALLOW),
         (everything(In, ANY_IDENTITY), VERDICT_DENY),

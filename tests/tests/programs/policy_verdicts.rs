@@ -1,4 +1,4 @@
-//! The policy table, decided by the library: from the rules themselves, and from compiled entries.
+//! The policy test table, evaluated by the library: once from the rules themselves, once from compiled entries.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use health_model::policy::Direction;
 use health_policy::{Peer, PolicySettings, Repository, TraceRequest, Verdict};
 use tests::policy::cases::{Case, ENDPOINTS, End, Outcome, SCENARIOS, Scenario};
 
-/// A scenario's policies, and the identities of all ends in its cases.
+/// A scenario's policies, and the identities of all endpoints and addresses in its cases.
 struct World {
     repository: Repository,
     settings: PolicySettings,
@@ -57,7 +57,7 @@ impl World {
         })
     }
 
-    /// Like the ipcache: the identity of the longest prefix that contains the address.
+    /// Looks an address up the way the ipcache does: returns the identity of the longest prefix that contains it.
     fn identity_of_address(&self, address: IpAddr) -> Identity {
         let prefixes = self.identities.iter().filter_map(|(identity, labels)| {
             let prefix = health_policy::prefix(labels)?;
@@ -117,7 +117,7 @@ fn set(labels: &[&str]) -> Result<Arc<LabelSet>> {
     Ok(Arc::new(LabelSet::new(labels)?))
 }
 
-/// Combines the verdicts of both sides; egress is checked first.
+/// Combines the verdicts of both sides. Egress is checked first.
 fn outcome(egress: Verdict, ingress: Verdict) -> Outcome {
     match (egress, ingress) {
         (Verdict::None, _) => Outcome::EgressDrops,

@@ -1,4 +1,4 @@
-//! ICMP errors about flows through services: each receiver finds in it the packet that it sent itself.
+//! ICMP errors about flows through services: each receiver finds its own packet quoted in the error.
 
 use std::net::IpAddr;
 use std::ops::RangeFrom;
@@ -18,17 +18,17 @@ use crate::service_packets::{
 const CLIENT_PORTS: RangeFrom<u16> = 4000..;
 const ETHERNET_LEN: usize = 14;
 
-/// What an error reports.
+/// The kind of an error.
 #[derive(Clone, Copy, Debug)]
 enum Says {
-    /// Nothing listens at the port.
+    /// Nothing listens on the port.
     Unreachable,
-    /// The packet is too long for the next link.
+    /// The packet exceeds the MTU of the next link.
     TooBig,
 }
 use Says::{TooBig, Unreachable};
 
-/// An ICMP error message about the packet in a frame; it quotes everything or the required minimum.
+/// An ICMP error message about the packet in a frame. It quotes the whole packet or only the required minimum.
 fn error(says: Says, source: IpAddr, destination: IpAddr, about: &[u8], is_short: bool) -> Vec<u8> {
     let packet = &about[ETHERNET_LEN..];
     let header_len = if source.is_ipv4() { 20 } else { 40 };
@@ -91,7 +91,7 @@ fn source_port(frame: &[u8], like: IpAddr) -> u16 {
     u16::from_be_bytes([frame[at], frame[at + 1]])
 }
 
-/// Strips the hardware addresses.
+/// The frame without its MAC addresses.
 fn without_link(frame: &[u8]) -> &[u8] {
     &frame[ETHERNET_LEN - 2..]
 }
@@ -106,7 +106,7 @@ struct Case {
     is_short: bool,
 }
 
-/// Runs the test for each IP version, protocol, kind of error, and quote length, with services of this backend.
+/// Runs the test for each IP version, protocol, kind of error, and quote length, with services that have this backend.
 fn each(backend: fn(&Hosts) -> IpAddr, test: impl Fn(&Stand, Case)) {
     let mut stand = Stand::new();
     let mut client_ports = CLIENT_PORTS;
@@ -148,7 +148,7 @@ fn an_endpoint_hears_of_its_own_packet_whatever_port_the_backend_saw() {
                 let seen = stand.run.run(Out.program(), &sent).bytes;
                 let is_moved = source_port(&seen, asked.0) != client_port;
                 assert_eq!(is_moved, place == 1);
-                // From the backend, and from a router on the way to it, whose address stays the same.
+                // From the backend, and from a router on the path to it; the router's address stays the same.
                 for (from, as_seen) in [(hosts.elsewhere, asked.0), (hosts.client, hosts.client)] {
                     let got = at_endpoint(In, from, says, &seen, is_short);
                     let outcome = stand.run.run(In.program(), &got);

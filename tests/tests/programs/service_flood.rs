@@ -1,4 +1,4 @@
-//! Floods from clients outside beside connections of an endpoint through services: which flows they evict.
+//! Floods from outside clients beside an endpoint's connections through services: which flows they evict.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,15 +21,15 @@ use crate::endpoint_packets::{ACK, RST, SYN, TCP, UDP, segment};
 use crate::policy_packets::{BOTH, set_endpoint};
 use crate::service_packets::{Hosts, NODE_PORT, Stand, at_uplink, backend, hosts, node_port};
 
-/// Connections of the endpoint per IP version. Each has two entries.
+/// Number of the endpoint's connections per IP version. Each has two entries.
 const CONNECTIONS: u16 = 500;
-/// Enough for those connections, and not many more.
+/// Enough entries for those connections, and few more.
 const FLOWS: u32 = 2_048;
-/// Packets of a flood, many times the capacity.
+/// Packets in a flood, many times the capacity.
 const PACKETS: u32 = 8_000;
-/// Connections that never get beyond a SYN.
+/// Number of connections that never get beyond the SYN.
 const UNANSWERED: u16 = 50;
-/// The endpoint's first port; its connections use the ports from here on. The last ones stay unanswered.
+/// The endpoint's first port. Its connections use consecutive ports from here on; the last ones stay unanswered.
 const FIRST: u16 = 20_000;
 
 fn sizes(flows: u32) -> MapSizes {
@@ -43,7 +43,7 @@ fn sizes(flows: u32) -> MapSizes {
     }
 }
 
-/// The spoofed source of the packet with this number.
+/// The spoofed source of the packet with this index.
 fn pretended(number: u32, hosts: &Hosts) -> IpAddr {
     match hosts.node {
         IpAddr::V4(_) => Ipv4Addr::from_bits(0xc612_0000 + number).into(),
@@ -63,7 +63,7 @@ fn flood(stand: &Stand, hosts: &Hosts, protocol: u8) -> u32 {
     dropped
 }
 
-/// Sends a SYN from the endpoint to the service. Returns whether there was space for the connection.
+/// Sends a SYN from the endpoint to the service. Returns whether there was space to track the connection.
 fn begin(stand: &Stand, hosts: &Hosts, port: u16) -> bool {
     let packet = segment(Out, hosts.node, (port, NODE_PORT), SYN);
     stand.run.run(Out.program(), &packet).bytes != packet
@@ -77,7 +77,7 @@ fn complete(stand: &Stand, hosts: &Hosts, port: u16) {
     assert_ne!(stand.run.run(Out.program(), &last).bytes, last);
 }
 
-/// Ports of the endpoint's connections that still know where their segments go.
+/// Ports of the endpoint's connections whose backend is still in the map.
 fn left(stand: &Stand, hosts: &Hosts) -> Vec<u16> {
     let to = SocketAddr::new(hosts.elsewhere, 8080);
     let of_endpoint = stand.all_flows().into_iter().filter(|(flow, value)| {
@@ -86,7 +86,7 @@ fn left(stand: &Stand, hosts: &Hosts) -> Vec<u16> {
     of_endpoint.map(|(flow, _)| flow.source_port).collect()
 }
 
-/// The keys in the ring.
+/// The keys in the ring of service flows.
 fn ring(stand: &Stand, hosts: &Hosts) -> anyhow::Result<BTreeSet<Flow>> {
     let ring = match hosts.node {
         IpAddr::V4(_) => layout::REVNAT4_RING,
@@ -107,7 +107,7 @@ fn ring(stand: &Stand, hosts: &Hosts) -> anyhow::Result<BTreeSet<Flow>> {
 #[ignore = "needs root"]
 fn a_connection_that_has_room_for_half_of_itself_takes_no_others_place() -> anyhow::Result<()> {
     for hosts in hosts() {
-        // One entry is left.
+        // There is space for one more entry.
         let room = 2 * u32::from(CONNECTIONS) + 1;
         let mut stand = Stand::of(TestRun::load_sized(sizes(room)));
         stand.serve(&[node_port(TCP, hosts.node, Some(hosts.elsewhere))]);
@@ -145,10 +145,10 @@ fn what_conntrack_has_evicted_is_collected_from_a_full_map() -> anyhow::Result<(
             IpAddr::V6(_) => (Family::Ipv6, layout::CT6),
         };
         evict_all(&stand, conntrack.name)?;
-        // One of them sends.
+        // One of the connections sends a segment.
         let segment = segment(Out, hosts.node, (FIRST, NODE_PORT), ACK);
         assert_ne!(stand.run.run(Out.program(), &segment).bytes, segment);
-        // None is so young that its packet may still be on its way to conntrack.
+        // All flows must be old enough that none has a packet on its way to conntrack.
         let newest = stand
             .all_flows()
             .iter()
@@ -194,14 +194,14 @@ fn no_flood_evicts_a_connection_and_unanswered_syns_evict_each_other() {
         for port in FIRST..FIRST + CONNECTIONS {
             assert!(begin(&stand, &hosts, port));
         }
-        // All handshakes but some are completed.
+        // Completes all handshakes except the last few.
         for port in FIRST..FIRST + CONNECTIONS - UNANSWERED {
             complete(&stand, &hosts, port);
         }
         assert_eq!(left(&stand, &hosts).len(), usize::from(CONNECTIONS));
         assert_eq!(flood(&stand, &hosts, UDP), 0);
         assert_eq!(left(&stand, &hosts).len(), usize::from(CONNECTIONS));
-        // While the clock hand passes connections, it is slow.
+        // Finding a victim is slow while the clock hand passes connections.
         let dropped = flood(&stand, &hosts, TCP);
         println!("{dropped} of {PACKETS} SYNs were dropped");
         assert!(dropped < PACKETS / 4, "{dropped}");
@@ -237,7 +237,7 @@ fn syns_that_policy_refuses_take_the_room_of_one_flow() -> anyhow::Result<()> {
         complete(&stand, &hosts, next);
         let before = left(&stand, &hosts).len();
 
-        // No rule of this table admits anyone.
+        // No rule in this table admits anyone.
         set_endpoint(&mut stand.run.datapath, BOTH, 77);
         let mut refused = 0;
         for number in 0..PACKETS {

@@ -1,4 +1,4 @@
-//! Packets from endpoints and from clients outside to services, with tables written like the agent's.
+//! Packets to services from endpoints and from outside clients, with tables written the way the agent writes them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -39,9 +39,9 @@ pub(crate) struct Hosts {
     pub(crate) node: IpAddr,
     pub(crate) gateway: IpAddr,
     pub(crate) endpoint: IpAddr,
-    /// On another node.
+    /// A host on another node.
     pub(crate) elsewhere: IpAddr,
-    /// Outside.
+    /// Outside the cluster.
     pub(crate) client: IpAddr,
     pub(crate) cluster_ip: IpAddr,
 }
@@ -76,7 +76,7 @@ pub(crate) fn hosts() -> [Hosts; 2] {
     [of(ENDPOINT4.into(), v4), of(ENDPOINT6.into(), v6)]
 }
 
-/// No service here needs a table.
+/// Stands in for Maglev tables, which no service here needs.
 struct NoTables;
 
 impl FillMaglev for NoTables {
@@ -87,7 +87,7 @@ impl FillMaglev for NoTables {
     fn fill(&mut self, _: &[MaglevBackend], _: &mut [u32]) {}
 }
 
-/// An endpoint on a node with services.
+/// A node with an endpoint and services.
 pub(crate) struct Stand {
     pub(crate) run: TestRun,
     tables: ServiceTables,
@@ -124,7 +124,7 @@ impl Stand {
         });
     }
 
-    /// Lets no flow start until then, nanoseconds of `CLOCK_MONOTONIC`.
+    /// Blocks new flows until this time, in nanoseconds of `CLOCK_MONOTONIC`.
     fn hold_flows(&mut self, until_ns: u64) {
         self.set_up(DatapathConfig {
             flows_held_until_ns: until_ns,
@@ -161,7 +161,7 @@ impl Stand {
         rows.into_iter().flatten().collect()
     }
 
-    /// Flows of UDP and other protocols than TCP.
+    /// Flows of all protocols but TCP.
     fn flows(&self) -> Vec<(Flow, ServiceFlow)> {
         let mut flows = self.all_flows();
         flows.retain(|(flow, _)| flow.protocol != TCP);
@@ -201,7 +201,7 @@ pub(crate) fn node_port(protocol: u8, ip: IpAddr, of: Option<IpAddr>) -> PortSpe
     }
 }
 
-/// A packet at an uplink, for the device of test runs. For TCP, one that opens a connection.
+/// A packet arriving at the uplink that test runs use. For TCP, a SYN.
 pub(crate) fn at_uplink(
     source: (IpAddr, u16),
     destination: (IpAddr, u16),
@@ -283,10 +283,10 @@ fn no_packet_to_the_loopback_is_for_a_node_port() {
     }
 }
 
-/// Ports of a flow: the client's and the service's.
+/// Ports of a flow: the client's, then the service's.
 type Ports = (u16, u16);
 
-/// Runs what a client sends, or what its backend answers, through the program that sees it.
+/// Runs a client's packet, or its backend's reply, through the program that sees it.
 type Exchange = fn(&Stand, &Hosts, Ports, is_answer: bool);
 
 /// A case's name, its exchange, and its backend.
@@ -416,7 +416,7 @@ fn flows_that_are_held_do_not_begin_and_known_ones_go_on() {
                 assert!(!is_sent_on(&stand, CLIENT_PORT + 1));
                 held += 1;
                 assert_eq!(stand.run.counted(Reason::FlowsHeld), held);
-                // The process that held them is gone, and the time is over.
+                // The process that blocked new flows is gone, and the time has passed.
                 stand.hold_flows(now_ns() - HOUR_NS / 3600);
                 assert!(is_sent_on(&stand, CLIENT_PORT + 1));
             }
@@ -424,7 +424,7 @@ fn flows_that_are_held_do_not_begin_and_known_ones_go_on() {
     }
 }
 
-/// Ports at two of the node's addresses, with services of one backend.
+/// One port number at two of the node's addresses, each a service with the same backend.
 pub(crate) fn two_services(protocol: u8, hosts: &Hosts, backend: IpAddr) -> [PortSpec; 2] {
     [
         (hosts.cluster_ip, KIND_CLUSTER_IP),
@@ -475,7 +475,7 @@ fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local()
                 frontend(hosts.cluster_ip, KIND_CLUSTER_IP, Target::Local),
                 frontend(hosts.node, KIND_NODE_PORT, Target::Cluster),
             ],
-            // From another list, the only one that the first flow can use.
+            // A backend from another list, which is the only list the first flow can use.
             cluster: vec![backend(hosts.elsewhere)],
             local: vec![backend(hosts.endpoint)],
             affinity_secs: 10_800,
@@ -495,7 +495,7 @@ fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local()
         };
         assert_eq!(went_to(hosts.node), [1, 0]);
         assert_eq!(went_to(hosts.cluster_ip), [1, 1]);
-        // It stays with that backend wherever it may.
+        // The client stays with that backend wherever the policy permits it.
         assert_eq!(went_to(hosts.node), [1, 2]);
         assert_eq!(went_to(hosts.cluster_ip), [1, 3]);
     }
@@ -505,7 +505,7 @@ fn a_client_that_stays_elsewhere_does_not_stay_there_where_the_policy_is_local()
 #[ignore = "needs root"]
 fn clients_outside_are_sent_so_many_errors_a_second_and_no_more() {
     const A_SECOND: usize = 100;
-    // The programs count per CPU.
+    // The limit is per CPU.
     let mut one = CpuSet::new();
     one.set(0).expect("a processor");
     sched_setaffinity(Pid::from_raw(0), &one).expect("a processor of its own");
@@ -530,14 +530,14 @@ fn clients_outside_are_sent_so_many_errors_a_second_and_no_more() {
         }
         let seconds = start.elapsed().as_secs() as usize + 2;
         assert!(reported <= seconds * A_SECOND, "{reported} in {seconds} s");
-        // The other IP version may have used up the first second, but not the next.
+        // The other IP version may have used up the limit of the first second, but not that of the next.
         let start = Instant::now();
         while stand.run.run("from_netdev", &packet).code != REDIRECT {
             assert!(start.elapsed() < Duration::from_secs(60));
         }
     }
     assert!(stand.run.counted(Reason::ServiceRejected) > 0);
-    // The endpoint gets an error for each of its own packets.
+    // The endpoint gets an error for each of its own packets, without a limit.
     let [v4, _] = hosts();
     for _ in 0..2 * A_SECOND {
         let packet = frame(Out, v4.node, UDP, &with_ports(CLIENT_PORT, NODE_PORT));
@@ -573,7 +573,7 @@ fn a_rejected_packet_is_counted_once() {
     }
 }
 
-/// Exchanges segments between the endpoint and its backend elsewhere, through a service. Returns the flow's entry
+/// Exchanges segments between the endpoint and its backend on another node, through a service. Returns the flow's entry
 /// afterwards.
 fn exchange(stand: &Stand, hosts: &Hosts, client: u16, segments: &[(Way, u8)]) -> CtEntry {
     for &(way, flags) in segments {
@@ -613,9 +613,9 @@ fn a_connection_outlives_a_forged_reset_if_the_side_it_names_goes_on_and_the_oth
                     "CLOSE_WAIT",
                     timeouts.tcp_established,
                 ),
-                // It may have been sent before a RST that overtook it.
+                // The segment may have been sent before a RST that overtook it.
                 (&[(side, ACK)], "CLOSE", timeouts.tcp_close),
-                // Traffic from the other side proves nothing: it may not have received the RST yet.
+                // Traffic from the other side proves nothing, because that side may not have received the RST yet.
                 (&[answer], "CLOSE", timeouts.tcp_close),
                 (
                     &[(side, ACK), (side, RST), answer],
@@ -637,7 +637,7 @@ fn a_connection_outlives_a_forged_reset_if_the_side_it_names_goes_on_and_the_oth
     }
 }
 
-/// The first fragment of a datagram from the endpoint to a service, with this identification.
+/// The first fragment of a datagram with this identification, from the endpoint to a service.
 fn first_fragment(hosts: &Hosts, id: u16) -> Vec<u8> {
     let content = with_ports(CLIENT_PORT, NODE_PORT);
     match (hosts.endpoint, hosts.node) {
@@ -670,14 +670,14 @@ fn of_fragments_to_a_service_that_policy_refuses_nothing_is_kept() {
         rows4.expect("the ports").len() + rows6.expect("the ports").len()
     };
     for hosts in hosts() {
-        // For a new flow, and, after a policy change, for a known one.
+        // For a new flow and, after a policy change, for a known one.
         for is_known in [false, true] {
             if is_known {
                 set_endpoint(&mut stand.run.datapath, 0, 0);
                 let packet = frame(Out, hosts.node, UDP, &with_ports(CLIENT_PORT, NODE_PORT));
                 assert_eq!(stand.run.run(Out.program(), &packet).code, GO_ON);
             }
-            // It has no table, so everything is refused.
+            // The endpoint has no policy table, so everything is refused.
             set_endpoint(&mut stand.run.datapath, BOTH, 1);
             for id in 1..=10 {
                 let packet = first_fragment(&hosts, id);
@@ -690,7 +690,7 @@ fn of_fragments_to_a_service_that_policy_refuses_nothing_is_kept() {
     for (hosts, number) in hosts().into_iter().zip(1..) {
         let packet = first_fragment(&hosts, 11);
         assert_eq!(stand.run.run(Out.program(), &packet).code, GO_ON);
-        // Under the service's address, and under the backend's.
+        // One under the service's address and one under the backend's.
         assert_eq!(kept(&stand), 2 * number);
     }
 }

@@ -1,5 +1,5 @@
-//! Flows of one client port to one backend, over several paths at once: each gets its own answers, through another port
-//! where the backend could not tell them apart.
+//! Flows from one client port to one backend over several paths at once: each gets its own replies, through another
+//! source port where the backend could not tell the flows apart.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::panic::resume_unwind;
@@ -24,7 +24,7 @@ use crate::service_packets::{
     two_services,
 };
 
-/// Where a client sends: to one of two services, or to the backend itself.
+/// Destination of a client's packets: one of two services, or the backend itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     ClusterIp,
@@ -35,16 +35,16 @@ use By::{ClusterIp, NodePort, Nothing};
 
 const WAYS: [By; 3] = [ClusterIp, NodePort, Nothing];
 
-/// Where the client is.
+/// The client's location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// An endpoint, whose backend is on another node.
+    /// An endpoint whose backend is on another node.
     Endpoint,
-    /// Outside; the backend is an endpoint.
+    /// Outside the cluster; the backend is an endpoint.
     Outside,
 }
 
-/// A client's port, and how it reaches its backend.
+/// A client's port, and how the client reaches its backend.
 #[derive(Clone, Copy, Debug)]
 struct Client {
     hosts: Hosts,
@@ -53,7 +53,7 @@ struct Client {
     port: u16,
 }
 
-/// A frame up to the ports of a datagram: its checksum follows them.
+/// The part of a frame to compare: for a datagram, up to the ports, which the checksum follows.
 fn comparable(protocol: u8, frame: &[u8]) -> &[u8] {
     let ip_len = if frame[12..14] == IPV4.to_be_bytes() {
         20
@@ -119,7 +119,7 @@ impl Client {
         }
     }
 
-    /// Sends a packet to the backend. Returns the port with which it arrives, or `None` if it does not arrive.
+    /// Sends a packet to the backend. Returns the source port with which it arrives, or `None` if it does not arrive.
     fn send(&self, stand: &Stand, by: By, flags: u8) -> Option<u16> {
         let to = self.target(by);
         let (program, packet) = match self.from {
@@ -149,7 +149,8 @@ impl Client {
         Some(port)
     }
 
-    /// Lets the backend answer to a port that it saw: the client gets the answer from the address that it asked.
+    /// Makes the backend reply to the port that it saw, and checks that the client gets the reply from the address that
+    /// it contacted.
     fn check_answer(&self, stand: &Stand, by: By, seen: u16, flags: u8) {
         let (asked, backend) = (self.target(by), self.backend());
         let (outcome, expected) = match self.from {
@@ -176,7 +177,7 @@ impl Client {
         );
     }
 
-    /// Opens a flow, including the answer. Returns the port that the backend sees.
+    /// Opens a flow and completes the handshake. Returns the client port that the backend sees.
     fn open(&self, stand: &Stand, by: By) -> u16 {
         let seen = self.send(stand, by, SYN);
         let seen = seen.unwrap_or_else(|| panic!("{self:?} by {by:?} does not reach its backend"));
@@ -185,14 +186,14 @@ impl Client {
         seen
     }
 
-    /// Both sides send.
+    /// Sends a packet in each direction.
     fn go_on(&self, stand: &Stand, by: By, seen: u16) {
         assert_eq!(self.send(stand, by, ACK), Some(seen), "{self:?} {by:?}");
         self.check_answer(stand, by, seen, ACK);
     }
 }
 
-/// Clients of either kind with different ports, in each IP version and protocol.
+/// Calls `each` for clients of both kinds with different ports, in each IP version and protocol.
 fn clients(mut each: impl FnMut(&mut Stand, Client)) {
     let mut stand = Stand::new();
     for hosts in hosts() {
@@ -430,7 +431,7 @@ fn no_packet_in_a_peers_name_takes_the_answers_of_a_flow_that_the_backend_opened
     });
 }
 
-/// Evicts the entries for what clients send to a destination; the entries for the answers stay.
+/// Evicts the entries for client packets to a destination, and keeps the entries for the replies.
 fn evict_requests(run: &TestRun, to: (IpAddr, u16)) {
     let mut evicted = 0;
     for name in ["HEALTH_REVNAT4", "HEALTH_REVNAT_ANY4"] {
@@ -473,7 +474,7 @@ fn datagrams_whose_flow_lost_one_of_its_entries_keep_their_port() {
         }
         let seen = WAYS.map(|by| client.open(stand, by));
         for (by, seen) in WAYS.into_iter().zip(seen) {
-            // The first one goes to the backend itself, so it has no entry.
+            // The first flow goes to the backend directly, so it has no entry.
             if by != Nothing || seen != client.port {
                 evict_requests(&stand.run, client.target(by));
             }
@@ -516,7 +517,7 @@ fn an_answer_to_datagrams_whose_entry_was_evicted_has_them_keep_port_and_backend
     });
 }
 
-/// Runs a test in a namespace that has the addresses of node and client.
+/// Runs a test in a namespace that has the addresses of the node and the client.
 fn in_namespace(test: fn()) -> anyhow::Result<()> {
     let thread = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET)?;
@@ -533,7 +534,7 @@ fn in_namespace(test: fn()) -> anyhow::Result<()> {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// A socket of the server that is connected to the client; for TCP, also the client's socket.
+/// A server socket that is connected to the client; for TCP, also the client's socket.
 fn connected(protocol: u8, server: SocketAddr, client: SocketAddr) -> anyhow::Result<Vec<Socket>> {
     let domain = Domain::for_address(server);
     if protocol == UDP {
@@ -577,7 +578,7 @@ fn the_socket_of_a_flow_itself_does_not_take_its_port() -> anyhow::Result<()> {
                 assert_eq!(send(client, ACK), client.1);
                 evict_requests(&stand.run, asked);
                 assert_eq!(send(client, ACK), client.1, "{hosts:?} {protocol}");
-                // If its socket existed before the flow, the port belongs to that socket.
+                // A socket that existed before the flow owns its port.
                 if protocol == UDP {
                     let other = (hosts.client, 4001);
                     drop(own);

@@ -1,4 +1,4 @@
-//! Packets from sources that no host outside has, and packets from or to IPv4 addresses in IPv6.
+//! Packets from sources that no outside host can have, and packets from or to IPv4-mapped IPv6 addresses.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ use crate::endpoint_packets::Way::{In, Out};
 use crate::endpoint_packets::{ENDPOINT4, ENDPOINT6, ICMPV6, TCP, UDP, frame, framed, with_ports};
 use crate::service_packets::{NODE_PORT, Stand, at_uplink, hosts, node_port};
 
-/// Addresses of the host besides the node's: of other devices, broadcast and anycast addresses, and a prefix.
+/// The host's addresses besides the node's: addresses of other devices, broadcast and anycast addresses, and a prefix.
 const OF_HOST: [&str; 8] = [
     "172.30.0.1/32",
     "172.30.0.255/32",
@@ -24,7 +24,7 @@ const OF_HOST: [&str; 8] = [
     "2001:db8:7::/64",
     "::1/128",
 ];
-/// Addresses that no host has.
+/// Addresses that no host can have.
 const OF_NOBODY: [&str; 11] = [
     "127.0.0.1",
     "127.255.255.255",
@@ -38,7 +38,7 @@ const OF_NOBODY: [&str; 11] = [
     "ff02::1",
     "ff0e::7",
 ];
-/// IPv4 addresses in IPv6: of the endpoint, the node, others, and none.
+/// IPv4-mapped IPv6 addresses: the endpoint's, the node's, some that no host can have, and an outside host's.
 const MAPPED: [&str; 6] = [
     "::ffff:10.244.1.9",
     "::ffff:172.30.0.1",
@@ -63,7 +63,7 @@ fn stand() -> Stand {
     stand
 }
 
-/// Gives the programs exactly these addresses of the host, with their devices.
+/// Sets the host's addresses in the programs' map to exactly these, with their devices.
 fn has(stand: &Stand, own: &[(&str, u32)]) {
     let mut map = stand.run.datapath.own_addresses().expect("the map");
     let own = own.iter().map(|(text, device)| OwnAddress {
@@ -107,7 +107,7 @@ fn more_addresses_of_the_host_than_there_is_room_for_change_nothing() {
         matches!(result, Err(TrieError::Full { wanted: found, .. }) if found == wanted),
         "{result:?}"
     );
-    // The host's own addresses are protected as before.
+    // The host's own addresses are still protected.
     for hosts in hosts() {
         let packet = at_uplink((hosts.node, 4000), (hosts.endpoint, 80), UDP);
         assert!(is_dropped(&stand, &packet), "{}", hosts.node);
@@ -191,7 +191,7 @@ fn everybody_may_be_asked_without_an_address() {
     }
 }
 
-/// A neighbour discovery message about an address, with its hop limit.
+/// A neighbour discovery message about an address, with this hop limit.
 fn discovery(kind: u8, source: &str, to: &str, hop_limit: u8) -> Vec<u8> {
     let header = Ipv6 {
         hop_limit,
@@ -216,7 +216,7 @@ fn neighbours_may_report_that_they_have_an_address_of_this_host_too() {
     for source in ["fe80::7", "fd00:30::1"] {
         for (kind, to, hop_limit, is_false) in [
             (ADVERTISEMENT, "ff02::1", 255, false),
-            // It was routed, is unicast, or is another kind of message.
+            // A routed one, a unicast one, and another kind of message.
             (ADVERTISEMENT, "ff02::1", 254, true),
             (ADVERTISEMENT, "fd00:10:244:1::9", 255, true),
             (128, "ff02::1", 255, true),
@@ -256,7 +256,7 @@ fn no_packet_of_ipv6_is_from_or_to_an_address_of_ipv4() {
         let packet = at_uplink((v6.client, 4000), (mapped, NODE_PORT), UDP);
         assert!(is_dropped(&stand, &packet), "to {mapped}");
 
-        // From and to the endpoint.
+        // From the endpoint and to it.
         for (way, reason) in [(Out, Reason::InvalidPacket), (In, Reason::InvalidSource)] {
             let before = stand.run.counted(reason);
             let packet = frame(way, mapped, UDP, &udp);

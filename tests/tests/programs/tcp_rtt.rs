@@ -1,4 +1,4 @@
-//! TCP round trips: the uplinks' programs on crafted segments.
+//! TCP round-trip times: the uplinks' programs on crafted segments.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -18,7 +18,7 @@ const FIN: u8 = 1;
 const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
-/// Bytes of data in a full-sized segment.
+/// Number of data bytes in a full-sized segment.
 const FULL: u32 = 500;
 
 fn ip(text: &str) -> IpAddr {
@@ -56,7 +56,7 @@ struct Talk<'a> {
     ports: (u16, u16),
     /// The next sequence number that this host sends.
     next: u32,
-    /// This host's clock in timestamps; `None` means no timestamps.
+    /// This host's clock for TCP timestamps; `None` for segments without timestamps.
     clock: Option<u32>,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Talk<'a> {
         segment.frame(self.local, self.peer)
     }
 
-    /// A segment from the peer without data that acknowledges everything up to `acknowledgement`.
+    /// A segment from the peer that has no data and acknowledges everything up to `acknowledgement`.
     fn answer(&self, flags: u8, acknowledgement: u32) -> Tcp {
         Tcp {
             source: self.ports.1,
@@ -110,7 +110,7 @@ impl<'a> Talk<'a> {
         self.comes(&segment.frame(self.peer, self.local));
     }
 
-    /// The three segments that open a connection from this side.
+    /// Exchanges the three segments that open a connection from this side.
     fn open(&mut self) {
         self.leaves(&self.outgoing(SYN, self.next, 0));
         self.next = self.next.wrapping_add(1);
@@ -118,7 +118,7 @@ impl<'a> Talk<'a> {
         self.leaves(&self.outgoing(ACK, self.next, 0));
     }
 
-    /// Sends enough new data that the peer must answer at once.
+    /// Sends enough new data that the peer must reply immediately.
     fn send(&mut self) {
         let packet = self.outgoing(ACK, self.next, 2 * FULL);
         self.next = self.next.wrapping_add(2 * FULL);
@@ -134,7 +134,7 @@ impl<'a> Talk<'a> {
         self.row().map_or(0, |row| row.samples)
     }
 
-    /// Exchanges data until one of its round trips is counted: the pause between two must be over.
+    /// Exchanges data until a round trip is counted, which takes as long as the minimum interval between samples.
     fn send_until_counted(&mut self) {
         let before = self.samples();
         let deadline = Instant::now() + PATIENCE;
@@ -145,7 +145,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Sends data until a segment of it is timed, and leaves that segment unanswered.
+    /// Sends data until a segment is timed, and leaves that segment unacknowledged.
     fn send_until_timed(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while !self.is_timed() {
@@ -156,7 +156,7 @@ impl<'a> Talk<'a> {
 
     fn is_timed(&self) -> bool {
         let flows = self.bed.maps().raw("HEALTH_TCP").expect("the flows");
-        // The time comes first in the value.
+        // The value starts with the time.
         flows.iter().any(|(_, flow)| flow[..8] != [0; 8])
     }
 }
@@ -197,7 +197,7 @@ fn a_handshake_makes_one_round_trip_whoever_opens() {
                 .expect("the first round trip makes the row");
             assert_eq!((row.samples, row.source), (before + 1, SOURCE_KERNEL));
             assert!(row.min_ns > 0 && row.last_ns < 1_000_000_000, "{row:?}");
-            // A repetition does not count.
+            // A repeated answer does not count.
             opened_here.comes_segment(&opened_here.answer(SYN | ACK, opened_here.next));
             opened_here.comes_segment(&opened_here.answer(ACK, opened_here.next));
             assert_eq!(opened_here.samples(), before + 1);
@@ -269,7 +269,7 @@ fn what_is_sent_again_makes_no_round_trip() {
             "another connection between the same ports"
         );
         talk.send_until_timed();
-        // Part of an older segment is resent: the acknowledgement may have waited for it.
+        // Part of an older segment is sent again, so the acknowledgement may have waited for it.
         talk.leaves(&talk.outgoing(ACK, talk.next - 2 * FULL, FULL));
         talk.comes_segment(&talk.answer(ACK, talk.next));
         assert_eq!(talk.samples(), 1);
@@ -307,11 +307,11 @@ fn answers_that_may_have_waited_make_no_round_trip() {
             let before = talk.samples();
             talk.send_until_timed();
             talk.comes_segment(&first(&talk));
-            // Only the first acknowledgement is meaningful.
+            // Only the first acknowledgement counts.
             talk.comes_segment(&talk.answer(ACK, talk.next));
             assert_eq!(talk.samples(), before);
         }
-        // A single small segment, whose answer the peer may delay.
+        // A single small segment, which the peer may acknowledge late.
         for _ in 0..3 {
             talk.leaves(&talk.outgoing(ACK, talk.next, 10));
             talk.next += 10;
@@ -339,7 +339,7 @@ fn segments_that_lie_pass_and_make_no_round_trip() {
             })
         };
         let mut lies = Vec::new();
-        // Every truncated frame.
+        // The frame cut to every shorter length.
         for len in 14..frame(&good).len() {
             lies.push(frame(&good)[..len].to_vec());
         }
@@ -399,7 +399,7 @@ fn segments_that_lie_pass_and_make_no_round_trip() {
         }
         let before = talk.samples();
         for lie in &lies {
-            // Some are too short for the kernel to accept.
+            // The kernel refuses test runs with the shortest of these.
             if let Some(outcome) = bed.try_run("from_netdev", lie) {
                 assert_eq!(outcome, untouched(lie));
             }
@@ -420,7 +420,7 @@ fn an_answer_of_this_machine_counts_before_its_checksum_is_complete() {
     let mut talk = Talk::new(&bed, (local, peer), 100);
     talk.leaves(&talk.outgoing(SYN, 100, 0));
     let mut packet = talk.answer(SYN | ACK, 101).frame(peer, local);
-    // The sum of the pseudo header alone: 172.30.0.2, 172.30.0.1, protocol 6, 20 bytes.
+    // The checksum of the pseudo-header alone: 172.30.0.2, 172.30.0.1, protocol 6, 20 bytes.
     let sum = 0xac1e_u32 + 2 + 0xac1e + 1 + 6 + 20;
     let sum = (sum & 0xffff) + (sum >> 16);
     packet[50..52].copy_from_slice(&(sum as u16).to_be_bytes());
@@ -496,7 +496,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Whether the kernel's round trip counts, which is shorter than the one that the agent claims here.
+    /// Whether the kernel's round trip counts. It is shorter than the one that the agent reports here.
     fn is_timed_by_kernel(&self) -> bool {
         const MEASURED_NS: u64 = 60_000_000_000;
         let rtt = self.talk.bed.datapath.rtt().expect("the rows");

@@ -1,4 +1,4 @@
-//! Tests that run programs get them in their freshly loaded state, whatever earlier tests did.
+//! Tests get programs in their freshly loaded state, whatever earlier tests did with them.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -22,14 +22,14 @@ const ANY: Network = Network {
     address: Addr { words_be: [0; 4] },
     mask: Addr { words_be: [0; 4] },
 };
-/// A map that the kernel itself refuses to change once programs are loaded.
+/// A map that the kernel refuses to change once the programs are loaded.
 const CONSTANTS: &str = ".rodata";
 
 fn maps(run: &TestRun) -> anyhow::Result<Maps> {
     Maps::of(&run.location.pins())
 }
 
-/// Makes the programs write events and everything else that packets leave behind.
+/// Makes the programs write events and leave other traces of packets.
 fn send_packets(run: &mut TestRun) -> anyhow::Result<()> {
     let addresses = ("10.244.1.7".parse()?, "fd00:10:244:1::7".parse()?);
     run.set_health_endpoint(addresses, [2; 6], [4; 6], DatapathConfig::default());
@@ -53,7 +53,7 @@ fn send_packets(run: &mut TestRun) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Changes the contents of a map: its first and last value, or some entries.
+/// Changes the contents of a map: its first and last value in an array, or some entries.
 fn spoil(run: &TestRun, map: &OpenMap, content: &Content) -> anyhow::Result<()> {
     let mut entries = Vec::new();
     match content {
@@ -83,7 +83,7 @@ fn spoil(run: &TestRun, map: &OpenMap, content: &Content) -> anyhow::Result<()> 
             let other = run.program("to_endpoint");
             array.set(index + 1, other.fd()?, 0)?;
         }
-        // Packets have written there.
+        // Packets have already written to it.
         Content::Stream(_) => {}
     }
     entries
@@ -121,10 +121,10 @@ fn the_next_test_finds_all_maps_as_they_were_loaded() -> anyhow::Result<()> {
         .iter()
         .filter(|(name, content)| spoilt[*name] == **content);
     let same: Vec<&str> = same.map(|(name, _)| name.as_str()).collect();
-    // Programs log nothing about such packets. Constants include the load time.
+    // The programs log nothing about such packets. The constants include the load time.
     let same = same.iter().filter(|name| **name != CONSTANTS);
     assert!(same.eq(&["AYA_LOGS"]), "all others are spoilt");
-    // Reading consumed the events.
+    // Reading the stream consumed the events.
     send_packets(&mut run)?;
     run.give_back()?;
 

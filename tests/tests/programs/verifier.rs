@@ -1,5 +1,5 @@
-//! The programs stay within a fraction of the kernel verifier's limit, and do not grow unnoticed: docs/verifier.md
-//! records how much it processed when these figures were last reviewed.
+//! The programs stay within a fraction of the kernel verifier's limit and do not grow unnoticed: docs/verifier.md
+//! records how many instructions the verifier processed at the last review.
 
 use anyhow::{Context as _, ensure};
 use health_datapath::PROGRAMS;
@@ -8,10 +8,10 @@ use tests::bench::verifier::BUDGET;
 use tests::verifier::{VerifiedProgram, verify};
 
 const DOCS: &str = include_str!("../../../docs/verifier.md");
-/// By how much a program may grow without a change to the table, percent.
+/// How much a program may grow before the table must be updated, in percent.
 const GROWTH: u64 = 10;
 
-/// Major and minor version of the kernel.
+/// Major and minor version of the running kernel.
 fn kernel() -> anyhow::Result<String> {
     let release = uname()?.release().to_string_lossy().into_owned();
     let mut numbers = release.split('.');
@@ -35,7 +35,7 @@ fn row(kernel: &str, program: &VerifiedProgram) -> String {
     )
 }
 
-/// The number of instructions that a kernel's verifier processes in a program, according to the table.
+/// The number of instructions that the table records for a program under a kernel's verifier.
 fn documented_instructions(kernel: &str, name: &str) -> anyhow::Result<Option<u64>> {
     let start = format!("| {kernel} | `{name}` |");
     let Some(row) = DOCS.lines().find(|line| line.starts_with(&start)) else {

@@ -104,7 +104,7 @@ fn a_datagram_without_a_checksum_gets_none() -> anyhow::Result<()> {
             has_checksum: false,
             ..packet
         };
-        // The first is looked up.
+        // The first packet goes through a full lookup.
         for _ in 0..2 {
             goes_on(
                 stand,
@@ -116,7 +116,7 @@ fn a_datagram_without_a_checksum_gets_none() -> anyhow::Result<()> {
     })
 }
 
-/// Checks that the program passes a packet unchanged, and leaves its flow alone.
+/// Checks that the program passes a packet unchanged and does not touch its flow.
 fn is_left<T: Version>(known: &Known<'_, T>, device: usize, frame: &[u8]) -> anyhow::Result<()>
 where
     T::Translation: Pod,
@@ -130,7 +130,7 @@ where
     Ok(())
 }
 
-/// A name, and a change that makes XDP leave a known flow's packet alone.
+/// A case's name, and a change that makes XDP pass a known flow's packet to the stack.
 type Left<T> = (
     &'static str,
     fn(&Known<'_, T>, &mut Packet) -> anyhow::Result<()>,
@@ -185,7 +185,7 @@ where
     ]
 }
 
-/// Makes one side of a connection end it, from conntrack's view: in a new entry, in which nothing is counted yet.
+/// Half-closes the connection as conntrack sees it, in a new entry with zero counters.
 fn half_close<T: Version>(known: &Known<'_, T>) -> anyhow::Result<()>
 where
     T::Translation: Pod,
@@ -291,7 +291,7 @@ fn all_else_goes_on_to_the_stack_as_it_is() -> anyhow::Result<()> {
         let frame = known.request().frame();
         is_left(&known, 0, &tagged(&frame, &[(0x8100, 5)])).context("a tag")?;
         for len in [0, 13, 14, 33, 34, 53, frame.len() - 1] {
-            // The kernel accepts no shorter packets for test runs.
+            // The kernel accepts no shorter packets in test runs.
             if let Some(frame) = frame.get(..len).filter(|frame| frame.len() >= 14) {
                 is_left(&known, 0, frame).with_context(|| format!("cut to {len} bytes"))?;
             }
@@ -364,7 +364,7 @@ fn the_settings_of_host_and_agent_decide() -> anyhow::Result<()> {
     })
 }
 
-/// A packet whose source is by now an address of this node is left to the tc programs, which drop it.
+/// The program leaves a packet whose source has become an address of this node to the tc programs, which drop it.
 #[test]
 #[ignore = "needs root"]
 fn packets_from_an_address_of_this_node_are_left() -> anyhow::Result<()> {

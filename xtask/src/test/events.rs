@@ -8,7 +8,7 @@ use serde::Deserialize;
 /// Makes a program report events.
 pub(crate) const FLAGS: &[&str] = &["-Zunstable-options", "--format=json", "--report-time"];
 
-/// Makes the harness accept those flags.
+/// Makes the harness accept the flags in [`FLAGS`].
 pub(crate) const ENVIRONMENT: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
 /// The end of a test.
@@ -23,13 +23,13 @@ pub(crate) struct TestEnd {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// Holds the test's output.
+    /// With the test's output.
     Failed(String),
     Ignored,
 }
 
 impl Outcome {
-    /// Its output, if it failed.
+    /// The output of a failed test.
     pub(crate) fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed(said) => Some(said),
@@ -50,11 +50,11 @@ struct Line {
     stdout: String,
 }
 
-/// Start of every event, whether about one test or about all: started, finished, or slow. Tests and their children
+/// Start of every event, whether about one test or about all tests: started, finished or slow. Tests and their children
 /// print JSON without these spaces.
 const START: &str = r#"{ "type": ""#;
 
-/// Whether the harness wrote a line. Other lines come from a test's child.
+/// Whether a line was written by the harness. Other lines come from a test's child.
 pub(crate) fn is_event(line: &str) -> bool {
     line.starts_with(START)
 }

@@ -1,13 +1,13 @@
-//! How much of the CPUs is idle.
+//! Measures how idle the CPUs are.
 
 use std::fs;
 use std::thread;
 use std::time::Duration;
 
-/// Time over which the share is measured.
+/// Time over which the idle share is measured.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// The share of all CPUs' time that is idle, from 0 to 1, over the next second. 0 if the kernel does not tell.
+/// Measures the idle share of all CPUs' time over the next second, from 0 to 1. 0 if the kernel does not report it.
 pub(super) fn measure() -> f64 {
     let before = Times::read();
     thread::sleep(WINDOW);
@@ -17,7 +17,7 @@ pub(super) fn measure() -> f64 {
     }
 }
 
-/// Times of all CPUs since the machine started, in clock ticks: the first line of `/proc/stat`, proc(5).
+/// Total times of all CPUs since boot, in clock ticks: the first line of `/proc/stat`, proc(5).
 #[derive(Clone, Copy)]
 struct Times {
     idle: u64,
@@ -31,7 +31,7 @@ impl Times {
 
     fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
-        // Guests' time, from the ninth on, is already part of the users'.
+        // The guest times, from the ninth field on, are already included in the user times.
         let ticks: Vec<u64> = line
             .split_ascii_whitespace()
             .take(8)

@@ -1,4 +1,4 @@
-//! A test process on its own machine: the tests that it runs, and their results.
+//! A test process on a machine of its own: its tests and their results.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(60 * 60);
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) ended: Vec<TestEnd>,
-    /// CPU time that it and its children used.
+    /// CPU time used by the process and its children.
     pub(crate) busy: Duration,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Its name while it runs.
+    /// The job's name while it runs.
     pub(crate) fn name(&self) -> String {
         match &self.tests[..] {
             [test] => self.program.name_of(test),
@@ -55,7 +55,7 @@ impl Job<'_> {
         arguments
     }
 
-    /// Runs it to completion. The result includes an end for each of its tests.
+    /// Runs the job to completion. The result includes an end for each of the job's tests.
     pub(crate) fn run(
         &self,
         workspace: &Workspace,
@@ -91,10 +91,10 @@ impl Job<'_> {
         };
         drop(lifeline);
         if timed_out && self.program.is_on_host() {
-            // It does not run on a machine that would stop with the pipe.
+            // The program does not run on a machine that stops when the pipe closes.
             child.kill().context("cannot kill a test program")?;
         }
-        // Results count even if their cost is unknown.
+        // The results are valid even if the CPU time is unknown.
         let busy = processor_time(&child).unwrap_or_default();
         let status = child.wait().context("cannot wait for a test program")?;
         let why = if timed_out {
@@ -108,7 +108,7 @@ impl Job<'_> {
         })
     }
 
-    /// The results if it could not run at all.
+    /// The results of a job that could not run at all.
     pub(crate) fn failed(&self, why: &str) -> Done {
         Done {
             ended: Record::default().close(&self.tests, why),
@@ -117,7 +117,7 @@ impl Job<'_> {
     }
 
     fn command(&self, workspace: &Workspace, environment: &[String]) -> anyhow::Result<Command> {
-        // Variables are set by `env`, since sudo keeps none.
+        // `env` sets the variables because sudo keeps none.
         let mut command = as_root("env", "running tests")?;
         command.args(environment);
         if !self.program.is_on_host() {
@@ -139,7 +139,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Records a line. Returns the test that it ends, if any.
+    /// Records a line. Returns the end of a test if the line reports one.
     pub(crate) fn hear(&mut self, is_stdout: bool, line: String) -> Option<&TestEnd> {
         if !is_stdout || !events::is_event(&line) {
             self.printed.push_str(&line);
@@ -150,8 +150,8 @@ impl Record {
         self.ended.last()
     }
 
-    /// The results of these tests: those without an end failed, because of `why`. The process's own output is put
-    /// into the first failure, before the test's own output, so that the latter ends the text.
+    /// Returns the results of these tests. Tests without an end have failed, because of `why`. The first failure's
+    /// output starts with the process's own output, so that the test's output comes last.
     pub(crate) fn close(mut self, tests: &[&str], why: &str) -> Vec<TestEnd> {
         for &test in tests {
             if !self.ended.iter().any(|ended| ended.test == test) {
@@ -179,7 +179,7 @@ impl Record {
     }
 }
 
-/// Waits for a child to exit without reaping it. Returns the CPU time that it and its children used
+/// Waits for a child to exit without reaping it. Returns the CPU time used by the child and its children
 /// (proc_pid_stat(5), fields 14 to 17).
 fn processor_time(child: &Child) -> anyhow::Result<Duration> {
     const FIRST: usize = 11; // behind the name and its bracket
@@ -195,7 +195,7 @@ fn processor_time(child: &Child) -> anyhow::Result<Duration> {
     Ok(Duration::from_millis(ticks * 1000 / u64::try_from(each)?))
 }
 
-/// Passes lines on until `wanted` returns false. Replaces bytes that are not UTF-8.
+/// Passes each line to `wanted` until it returns false. Replaces invalid UTF-8.
 fn each_line(from: impl Read, mut wanted: impl FnMut(String) -> bool) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();

@@ -1,5 +1,5 @@
-//! Extra work of long runs besides the tests: random packets, and a cluster on another architecture. Each is a
-//! separate command, so that a failure shows what to rerun.
+//! Additional work in long runs besides the tests: random packets, and a cluster on another architecture. Each is a
+//! separate command, so that a failure shows which command to rerun.
 
 use std::env;
 use std::process::Command;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use super::environment;
 use crate::process::run;
 
-/// Ten million random packets, and a cluster of agents on aarch64.
+/// Runs ten million random packets and a cluster of agents on aarch64.
 pub(super) fn run_all() -> anyhow::Result<()> {
     let seed = format!("--seed={}", environment::new_seed());
     for words in [

@@ -136,7 +136,7 @@ impl<'a> Filter<'a> {
         Self { whole, parts }
     }
 
-    /// Whether a test is selected. Tests that run on this machine itself only are if their program is named.
+    /// Whether a test is selected. Tests that run on this machine itself are selected only if their program is named.
     pub(crate) fn wants(&self, program: &TestProgram, test: &str) -> bool {
         let name = program.name_of(test);
         let named = |above: &&str| program.name == *above || is_below(&name, above);
@@ -148,13 +148,13 @@ impl<'a> Filter<'a> {
     }
 }
 
-/// Whether a name equals this one, or belongs to this file or module.
+/// Whether `name` equals `above`, or belongs to the file or module `above`.
 pub(crate) fn is_below(name: &str, above: &str) -> bool {
     name.strip_prefix(above)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// Groups tests by process: one test on a bed, or all selected tests of another program.
+/// Groups tests by process: each test on a bed gets its own, all selected tests of another program share one.
 pub(crate) fn jobs<'a>(chosen: Vec<(&'a TestProgram, Vec<&'a str>)>) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (program, tests) in chosen {

@@ -1,4 +1,4 @@
-//! Runs jobs in parallel: tests on beds wait most of the time, so more of them run than there are CPUs.
+//! Runs jobs in parallel. Tests on beds wait most of the time, so more tests than CPUs run at the same time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -14,15 +14,15 @@ use super::job::{Done, Job};
 use super::report::Report;
 use crate::workspace::Workspace;
 
-/// Parallel jobs per CPU, by default.
+/// Default number of parallel jobs per CPU.
 const JOBS_A_PROCESSOR: usize = 3;
-/// The same while CPUs are idle.
+/// Number of parallel jobs per CPU while CPUs are idle.
 const JOBS_AN_IDLE_PROCESSOR: usize = 6;
 /// Share of idle CPU time above which another job starts.
 const IDLE: f64 = 0.2;
 
-/// Prefixes of the tests that take longest. They start first, so that the run does not end waiting for a single one.
-/// Used where no earlier run gives their time.
+/// Prefixes of the tests that take longest. These tests start first, so that the run does not end waiting for one of
+/// them. Used if there are no times from an earlier run.
 const LONG: &[&str] = &[
     "chaos::",
     "cni::many_containers_of_podman_come_and_go",
@@ -47,14 +47,14 @@ const LONG: &[&str] = &[
 /// How many jobs run in parallel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Width {
-    /// Always.
+    /// Number of jobs that always run.
     pub(super) steady: usize,
-    /// While CPUs are idle.
+    /// Maximum number of jobs while CPUs are idle.
     pub(super) most: usize,
 }
 
 impl Width {
-    /// As many as this machine's CPUs suggest.
+    /// Default numbers for this machine's CPUs.
     pub(super) fn of_machine() -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -63,7 +63,7 @@ impl Width {
         }
     }
 
-    /// Exactly this many.
+    /// Exactly this number of jobs.
     pub(super) fn exactly(jobs: usize) -> Self {
         Self {
             steady: jobs,
@@ -136,8 +136,8 @@ pub(crate) fn run(
     })
 }
 
-/// Waits until CPUs are idle, or no job is left. One caller at a time waits, so that the next one sees the load of the
-/// job that this one starts.
+/// Waits until CPUs are idle or no job is left. Only one caller waits at a time, so that the next caller sees the load
+/// of the job that this caller starts.
 fn wait_until_idle(turn: &Mutex<()>, queue: &Mutex<VecDeque<Job>>) {
     let _turn = lock(turn);
     while !lock(queue).is_empty() && idle::measure() < IDLE {}
@@ -147,7 +147,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Times of jobs in the last run, by name. An estimate: it only affects the order.
+/// Times of jobs in the last run, by name. They are estimates that only affect the order.
 struct Times {
     file: PathBuf,
     seconds: BTreeMap<String, f64>,
@@ -178,7 +178,7 @@ impl Times {
 
     fn save(&self) {
         if let Ok(json) = serde_json::to_vec(&self.seconds) {
-            // Without it the next run only has worse estimates.
+            // Without the file, the next run merely has worse estimates.
             let _ = fs::write(&self.file, json);
         }
     }

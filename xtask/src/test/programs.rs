@@ -1,4 +1,4 @@
-//! The test programs: one build for all of them, and their lists of tests.
+//! Builds the test programs, all at once, and lists their tests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,24 +22,24 @@ const BUILD: &[&str] = &[
 /// Makes a test program print the names of its tests.
 const LIST: &[&str] = &["--list", "--format=terse", "--include-ignored"];
 
-/// Programs whose modules are test files: their tests' names start with the file's name.
+/// Programs whose modules are test files: each test's name starts with the file's name.
 const COLLECTIONS: &[&str] = &[ON_BEDS, "programs"];
 
 /// The program whose tests each need their own machine.
 const ON_BEDS: &str = "beds";
 
-/// Boots virtual machines and calls cargo, which needs the machine's network. Only run by name.
+/// The program that boots virtual machines and calls cargo, which needs this machine's network. Runs only if named.
 const ON_HOST: &str = "vm";
 
 /// A test program.
 #[derive(Clone, Debug)]
 pub(crate) struct TestProgram {
-    /// Name of its file or crate.
+    /// Name of the program's file or crate.
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    /// Folder of its package, where cargo runs it.
+    /// Folder of the program's package, where cargo runs the program.
     pub(crate) package: PathBuf,
-    /// Names of its tests as it prints them: without the program's name.
+    /// Names of the tests as the program prints them, without the program's name.
     pub(crate) tests: Vec<String>,
 }
 
@@ -53,18 +53,18 @@ impl TestProgram {
         }
     }
 
-    /// Whether each of its tests runs in its own process and on its own machine.
+    /// Whether each of the program's tests runs in its own process and on its own machine.
     pub(crate) fn is_on_beds(&self) -> bool {
         self.name == ON_BEDS
     }
 
-    /// Whether it runs on this machine instead of its own, and only if named.
+    /// Whether the program runs on this machine instead of its own, and only if named.
     pub(crate) fn is_on_host(&self) -> bool {
         self.name == ON_HOST
     }
 }
 
-/// Cargo's message about each artifact; other fields are ignored.
+/// Cargo's message about an artifact; other fields are ignored.
 #[derive(Deserialize)]
 struct Message {
     executable: Option<PathBuf>,

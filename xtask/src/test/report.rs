@@ -1,4 +1,4 @@
-//! The results of tests, and where their time went.
+//! Reports the results of tests and how long they took.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::events::{Outcome, TestEnd};
 
-/// Number of tests and files listed as the slowest.
+/// Number of slowest tests and files to list.
 const SLOWEST: usize = 15;
 
-/// Number of lines of a failed test's output repeated at the end.
+/// Number of lines of a failed test's output to repeat at the end.
 const LAST_LINES: usize = 60;
 
 /// Passed, failed and skipped tests.
@@ -34,7 +34,7 @@ impl fmt::Display for Counts {
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) counts: Counts,
-    /// Names, with their output.
+    /// Names of failed tests, with their output.
     failed: Vec<(String, String)>,
     took: Vec<(Duration, String)>,
     /// CPU time by process.
@@ -42,7 +42,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Adds a test by its name among all tests.
+    /// Adds the result of a test; `name` is its name among all tests.
     pub(crate) fn add(&mut self, name: String, ended: &TestEnd) {
         match &ended.outcome {
             Outcome::Passed => self.counts.passed += 1,
@@ -111,7 +111,7 @@ fn print_largest(title: &str, mut took: Vec<(Duration, String)>) {
     }
 }
 
-/// The end of a text, and the number of lines left out.
+/// The last lines of a text, preceded by the number of omitted lines.
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let (before, last) = lines.split_at(lines.len().saturating_sub(LAST_LINES));

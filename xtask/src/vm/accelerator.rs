@@ -1,5 +1,5 @@
-//! Whether KVM works here. That `/dev/kvm` can be opened proves little: in some clouds machines stop at their first
-//! instructions, so only booting one shows it.
+//! Finds out whether KVM works on this machine. Opening `/dev/kvm` proves little: in some clouds, virtual machines stop
+//! at their first instructions, so only booting one shows whether KVM works.
 
 use std::fs::{self, File, OpenOptions};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::workspace::Workspace;
 
 const DEVICE: &str = "/dev/kvm";
 
-/// How long a machine may take to boot and power off. With KVM that takes a second.
+/// How long a virtual machine may take to boot and power off. With KVM, this takes a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Finds the accelerator for a kernel. The answer is cached until this machine reboots.
+/// Finds the accelerator for a kernel. The result is cached until this machine reboots.
 pub(crate) fn find(
     workspace: &Workspace,
     kernel: &Kernel,

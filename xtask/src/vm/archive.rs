@@ -1,4 +1,4 @@
-//! Writes an initramfs: a cpio archive of the format "newc"
+//! Writes an initramfs: a cpio archive in the "newc" format
 //! (`Documentation/driver-api/early-userspace/buffer-format.rst` of Linux).
 
 use std::collections::BTreeSet;
@@ -14,10 +14,10 @@ const LINK: u32 = 0o120_000;
 /// Name of the entry that terminates an archive.
 const TRAILER: &str = "TRAILER!!!";
 
-/// An archive that is being written. Parent folders are added automatically.
+/// Writer of an archive. Adds parent folders automatically.
 pub(crate) struct Archive<W: Write> {
     out: W,
-    /// Paths without the leading slash.
+    /// Paths of the entries written so far, without the leading slash.
     written: BTreeSet<PathBuf>,
 }
 
@@ -64,7 +64,7 @@ impl<W: Write> Archive<W> {
         ended.context("cannot write the initramfs")
     }
 
-    /// Adds an entry, unless the path already exists.
+    /// Adds an entry unless the path already exists.
     fn add(&mut self, path: &Path, mode: u32, content: &[u8]) -> anyhow::Result<()> {
         let path = relative(path)?;
         if self.written.contains(&path) {
@@ -109,7 +109,7 @@ impl<W: Write> Archive<W> {
         pad(&mut header);
         self.out.write_all(&header)?;
         self.out.write_all(content)?;
-        // Headers are padded to a multiple of four.
+        // Contents are padded to a multiple of four bytes, so that the next header is aligned.
         let padding = content.len().next_multiple_of(4) - content.len();
         self.out.write_all(&[0; 3][..padding])
     }

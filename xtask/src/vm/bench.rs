@@ -12,10 +12,10 @@ use super::{Choice, Ended, PROGRAMS, code_of, first_failure, pass_on};
 use crate::packages;
 use crate::workspace::Workspace;
 
-/// Programs that `bench` needs next to it, all of which are built.
+/// `bench` itself and the programs that it needs in the same folder. All of them are built.
 const BESIDE: [&str; 3] = ["bench", "machine", "health-agent"];
 
-/// Runs `bench` with these arguments in one machine per kernel, one after the other.
+/// Runs `bench` with these arguments in one virtual machine per kernel, one after the other.
 pub(crate) fn bench(
     workspace: &Workspace,
     choice: &Choice,

@@ -1,5 +1,5 @@
-//! Static programs for a foreign architecture. Debian's cross compiler builds C parts with the headers of its musl;
-//! the linker that comes with Rust links them.
+//! Static programs for a foreign architecture. Debian's cross compiler builds the C parts with the headers of Debian's
+//! musl; the linker that comes with Rust links the programs.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use crate::debian::{self, PackageScope};
 use crate::process::output;
 use crate::workspace::Workspace;
 
-/// Sets cargo's environment for it.
+/// Sets the environment variables of `cargo` for a foreign architecture.
 pub(crate) fn environment(
     workspace: &Workspace,
     arch: Arch,

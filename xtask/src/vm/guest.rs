@@ -1,4 +1,4 @@
-//! A guest: its root folder, its plan, and its output while it runs.
+//! A guest: its root folder, its plan and its output.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -16,10 +16,10 @@ use super::machine::{Accelerator, Machine, MachineOutput};
 use super::root::{Origin, Root};
 use crate::workspace::Workspace;
 
-/// Makes the agent try out the kernel's features.
+/// Command with which the agent probes the kernel's features.
 const KERNEL_PROBE: &[&str] = &["health-agent", "config", "--probe-kernel", "--output=json"];
 
-/// The part of the agent's report on a kernel that is shown.
+/// The part of the agent's kernel report that is shown.
 #[derive(Deserialize)]
 struct Probe {
     features: Vec<Feature>,
@@ -32,7 +32,7 @@ struct Feature {
     without: String,
 }
 
-/// A guest that is being prepared.
+/// A guest in preparation.
 pub(crate) struct Guest<'a> {
     pub(crate) root: Root<BufWriter<File>>,
     /// The program of the first process.
@@ -43,23 +43,23 @@ pub(crate) struct Guest<'a> {
     initramfs: File,
 }
 
-/// A command's output, and how it exits.
+/// A command's output or exit.
 pub(crate) enum CommandOutput<'a> {
     Stdout(&'a [u8]),
     Stderr(&'a [u8]),
     Ended(ProgramExit),
 }
 
-/// How a guest that shut down normally ended.
+/// Result of a guest that shut down normally.
 pub(crate) enum Outcome {
-    /// All commands exited, like this.
+    /// All commands exited, with these results.
     Done(Vec<ProgramExit>),
-    /// We received a signal; the command that was running, if any, then exited like this.
+    /// This process received a signal. The command that was running, if any, then exited with this result.
     Interrupted(Option<ProgramExit>),
 }
 
 impl<'a> Guest<'a> {
-    /// Creates a guest with the first process, the kernel's modules and the tools of shell scripts.
+    /// Creates a guest with the first process, the kernel's modules and the tools that shell scripts need.
     pub(crate) fn new(
         workspace: &'a Workspace,
         kernel: &'a Kernel,
@@ -82,8 +82,8 @@ impl<'a> Guest<'a> {
         })
     }
 
-    /// Boots, reports the kernel's missing features if `probe`, and runs the commands. Their output and exit codes go
-    /// to `heard`, with the index of the command.
+    /// Boots the guest, reports the kernel's missing features if `probe` is set, and runs the commands. Passes their
+    /// output and exit codes to `heard`, with the index of the command.
     pub(crate) fn run(
         self,
         probe: bool,
@@ -183,15 +183,15 @@ fn say_what_is_missing(probed: &[u8]) {
     }
 }
 
-/// Adds the plan to a root folder, and completes it.
+/// Adds the plan to a root folder and completes the folder.
 fn finish(mut root: Root<BufWriter<File>>, plan: &Plan) -> anyhow::Result<()> {
     let json = serde_json::to_vec(plan).context("cannot write the plan")?;
     root.file(PLAN.as_ref(), &json)?;
     root.finish()
 }
 
-/// A root folder with only the first process, and the file that it is written to. The file has no name: it disappears
-/// with this process, whatever ends it.
+/// Creates a root folder with only the first process. Returns it with the file that it is written to. The file has no
+/// name, so it disappears with this process, however that ends.
 fn begin(
     workspace: &Workspace,
     init: &Path,

@@ -1,4 +1,4 @@
-//! Kernels for virtual machines: Debian's, unpacked and cached under `target/kernels`, and any other from an image.
+//! Kernels for virtual machines: Debian's, unpacked and cached under `target/kernels`, and others from image files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,10 @@ use crate::debian::{Archives, file_name, folder_in, move_to, only_entry, quietly
 use crate::packages;
 use crate::workspace::Workspace;
 
-/// The kernels that all tests run on.
+/// The kernels on which all tests run.
 pub(crate) const TESTED: [&str; 2] = ["6.1", "6.12"];
 
-/// Disk space that unpacking a kernel needs, bytes: the package and its modules, and another copy of both in apt's
-/// own folders.
+/// Disk space needed to unpack a kernel, bytes: the package and its modules, plus a copy of both in apt's own folders.
 const ROOM: u64 = 700 << 20;
 
 /// A kernel to boot.
@@ -23,15 +22,15 @@ pub(crate) struct Kernel {
     /// The name that selected it.
     pub(crate) name: String,
     pub(crate) arch: Arch,
-    /// Its release, as in `uname -r`.
+    /// The kernel's release, as in `uname -r`.
     pub(crate) release: String,
     pub(crate) image: PathBuf,
-    /// The folder with `modules.dep`; `None` for a kernel with everything built in.
+    /// The folder with `modules.dep`; `None` for a kernel without modules.
     pub(crate) modules: Option<PathBuf>,
 }
 
 impl Kernel {
-    /// A Debian kernel by its version, such as 6.1.
+    /// Finds a Debian kernel by its version, such as 6.1.
     pub(crate) fn of_debian(
         workspace: &Workspace,
         version: &str,
@@ -62,7 +61,7 @@ impl Kernel {
         })
     }
 
-    /// A kernel from a file, with modules from a folder or from the usual places.
+    /// Uses a kernel from a file, with modules from a folder or from the usual locations.
     pub(crate) fn of_image(image: &Path, modules: Option<&Path>) -> anyhow::Result<Self> {
         let release = release_of(image)?;
         let modules = match modules {
@@ -101,7 +100,7 @@ fn is_version(text: &str) -> bool {
     parts.len() == 2 && parts.iter().all(number)
 }
 
-/// Downloads and unpacks the newest package of a version. The folder `place` is always complete.
+/// Downloads and unpacks the newest package of a version. The folder `place` is never incomplete.
 fn fetch(workspace: &Workspace, version: &str, arch: Arch, place: &Path) -> anyhow::Result<()> {
     packages::require(packages::DEBIAN_KERNELS)?;
     let cache = workspace.kernels()?;
@@ -114,14 +113,14 @@ fn fetch(workspace: &Workspace, version: &str, arch: Arch, place: &Path) -> anyh
         eprintln!("downloading {package}");
         archives.unpack(&package, &unpacked)
     };
-    // The lists may be absent or old; then they name packages that newer ones have replaced.
+    // The lists may be missing or outdated; outdated lists name packages that newer ones have replaced.
     let file = download().or_else(|error| {
         eprintln!("{error:#}; trying again with new lists of packages");
         archives.refresh()?;
         download()
     })?;
     let release = file_name(&only_entry(&unpacked.join("lib/modules"))?);
-    // Debian's packages only do this on installation.
+    // Debian's packages do this only when they are installed.
     quietly(
         Command::new("depmod")
             .arg("--basedir")
@@ -154,7 +153,7 @@ fn newest_package(archives: &Archives, version: &str, arch: Arch) -> anyhow::Res
     })
 }
 
-/// All numbers in a name, to compare versions.
+/// All numbers in a name, for comparing versions.
 fn numbers(name: &str) -> Vec<u64> {
     name.split(|character: char| !character.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())
@@ -164,7 +163,7 @@ fn numbers(name: &str) -> Vec<u64> {
 /// The release in an x86-64 image's header (`Documentation/arch/x86/boot.rst`, `bzImage`).
 fn release_of(image: &Path) -> anyhow::Result<String> {
     const MAGIC: (usize, &[u8]) = (0x202, b"HdrS");
-    /// Position of the version string's offset, which is relative to 0x200.
+    /// Position of the field with the version string's offset, which itself is relative to 0x200.
     const VERSION: usize = 0x20e;
 
     let bytes = fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
@@ -186,8 +185,8 @@ fn release_of(image: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// Finds the modules: next to the image, in `lib/modules` of a root folder whose `boot` has the image, or this
-/// machine's.
+/// Finds the modules: next to the image, in `lib/modules` of the root folder whose `boot` contains the image, or among
+/// this machine's own.
 fn modules_near(image: &Path, release: &str) -> Option<PathBuf> {
     let folder = image.parent()?;
     [

@@ -1,5 +1,5 @@
 //! One virtual machine: qemu with the kernel's console and the guest's frames on sockets, watched until the plan is
-//! done or something is wrong. It never outlives this process.
+//! done or something goes wrong. It never outlives this process.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, Write as _};
@@ -22,20 +22,20 @@ use super::kernel::Kernel;
 use crate::arch::Arch;
 use crate::process::cannot_run;
 
-/// Longest time until the first process runs. Software emulation takes 3 s for the kernel, and more for a large
-/// initramfs on a busy machine.
+/// Maximum time until the first process runs. Under software emulation, the kernel takes 3 s, and a large initramfs on
+/// a busy machine adds to that.
 const BOOTING: Duration = Duration::from_secs(300);
 
-/// Longest silence of a guest, which sends a heartbeat every two seconds.
+/// Maximum silence of a guest, which sends a heartbeat every two seconds.
 const SILENCE: Duration = Duration::from_secs(90);
 
-/// How long commands may take to exit after an interrupt, and the guest to power off.
+/// Maximum time that commands may take to exit after an interrupt, and that the guest may take to power off.
 const ENDING: Duration = Duration::from_secs(30);
 
 /// What executes the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accelerator {
-    /// The CPU itself.
+    /// The CPU itself, through KVM.
     Kvm,
     /// Software emulation.
     Emulation,
@@ -49,8 +49,8 @@ impl Accelerator {
         }
     }
 
-    /// Number of CPUs of a guest. With several, emulators such as QEMU 7.2 may let one run old code while another
-    /// patches it, which Linux does for its static keys: a panic, `Oops: int3`.
+    /// Number of CPUs of a guest. With several CPUs, emulators such as QEMU 7.2 may let one CPU run old code while
+    /// another patches it, as Linux does for static keys. The result is a panic, `Oops: int3`.
     fn processors(self) -> usize {
         match self {
             Self::Kvm => thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4)),
@@ -64,7 +64,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) initramfs: &'a fs::File,
     pub(crate) accelerator: Accelerator,
-    /// Longest time from start to end; `None` for no limit.
+    /// Maximum time from start to end; `None` for no limit.
     pub(crate) limit: Option<Duration>,
     /// The file for the kernel's console.
     pub(crate) console: PathBuf,
@@ -75,11 +75,11 @@ pub(crate) enum MachineOutput<'a> {
     Booted,
     Stdout(&'a [u8]),
     Stderr(&'a [u8]),
-    /// A command of the plan, by its index, exited.
+    /// The plan's command with this index exited.
     Ended(usize, ProgramExit),
 }
 
-/// Why a machine is no longer watched.
+/// Why watching a machine ended.
 enum End {
     Done,
     Interrupted,
@@ -95,7 +95,7 @@ enum Event {
 }
 
 impl Machine<'_> {
-    /// Runs it until it powers off or a signal arrives. On a signal it interrupts the command and shuts the guest
+    /// Runs the machine until it powers off or a signal arrives. On a signal, interrupts the command, shuts the guest
     /// down, cleanly if possible, and returns false.
     pub(crate) fn run(
         &self,
@@ -132,8 +132,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Starts qemu, and returns it with our ends of the console and the line. One at a time: another qemu started
-    /// meanwhile would keep these ends open too.
+    /// Starts qemu. Returns it with this process's ends of the console and the line. Only one qemu is started at a
+    /// time: another one started meanwhile would keep these ends open too.
     fn start(&self) -> anyhow::Result<(Qemu, UnixStream, UnixStream)> {
         static STARTING: Mutex<()> = Mutex::new(());
         let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +148,7 @@ impl Machine<'_> {
         let initramfs = initramfs.context("cannot read the initramfs")?;
         // Memory for the archive, its files, and working space.
         let memory_mib = (initramfs.len() >> 20) * 3 + 1536;
-        // The kernel kills it if this process exits for any reason.
+        // The kernel kills qemu if this process exits for any reason.
         let mut command = Command::new("setpriv");
         command
             .args(["--pdeathsig", "KILL", "--", self.kernel.arch.qemu()])
@@ -174,7 +174,7 @@ impl Machine<'_> {
                 command.args(["-serial", "chardev:line"]);
                 "ttyS0"
             }
-            // Such boards have a serial line of their own.
+            // These boards have a serial line of their own.
             Arch::Aarch64 => {
                 command.args(["-machine", "virt", "-device", "pci-serial,chardev=line"]);
                 "ttyAMA0"
@@ -185,7 +185,7 @@ impl Machine<'_> {
             .arg("-kernel")
             .arg(&self.kernel.image)
             .args(["-initrd", &format!("/proc/{own}/fd/{initramfs}")])
-            // Panics, and other errors that must not happen, stop qemu.
+            // Panics and similar fatal errors stop qemu.
             .args([
                 "-append",
                 &format!("console={console} quiet panic=-1 oops=panic"),
@@ -207,7 +207,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Watches it until it is done.
+    /// Watches the machine until it is done.
     fn follow(
         mut self,
         said: &mut impl FnMut(MachineOutput) -> anyhow::Result<()>,
@@ -345,7 +345,7 @@ fn read_line(line: UnixStream, events: &Sender<Event>) {
         let event = match Frame::read_from(&mut reader) {
             Ok(Some(frame)) => Event::Frame(frame),
             Ok(None) => Event::LineClosed,
-            // A killed process may leave its peers with this error instead of an end of file.
+            // After a process is killed, its peers may see this error instead of an end of file.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Event::LineClosed,
             Err(error) => Event::Garbled(error),
         };
@@ -356,7 +356,7 @@ fn read_line(line: UnixStream, events: &Sender<Event>) {
     }
 }
 
-/// Two connected sockets, the second one for a process to be started.
+/// Creates two connected sockets, the second one for a process to be started.
 fn socket_pair() -> anyhow::Result<(UnixStream, OwnedFd)> {
     let (own, other) = UnixStream::pair().context("cannot create sockets")?;
     let other = OwnedFd::from(other);
@@ -398,7 +398,7 @@ struct QemuCommand {
 /// A running qemu. Dropping it kills it.
 struct Qemu {
     child: Child,
-    /// Its own error output.
+    /// Error output of qemu itself.
     stderr: fs::File,
 }
 
@@ -415,16 +415,16 @@ impl Qemu {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(shared)
-            // Ctrl-C in a terminal is for us; we pass it on to the guest.
+            // Ctrl-C in a terminal is meant for this process, which passes it on to the guest.
             .process_group(0)
             .spawn()
             .map_err(|error| cannot_run(&command, error))?;
-        // From now on they close when qemu exits.
+        // From now on, the sockets close when qemu exits.
         drop(sockets);
         Ok(Self { child, stderr })
     }
 
-    /// Waits for it to exit; kills it if it does not.
+    /// Waits for qemu to exit, and kills it if it does not.
     fn wait(&mut self, patience: Duration) -> anyhow::Result<()> {
         const PAUSE: Duration = Duration::from_millis(10);
         let start = Instant::now();
@@ -442,7 +442,7 @@ impl Qemu {
         bail!("the guest's plan is done, but it does not power off")
     }
 
-    /// Its own error message, if it exited with an error.
+    /// The error message of qemu itself, if it exited with an error.
     fn why(&mut self) -> Option<anyhow::Error> {
         let status = self.child.try_wait().ok().flatten()?;
         let mut said = String::new();
@@ -455,7 +455,7 @@ impl Qemu {
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // It may have already exited.
+        // Ignores the error if qemu has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -30,10 +30,10 @@ use crate::{packages, setup};
 pub(crate) use self::bench::bench;
 pub(crate) use self::suite::{Share, test};
 
-/// The guest's folder for our programs.
+/// The guest's folder for this workspace's programs.
 const PROGRAMS: &str = "/usr/bin";
 
-/// Which virtual machine, if any.
+/// Arguments that select virtual machines, if any.
 #[derive(clap::Args)]
 pub(crate) struct Choice {
     /// Use a virtual machine with this Debian kernel, such as 6.1
@@ -46,7 +46,7 @@ pub(crate) struct Choice {
     image: Image,
 }
 
-/// A kernel from a file, and bounds.
+/// Arguments for a kernel from a file and for limits.
 #[derive(clap::Args)]
 pub(crate) struct Image {
     /// Use a virtual machine with the kernel in this file (bzImage)
@@ -83,7 +83,7 @@ impl Choice {
         self.vm.is_some() || self.image.kernel_image.is_some()
     }
 
-    /// The selected architecture, or this machine's. Images are for one architecture only.
+    /// The selected architecture; by default this machine's. Images are for one architecture only.
     fn arch(&self) -> anyhow::Result<Arch> {
         match self.arch {
             Some(arch) => Ok(arch),
@@ -92,7 +92,7 @@ impl Choice {
         }
     }
 
-    /// The selected limit.
+    /// The selected time limit.
     pub(crate) fn limit(&self) -> Option<Duration> {
         self.image.vm_limit.map(Duration::from_secs)
     }
@@ -120,11 +120,12 @@ pub(crate) fn command(workspace: &Workspace, args: &CommandArgs) -> anyhow::Resu
     in_each(workspace, &args.choice, programs, &command)
 }
 
-/// The programs of a cluster. Always built together: for other selections cargo builds other dependencies.
+/// The programs of a cluster. They are always built together, because cargo builds different dependencies for other
+/// selections.
 const CLUSTER: &[&str] = &["health-agent", "bed"];
 
-/// How long a cluster may take to its first answers: under software emulation the kernel's verifier alone takes ten
-/// seconds per agent, and half a minute if the emulator shares its CPU.
+/// Maximum time until a cluster gives its first answers. Under software emulation, the kernel's verifier alone takes
+/// ten seconds per agent, and half a minute if the emulator shares its CPU.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// `cargo xtask run` in virtual machines, with arguments for the bed.
@@ -140,7 +141,7 @@ pub(crate) fn run(
     in_each(workspace, choice, CLUSTER, &PlannedCommand::new(bed))
 }
 
-/// Runs a command in one machine per kernel. The exit code is the first one that is not 0.
+/// Runs a command in one virtual machine per kernel. Returns the first exit code that is not 0.
 fn in_each(
     workspace: &Workspace,
     choice: &Choice,
@@ -212,7 +213,7 @@ fn pass_on(heard: CommandOutput) -> anyhow::Result<()> {
     printed.context("cannot print")
 }
 
-/// The tests' tools that are useful by hand.
+/// Those of the tests' tools that are useful in interactive work.
 const SMALL_TOOLS: &[&str] = &[
     "nsenter",
     "setpriv",
@@ -232,7 +233,7 @@ fn first_failure(first: u8, next: u8) -> u8 {
     if first == 0 { next } else { first }
 }
 
-/// Builds the first process of guests, and programs for them, each as one static file.
+/// Builds the first process of guests and the given programs, each as a static binary.
 fn build_static(workspace: &Workspace, arch: Arch, programs: &[&str]) -> anyhow::Result<()> {
     setup::static_target(workspace, arch)?;
     if !programs.is_empty() {

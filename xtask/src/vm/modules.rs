@@ -1,5 +1,5 @@
-//! Selects the kernel modules for the initramfs: networking modules and their dependencies. The kernel loads them
-//! itself when something needs them.
+//! Selects the kernel modules for the initramfs: networking modules and their dependencies. The kernel loads them by
+//! itself on demand.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 
 use super::archive::Archive;
 
-/// Whole folders below `kernel/`.
+/// Folders below `kernel/` whose modules are all included.
 const FOLDERS: &[&str] = &[
     "net/802",
     "net/8021q",
@@ -25,7 +25,7 @@ const FOLDERS: &[&str] = &[
     "net/unix",
 ];
 
-/// Single modules.
+/// Modules outside these folders.
 const MODULES: &[&str] = &[
     "bonding",
     "dummy",
@@ -43,7 +43,7 @@ const MODULES: &[&str] = &[
     "vrf",
     "vxlan",
     "wireguard",
-    // Checksums and ciphers that others request only by name.
+    // Checksums and ciphers that other modules request only by name.
     "crc32c_generic",
     "crc32c-intel",
     "libcrc32c",
@@ -64,7 +64,7 @@ pub(crate) fn add(
         let content = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         archive.file(&place.join(module), &content)?;
     }
-    // The files in which modprobe looks up names.
+    // The files that modprobe uses for look-ups by name.
     let entries =
         fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     for entry in entries {

@@ -1,13 +1,13 @@
-//! Tests that cannot run in a guest, or not with every kernel, and the feature that is missing there.
+//! Tests that cannot run in guests, or not with every kernel, and the features that they lack there.
 
 use crate::test::is_below;
 
-/// Tests, or test files, and the feature that they need.
+/// Tests or test files, and the feature that they need.
 struct Need {
     /// `FILE` or `FILE::TEST`: prefixes of the tests' names.
     tests: &'static [&'static str],
     feature: &'static str,
-    /// The first Linux that has it; `None` if no guest has it.
+    /// The first Linux version with the feature; `None` if no guest has it.
     since: Option<(u32, u32)>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn missing(name: &str, release: &str) -> Option<&'static str> {
         .map(|need| need.feature)
 }
 
-/// Major and minor version.
+/// Major and minor version of a kernel release.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
     let mut number = || numbers.next()?.parse().ok();

@@ -1,5 +1,5 @@
-//! The contents of a guest's root folder: programs of this machine with their libraries, at the same paths as here,
-//! and the files that they read. A guest with another architecture has Debian's packages for it instead.
+//! The contents of a guest's root folder: programs of this machine with their libraries, at the same paths, and the
+//! files that they read. Guests with a foreign architecture get Debian's packages for that architecture instead.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use crate::debian::{self, PackageScope};
 use crate::process::{find, output};
 use crate::workspace::Workspace;
 
-/// Folders that are links into `/usr` on every fresh Debian 12; the guest's are too.
+/// Folders that are links into `/usr`, as in every new installation of Debian 12.
 const MERGED: &[(&str, &str)] = &[
     ("/bin", "usr/bin"),
     ("/sbin", "usr/sbin"),
@@ -36,7 +36,7 @@ const FOLDERS: &[&str] = &[
     "/var/tmp",
 ];
 
-/// Files in which programs look up names: users, protocols, ports, hosts.
+/// Files that programs use to look up names of users, protocols, ports and hosts.
 const FILES: &[(&str, &str)] = &[
     (
         "/etc/passwd",
@@ -117,7 +117,7 @@ const BASE: &[&str] = &[
     "xargs",
 ];
 
-/// Packages with the programs of [`BASE`], and programs that are useful by hand.
+/// Packages with the programs in [`BASE`], and with programs that are useful in interactive work.
 const PACKAGES: &[&str] = &[
     "bash",
     "bind9-dnsutils",
@@ -147,7 +147,7 @@ const UNREAD: &[&str] = &["packages", "usr/include", "usr/share", "var"];
 pub(crate) enum Origin {
     /// This machine.
     Machine,
-    /// A folder with unpacked packages, all of which go into the guest.
+    /// A folder with unpacked packages. All of them go into the guest.
     Packages(PathBuf),
 }
 
@@ -161,14 +161,14 @@ impl Origin {
     }
 }
 
-/// A guest's root folder that is being written.
+/// Writer of a guest's root folder.
 pub(crate) struct Root<W: Write> {
     archive: Archive<W>,
     origin: Origin,
 }
 
 impl<W: Write> Root<W> {
-    /// Starts with the first process and the files that every guest has.
+    /// Starts a root folder with the first process and the files that every guest has.
     pub(crate) fn new(
         mut archive: Archive<W>,
         init: &Path,
@@ -230,7 +230,7 @@ impl<W: Write> Root<W> {
         self.libraries_of(&place)
     }
 
-    /// Adds a program at another path than here. It must be linked statically, or its libraries must be added
+    /// Adds a program at a different path. The program must be statically linked, or its libraries must be added
     /// separately.
     pub(crate) fn program_at(&mut self, place: &Path, source: &Path) -> anyhow::Result<()> {
         self.archive.program(place, &read(source)?)
@@ -262,7 +262,7 @@ impl<W: Write> Root<W> {
                 self.tree(&path)?;
             } else if path.is_file() {
                 let place = self.resolve(&path)?;
-                // Scripts and plugins may be among these files; an executable bit on other files does no harm.
+                // These files may include scripts and plugins. An executable bit does no harm on other files.
                 self.archive.program(&place, &read(&place)?)?;
             }
         }
@@ -303,7 +303,7 @@ impl<W: Write> Root<W> {
         Ok(())
     }
 
-    /// Adds a folder to work in.
+    /// Adds an empty folder.
     pub(crate) fn folder(&mut self, path: &Path) -> anyhow::Result<()> {
         self.archive.folder(path)
     }
@@ -322,11 +322,12 @@ impl<W: Write> Root<W> {
         self.archive.finish()
     }
 
-    /// Resolves a path of this machine. Adds the links on the way to the guest, too.
+    /// Resolves a path of this machine. Adds the symbolic links along the path to the guest, too.
     fn resolve(&mut self, path: &Path) -> anyhow::Result<PathBuf> {
         let resolved =
             fs::canonicalize(path).with_context(|| format!("cannot find {}", path.display()))?;
-        // The path with its folder resolved: any further difference is a link in its last component.
+        // The path after its folder is resolved: if it still differs from the canonical path, its last component is a
+        // link.
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             bail!("{} is not a file", path.display());
         };
@@ -340,7 +341,7 @@ impl<W: Write> Root<W> {
     }
 }
 
-/// The libraries that a program loads at startup, as `ldd` finds them; none for a static one.
+/// The libraries that a program loads at startup, as found by `ldd`; none for a static program.
 fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let listed = output(Command::new("ldd").arg(program))?.unwrap_or_default();
     Ok(listed

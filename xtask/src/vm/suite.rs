@@ -23,11 +23,12 @@ use crate::test::{Filter, is_below, jobs};
 use crate::workspace::Workspace;
 use crate::{packages, setup};
 
-/// CI's share, by names: load and attach of every program, code that the verifier inspects, health, conntrack, restart.
-/// Few of each: a test that takes seconds with KVM takes minutes without.
+/// Names of the tests that CI runs: loading and attaching every program, code that the verifier inspects, health,
+/// conntrack, restart. There are only a few of each, because a test that takes seconds with KVM takes minutes without.
 const CI: &[&str] = &[RESTART_WITH_CLSACT, RESTART_WITH_TCX, "verifier"];
 
-/// The longest test of CI's share: it runs with the hooks that an agent chooses on that kernel, not with both.
+/// The longest test that CI runs. It runs only with the hooks that an agent chooses on that kernel, not with both
+/// kinds.
 const RESTART_WITH_CLSACT: &str =
     "attachment::no_echo_is_lost_through_kills_and_restarts_with_clsact";
 const RESTART_WITH_TCX: &str = "attachment::no_echo_is_lost_through_kills_and_restarts_with_tcx";
@@ -57,7 +58,7 @@ const CALLED_BY_TOOLS: &[&str] = &[
     "containerd-shim-runc-v2",
 ];
 
-/// Programs that tests call besides the agent, and a library that they make it load.
+/// Programs that tests run besides the agent, and a library that tests make the agent load.
 const HELPERS: &[&str] = &[
     "machine",
     "bed",
@@ -72,7 +73,7 @@ pub(crate) enum Share {
     Ci,
 }
 
-/// Runs the tests in one machine per kernel, all kernels in parallel, and prints the counts.
+/// Runs the tests in one virtual machine per kernel, in parallel, and prints the counts.
 pub(crate) fn test(
     workspace: &Workspace,
     choice: &Choice,
@@ -127,7 +128,7 @@ pub(crate) fn test(
     print_all(&mut reports)
 }
 
-/// Prints the reports. Fails if a test failed, or if not all were run.
+/// Prints the reports. Fails if a test failed or if not all tests were run.
 fn print_all(reports: &mut [(&Selection, Report, anyhow::Result<Outcome>)]) -> anyhow::Result<()> {
     let mut problems = Vec::new();
     for (selection, report, ran) in &mut *reports {
@@ -164,7 +165,7 @@ fn print_all(reports: &mut [(&Selection, Report, anyhow::Result<Outcome>)]) -> a
     Ok(())
 }
 
-/// Fails if a test of CI's share does not exist, for example after it was renamed.
+/// Fails if a test in [`CI`] does not exist, for example because it was renamed.
 fn require_all_of_ci(programs: &[TestProgram]) -> anyhow::Result<()> {
     let names: Vec<_> = programs
         .iter()
@@ -185,11 +186,11 @@ fn is_of_ci(name: &str, release: &str) -> bool {
     CI.iter().any(|above| is_below(name, above)) && !(has_tcx && name == RESTART_WITH_CLSACT)
 }
 
-/// What runs in a guest.
+/// The tests that run in a guest.
 struct Selection<'a> {
     kernel: &'a Kernel,
     jobs: Vec<Job<'a>>,
-    /// The tests that cannot run there, each with the missing feature.
+    /// The tests that cannot run in the guest, each with the missing feature.
     skipped: BTreeMap<String, &'static str>,
 }
 
@@ -224,7 +225,7 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// A guest with all that the tests need, and a command for each job.
+/// Creates a guest with everything that the tests need, and a command for each job.
 fn prepare<'a>(
     workspace: &'a Workspace,
     choice: &Choice,
@@ -252,7 +253,7 @@ fn prepare<'a>(
     for folder in READ_BY_TESTS {
         root.tree(&workspace.root().join(folder))?;
     }
-    // Tests look for the agent next to their own program.
+    // Tests look for the agent in the folder of their own program.
     let agent = workspace.dev_binary("health-agent");
     root.program_at(&agent, &built("health-agent")?)?;
     root.libraries_of(&agent)?;
@@ -279,7 +280,7 @@ fn prepare<'a>(
     Ok((guest, commands))
 }
 
-/// Runs the tests in a guest, and reports the results.
+/// Runs the tests in a guest and reports the results.
 fn run_in(
     guest: Guest,
     commands: &[PlannedCommand],
@@ -323,7 +324,7 @@ fn run_in(
     })
 }
 
-/// Adds these tools, with the programs that they call and the files that they read.
+/// Adds these tools with the programs that they call and the files that they read.
 pub(super) fn add_tools(guest: &mut Guest, tools: &[packages::Tool]) -> anyhow::Result<()> {
     let called = CALLED_BY_TOOLS.iter().copied();
     let called = called.filter(|tool| installed(tool));
@@ -337,7 +338,7 @@ pub(super) fn add_tools(guest: &mut Guest, tools: &[packages::Tool]) -> anyhow::
     Ok(())
 }
 
-/// Reports that a test has passed. Failed tests are reported together with their process's whole output.
+/// Reports that a test has passed. Failed tests are reported later, with the whole output of their process.
 fn print_result(kernel: &str, job: &Job, ended: &TestEnd) -> anyhow::Result<()> {
     if ended.outcome.failure().is_some() {
         return Ok(());
@@ -347,7 +348,8 @@ fn print_result(kernel: &str, job: &Job, ended: &TestEnd) -> anyhow::Result<()> 
     writeln!(io::stdout(), "[{kernel}] ok {test} ({took:.1} s)").context("cannot print")
 }
 
-/// A copy without debug symbols, which are most of a program: with them, the programs would not fit into a guest.
+/// A copy of a program without debug symbols, which make up most of the file. With them, the programs would not fit
+/// into a guest.
 fn stripped(workspace: &Workspace, program: &Path) -> anyhow::Result<PathBuf> {
     let folder = workspace.vm()?.join("stripped");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -358,7 +360,7 @@ fn stripped(workspace: &Workspace, program: &Path) -> anyhow::Result<PathBuf> {
     if changed(&copy).is_ok_and(|copied| copied > source) {
         return Ok(copy);
     }
-    // Processes that create it at the same time never see a partial file.
+    // If several processes create the file at the same time, none of them sees a partial one.
     let made = tempfile::Builder::new()
         .prefix(".stripping-")
         .tempfile_in(&folder)

@@ -1,11 +1,11 @@
-//! Why an agent does not answer.
+//! Errors of requests to an agent.
 
 use std::io;
 use std::path::PathBuf;
 
 use hyper::StatusCode;
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The socket's file does not exist.
@@ -14,7 +14,7 @@ pub enum ClientError {
     /// The socket has no listener.
     #[error("no agent at {0}: the socket is left over from a killed agent; start it again")]
     Stale(PathBuf),
-    /// The socket's permissions forbid it.
+    /// The socket's permissions deny access.
     #[error("cannot connect to the agent at {0}: permission denied; try it as root")]
     Permission(PathBuf),
     /// The request could not be built.
@@ -56,7 +56,7 @@ pub enum ClientError {
         /// The error.
         source: hyper::Error,
     },
-    /// The answer ended before its last line.
+    /// The response ended before its last line.
     #[error("{request} at {path}: the agent ended the answer early; was it stopped? see its log")]
     Cut {
         /// Method and path.
@@ -64,7 +64,7 @@ pub enum ClientError {
         /// The socket.
         path: PathBuf,
     },
-    /// The agent refused.
+    /// The agent refused the request.
     #[error("{request}: {message}")]
     Refused {
         /// Method and path.
@@ -74,7 +74,7 @@ pub enum ClientError {
         /// The agent's reason.
         message: String,
     },
-    /// The answer is invalid.
+    /// The response is invalid.
     #[error(
         "{request} at {path}: cannot read the answer: {source}; are agent and command line of the \
          same version?"

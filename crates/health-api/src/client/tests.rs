@@ -3,7 +3,7 @@ use std::os::unix::net::UnixListener as StdUnixListener;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 
-/// The error of a `GET /x` against a server that sends `answer` and closes.
+/// The error of a `GET /x` if the server sends `answer` and closes the connection.
 async fn error_for(answer: &'static str) -> ClientError {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("health.sock");

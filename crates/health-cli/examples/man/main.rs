@@ -1,4 +1,4 @@
-//! Writes the man pages; `cargo xtask man` runs it. It is not part of the agent's program, which would grow.
+//! Generates the man pages; run by `cargo xtask man`. An example, so that the code does not enlarge the agent's binary.
 
 mod pages;
 
@@ -26,7 +26,8 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The pages' date: today, or that of reproducible builds (<https://reproducible-builds.org/specs/source-date-epoch/>).
+/// The date on the pages: today, or `SOURCE_DATE_EPOCH` for reproducible builds
+/// (<https://reproducible-builds.org/specs/source-date-epoch/>).
 fn date() -> anyhow::Result<String> {
     const EPOCH: &str = "SOURCE_DATE_EPOCH";
     let time = match env::var(EPOCH) {

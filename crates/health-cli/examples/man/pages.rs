@@ -5,9 +5,9 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 use health_settings::{Definition, Settings, groups, with_one_form};
 
-/// Name of the page of settings, without the section.
+/// Name of the settings page, without the section.
 const CONFIG: &str = "health-agent.config";
-/// The commands that the page of settings is about.
+/// Commands whose pages and the settings page refer to each other.
 const ABOUT_SETTINGS: [&str; 3] = [
     "health-agent-run",
     "health-agent-config",
@@ -16,13 +16,13 @@ const ABOUT_SETTINGS: [&str; 3] = [
 
 /// A man page.
 pub(crate) struct Page {
-    /// Name of its file.
+    /// File name.
     pub(crate) file: String,
-    /// Its source.
+    /// The roff source.
     pub(crate) text: String,
 }
 
-/// All pages, with this date.
+/// All pages, dated `date`.
 pub(crate) fn all(date: &str) -> Vec<Page> {
     let mut program = health_cli::command().disable_help_subcommand(true);
     program.build();
@@ -39,7 +39,7 @@ fn page_name(command: &Command) -> &str {
         .unwrap_or_else(|| command.get_name())
 }
 
-/// Adds the page of a command, and those of the commands below it.
+/// Adds the pages of a command and its subcommands.
 fn add(
     pages: &mut Vec<Page>,
     command: &Command,
@@ -90,8 +90,8 @@ fn of_command(command: &Command, parent: Option<&Command>, date: &str, source: &
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// An argument with everything in its help: clap_mangen omits the help of arguments that `-h` does not show, and lists of values
-/// come with macros that man complains about.
+/// Puts everything about an argument into its help text: clap_mangen omits the help of arguments that `-h` hides, and
+/// formats possible values with macros that man warns about.
 fn complete(arg: Arg) -> Arg {
     let values = arg.get_possible_values();
     let values = values.iter().filter(|value| !value.is_hide_set());
@@ -111,7 +111,7 @@ fn complete(arg: Arg) -> Arg {
         .help(help)
 }
 
-/// The heading of a part of what follows the flags in a help, such as `Examples:`, with indented lines after it.
+/// Splits a section of the text after the flags, such as `Examples:`, into its heading and the indented lines below it.
 fn heading(part: &str) -> Option<(&str, &str)> {
     let (heading, lines) = part.split_once(":\n")?;
     (!heading.contains('\n')).then_some((heading, lines))
@@ -150,7 +150,7 @@ fn see_also(command: &Command, parent: Option<&Command>) -> Roff {
     references(&names)
 }
 
-/// References to pages, by name and section.
+/// A SEE ALSO section that lists pages by name and section.
 fn references(names: &[(&str, &str)]) -> Roff {
     let mut roff = Roff::new();
     roff.control("SH", ["SEE ALSO"]);
@@ -213,10 +213,10 @@ fn of_setting(roff: &mut Roff, setting: &Definition<'_>) {
     }
 }
 
-/// Simple Markdown: paragraphs, lists, blocks of code and code in lines. Headings are left out.
+/// Converts simple Markdown: paragraphs, lists, code blocks and inline code. Omits headings.
 fn markdown(roff: &mut Roff, text: &str) {
     let mut is_code = false;
-    // Whether a paragraph begins; not at the start.
+    // Whether the next line starts a new paragraph. The first paragraph needs no break before it.
     let mut is_new = false;
     let mut is_first = true;
     for line in text.lines() {
@@ -249,7 +249,7 @@ fn markdown(roff: &mut Roff, text: &str) {
     }
 }
 
-/// A line with code between backticks.
+/// Converts a line, with code between backticks in bold.
 fn words(line: &str) -> Vec<Inline> {
     let parts = line.split('`').enumerate();
     let inlines = parts.map(|(i, part)| match i % 2 {

@@ -1,4 +1,4 @@
-//! IP addresses as strings, written fast enough for listings of a million rows.
+//! Formats IP addresses fast enough for listings of a million rows.
 
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr};
@@ -20,7 +20,7 @@ pub(super) fn serialize<S: Serializer>(address: &IpAddr, to: S) -> Result<S::Ok,
 /// Length of the longest address: all IPv6 groups, the last two in IPv4 form.
 const MAX_LEN: usize = 45;
 
-/// An address as text, on the stack.
+/// A formatted address in a stack buffer.
 struct Text {
     bytes: [u8; MAX_LEN],
     len: usize,
@@ -40,7 +40,7 @@ impl Text {
         std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
     }
 
-    /// The standard library's formatter takes several times as long.
+    /// Several times as fast as the standard library's formatter.
     fn write_v4(&mut self, address: Ipv4Addr) -> fmt::Result {
         let mut digits = itoa::Buffer::new();
         for (place, octet) in address.octets().into_iter().enumerate() {

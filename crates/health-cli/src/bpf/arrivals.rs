@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_ARRIVALS`, in readable form: what arrived from other agents' probes.
+//! Human-readable `HEALTH_ARRIVALS` entries: counts of probes that arrived from other agents.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// An entry in displayed form.
+/// Converts an entry for display.
 pub(super) fn entry((prober, arrivals): (Prober, Arrivals)) -> Entry<ProberKey, ArrivalCounts> {
     let ways = ORDER.map(|(name, is_v4, path)| (name, arrivals.ways[way(is_v4, path as u8)]));
     Entry {
@@ -23,7 +23,7 @@ pub(super) fn entry((prober, arrivals): (Prober, Arrivals)) -> Entry<ProberKey, 
     }
 }
 
-/// The ways by name, IP version and path.
+/// All ways, with their names, IP versions and paths.
 const ORDER: [(&str, bool, Path); WAYS] = [
     ("host4", true, Path::Host),
     ("endpoint4", true, Path::Endpoint),
@@ -31,7 +31,7 @@ const ORDER: [(&str, bool, Path); WAYS] = [
     ("endpoint6", false, Path::Endpoint),
 ];
 
-/// The key: an agent.
+/// The key: the agent that sends the probes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct ProberKey {
@@ -45,7 +45,7 @@ impl fmt::Display for ProberKey {
     }
 }
 
-/// The counts.
+/// Counts per way.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct ArrivalCounts {
@@ -71,7 +71,7 @@ impl Way {
     }
 }
 
-/// Probes that arrived on each way, and the replies to them.
+/// Per way, the number of probes that arrived and the number of replies to them.
 impl fmt::Display for ArrivalCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "since_ns={}", self.since_ns)?;

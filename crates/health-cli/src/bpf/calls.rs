@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_CALLS` and `HEALTH_IP_CALLS`, in readable form: the programs that others tail-call.
+//! Human-readable `HEALTH_CALLS` and `HEALTH_IP_CALLS` entries: tail-called programs.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// Entries of `HEALTH_CALLS` in displayed form, from indexes and program ids.
+/// Converts entries of `HEALTH_CALLS`, given as indexes and program ids, for display.
 pub(super) fn entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
     named(rows, &DatapathProgram::CALLED)
 }
 
-/// Likewise for `HEALTH_IP_CALLS`.
+/// Like [`entries`], for `HEALTH_IP_CALLS`.
 pub(super) fn ip_entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
     named(rows, &DatapathProgram::CALLED_FOR_IP)
 }
@@ -30,7 +30,7 @@ fn named(rows: Vec<(u32, u32)>, called: &[(u32, DatapathProgram)]) -> Vec<Entry<
     rows.into_iter().map(entry).collect()
 }
 
-/// A program.
+/// A tail-called program.
 #[derive(Debug, Serialize)]
 pub(super) struct Call {
     program: Option<&'static str>,

@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_PEERS` and `HEALTH_TCP`, in readable form: TCP connections whose round trips are measured.
+//! Human-readable `HEALTH_PEERS` and `HEALTH_TCP` entries: TCP connections whose round trips are measured.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// An entry of `HEALTH_PEERS` in displayed form.
+/// Converts an entry of `HEALTH_PEERS` for display.
 pub(super) fn peer((address, peer): (Addr, Peer)) -> Entry<IpAddr, PeerPath> {
     Entry {
         key: address.to_ip(),
@@ -20,7 +20,7 @@ pub(super) fn peer((address, peer): (Addr, Peer)) -> Entry<IpAddr, PeerPath> {
     }
 }
 
-/// An entry of `HEALTH_TCP` in displayed form.
+/// Converts an entry of `HEALTH_TCP` for display.
 pub(super) fn connection((key, flow): (FlowKey, Flow)) -> Entry<Connection, Timing> {
     Entry {
         key: Connection {
@@ -42,7 +42,7 @@ pub(super) fn connection((key, flow): (FlowKey, Flow)) -> Entry<Connection, Timi
     }
 }
 
-/// The known facts about an address whose connections are measured.
+/// The path to a peer whose connections are measured.
 #[derive(Debug, Serialize)]
 pub(super) struct PeerPath {
     path: &'static str,

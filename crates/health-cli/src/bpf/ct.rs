@@ -81,7 +81,7 @@ pub struct FlushArgs {
     filter: CtFilter,
 }
 
-/// Flags that choose among conntrack entries.
+/// Flags that select conntrack entries.
 #[derive(Args, Debug)]
 struct CtFilter {
     #[command(flatten)]
@@ -109,7 +109,7 @@ impl State {
         TcpState::Close,
     ];
 
-    /// `None` for other protocols.
+    /// `None` for protocols other than TCP.
     fn of(flow: &Flow, entry: &CtEntry) -> Option<Self> {
         (flow.protocol == IP_PROTOCOL_TCP).then(|| Self(TcpState::of(entry.state())))
     }
@@ -190,7 +190,7 @@ impl Selection {
     }
 }
 
-/// An entry in a dump of the map.
+/// Converts an entry for a dump of the map.
 pub(super) fn entry((flow, entry): (Flow, CtEntry)) -> Entry<FlowKey, CtValue> {
     Entry {
         key: FlowKey::from(&flow),
@@ -218,7 +218,7 @@ pub(super) struct CtValue {
 }
 
 impl CtValue {
-    /// Uses times relative to `now_s`, seconds of `CLOCK_MONOTONIC`, if it is given.
+    /// Times are relative to `now_s` (seconds of `CLOCK_MONOTONIC`) if it is given, absolute otherwise.
     fn new(flow: &Flow, entry: &CtEntry, now_s: Option<i64>) -> Self {
         Self {
             state: State::of(flow, entry),
@@ -236,7 +236,7 @@ impl CtValue {
     }
 }
 
-/// The line of `cilium bpf ct list`. Service addresses are not translated back.
+/// The format of `cilium bpf ct list`. Service addresses are not translated back.
 impl fmt::Display for CtValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [expires, last_rx, last_tx] = self.times.moments();
@@ -259,7 +259,7 @@ impl fmt::Display for CtValue {
     }
 }
 
-/// The names of the set flags, each followed by a blank.
+/// The names of the set flags, each followed by a space.
 struct FlagNames(u16);
 
 impl fmt::Display for FlagNames {
@@ -271,7 +271,7 @@ impl fmt::Display for FlagNames {
     }
 }
 
-/// Times of a flow's expiry and of its last packets.
+/// When a flow expires, and when it last received and sent packets.
 #[derive(Debug, Serialize)]
 #[serde(untagged, rename_all_fields = "kebab-case")]
 enum Times {
@@ -281,7 +281,8 @@ enum Times {
         last_rx_s: u32,
         last_tx_s: u32,
     },
-    /// Seconds from now and until now. Negative for an entry that has expired but has not been collected yet.
+    /// Seconds until expiry and since the last packets. `expires_in_s` is negative for an expired entry that has not
+    /// been collected yet.
     Relative {
         expires_in_s: i64,
         last_rx_age_s: Option<i64>,
@@ -326,7 +327,7 @@ impl Times {
     }
 }
 
-/// A time as a line shows it.
+/// A time in a line of text output.
 enum Moment {
     Clock(u32),
     Relative(i64),

@@ -1,4 +1,4 @@
-//! The entry of `HEALTH_DIRECT`, in readable form, without the keys, which are the mesh's secret.
+//! The human-readable `HEALTH_DIRECT` entry, without the keys: they are the mesh's secret.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// Entries in displayed form.
+/// Converts entries for display.
 pub(super) fn entries(rows: Vec<(u32, DirectConfig)>) -> Vec<Entry<u32, DirectReturn>> {
     let entry = |(key, config): (u32, DirectConfig)| Entry {
         key,
@@ -16,7 +16,7 @@ pub(super) fn entries(rows: Vec<(u32, DirectConfig)>) -> Vec<Entry<u32, DirectRe
     rows.into_iter().map(entry).collect()
 }
 
-/// Whether nodes recognise what others forward to their backends.
+/// The keys with which nodes recognise packets that other nodes forward to their backends.
 #[derive(Debug, Serialize)]
 pub(super) struct DirectReturn {
     /// Number of keys.

@@ -1,4 +1,4 @@
-//! The entries of the agent's own maps.
+//! Dumps of the agent's own maps.
 
 use anyhow::bail;
 use health_common::addr::Addr;
@@ -16,7 +16,7 @@ use crate::output::Format;
 /// Shows all entries of a map.
 type Show = fn(&Pinned, Format) -> anyhow::Result<()>;
 
-/// Every map except rings.
+/// All maps except rings.
 const MAPS: [(MapLayout, Show); 46] = [
     (layout::CT4, |pinned, format| conntrack(pinned, 0, format)),
     (layout::CT6, |pinned, format| conntrack(pinned, 1, format)),
@@ -124,10 +124,10 @@ const MAPS: [(MapLayout, Show); 46] = [
         })
     }),
     (layout::SLOTS, |pinned, format| {
-        places(pinned, &layout::SLOTS, format)
+        slots(pinned, &layout::SLOTS, format)
     }),
     (layout::MAGLEV, |pinned, format| {
-        places(pinned, &layout::MAGLEV, format)
+        slots(pinned, &layout::MAGLEV, format)
     }),
     (layout::BACKENDS, |pinned, format| {
         let rows = pinned.backend_rows()?;
@@ -184,13 +184,13 @@ const MAPS: [(MapLayout, Show); 46] = [
     }),
 ];
 
-/// Shows the map of this name.
+/// Shows the map with this name.
 pub(super) fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     if let Some((_, show)) = MAPS.iter().find(|(map, _)| map.name == name) {
         return show(pinned, format);
     }
     match pinned.ring_rows(name)? {
-        Some(rows) => stream::print(format, &[rows], ring::place),
+        Some(rows) => stream::print(format, &[rows], ring::slot),
         None => Err(DumpError::UnknownMap(pinned.map(name)?.pin().to_owned()).into()),
     }
 }
@@ -216,12 +216,12 @@ fn xdp_flows(pinned: &Pinned, map: usize, format: Format) -> anyhow::Result<()> 
     stream::print(format, &rows, |row| Some(xdp::flow(row)))
 }
 
-fn places(pinned: &Pinned, map: &MapLayout, format: Format) -> anyhow::Result<()> {
-    let rows = pinned.place_rows(map)?;
+fn slots(pinned: &Pinned, map: &MapLayout, format: Format) -> anyhow::Result<()> {
+    let rows = pinned.slot_rows(map)?;
     stream::print(format, &[rows], |row| Some(lb::entries::place(row)))
 }
 
-/// The rows of one of the maps that are read together.
+/// The rows of one map out of several that are read together.
 fn one<T, const N: usize>(maps: [Rows<T>; N], map: usize) -> Vec<Rows<T>> {
     maps.into_iter().skip(map).take(1).collect()
 }

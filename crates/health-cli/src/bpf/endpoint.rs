@@ -39,7 +39,7 @@ impl EndpointCommand {
     }
 }
 
-/// Entries in displayed form, sorted by address.
+/// Converts entries for display, sorted by address.
 pub(super) fn entries(
     endpoints: Vec<(IpAddr, EndpointInfo)>,
 ) -> Vec<Entry<EndpointAddress, EndpointValue>> {
@@ -74,7 +74,7 @@ impl fmt::Display for EndpointAddress {
     }
 }
 
-/// The datapath's knowledge of an endpoint.
+/// An endpoint as the datapath knows it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct EndpointValue {
@@ -82,7 +82,7 @@ pub(super) struct EndpointValue {
     identity: u32,
     health: bool,
     flags: u32,
-    /// Number of its policy table; 0 for none.
+    /// Number of the endpoint's policy table; 0 for none.
     policy: u32,
     enforces_ingress: bool,
     enforces_egress: bool,
@@ -130,7 +130,7 @@ impl fmt::Display for EndpointValue {
     }
 }
 
-/// An entry of `HEALTH_DEVICES` in displayed form: the number of a device, and its endpoint.
+/// Converts an entry of `HEALTH_DEVICES`, an ifindex and its endpoint's id, for display.
 pub(super) fn device((key, id): (u32, u32)) -> Entry<u32, DeviceEndpoint> {
     Entry {
         key,
@@ -150,7 +150,8 @@ impl fmt::Display for DeviceEndpoint {
     }
 }
 
-/// An entry of `HEALTH_OWN` in displayed form: a prefix of the host's addresses, and the device of a link-local one.
+/// Converts an entry of `HEALTH_OWN` for display: a prefix of the host's addresses, and the ifindex if it is
+/// link-local.
 pub(super) fn own((key, ifindex): (IpNet, Option<u32>)) -> Entry<IpNet, OwnDevice> {
     Entry {
         key,
@@ -158,7 +159,7 @@ pub(super) fn own((key, ifindex): (IpNet, Option<u32>)) -> Entry<IpNet, OwnDevic
     }
 }
 
-/// The device of one of the host's addresses.
+/// The device that has one of the host's addresses.
 #[derive(Debug, Serialize)]
 pub(super) struct OwnDevice {
     ifindex: Option<u32>,
@@ -173,7 +174,7 @@ impl fmt::Display for OwnDevice {
     }
 }
 
-/// A hardware address.
+/// Formats a MAC address.
 pub(super) fn mac(bytes: [u8; 6]) -> String {
     bytes.map(|byte| format!("{byte:02x}")).join(":")
 }

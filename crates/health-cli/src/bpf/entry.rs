@@ -17,7 +17,7 @@ impl<K: fmt::Display, V: fmt::Display> fmt::Display for Entry<K, V> {
     }
 }
 
-/// A row of a listing: key and value as the fields of one object, or on one line.
+/// A row of a listing: key and value as fields of one object, or on one line.
 #[derive(Debug, Serialize)]
 pub(super) struct Row<K, V> {
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! The entry of `HEALTH_MONITOR`, in readable form: the events that the programs write.
+//! The human-readable `HEALTH_MONITOR` entry: which events the programs report.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::entry::Entry;
 use crate::output::{NONE, comma_separated};
 
-/// Entries in displayed form.
+/// Converts entries for display.
 pub(super) fn entries(filters: Vec<(u32, MonitorFilter)>) -> Vec<Entry<u32, EventFilter>> {
     let entry = |(key, filter)| Entry {
         key,
@@ -18,11 +18,11 @@ pub(super) fn entries(filters: Vec<(u32, MonitorFilter)>) -> Vec<Entry<u32, Even
     filters.into_iter().map(entry).collect()
 }
 
-/// The events that are written. Absent fields match anything.
+/// The reported events. Absent fields match anything.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct EventFilter {
-    /// Empty while no monitor client exists.
+    /// Empty if there is no monitor client.
     types: Vec<&'static str>,
     endpoint: Option<u16>,
     protocol: Option<IpProtocol>,
@@ -50,7 +50,7 @@ impl From<MonitorFilter> for EventFilter {
     }
 }
 
-/// `None` for any address.
+/// Formats a prefix; `None` if it matches any address.
 fn network(network: &Network) -> Option<String> {
     let bits: u32 = network
         .mask

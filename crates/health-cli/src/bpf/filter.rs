@@ -12,7 +12,7 @@ use health_model::flow::{IpProtocol, Network};
 
 use super::flow::Direction;
 
-/// Flags that choose by protocol, addresses and ports.
+/// Flags that select by protocol, address and port.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TupleFilter {
     /// Only this protocol: tcp, udp, icmp, icmpv6, sctp or its number (repeatable)
@@ -29,8 +29,7 @@ pub(crate) struct TupleFilter {
     pub(crate) ports: Vec<u16>,
 }
 
-/// Flags that choose among flows. An entry must match each kind of flag; where one is repeated, one of
-/// its values.
+/// Flags that select flows. An entry must match every kind of flag given, and for a repeated flag any of its values.
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct FlowFilter {
     #[command(flatten)]
@@ -41,7 +40,7 @@ pub(super) struct FlowFilter {
 }
 
 impl FlowFilter {
-    /// The ids of these flags, for groups.
+    /// Clap ids of these flags, for argument groups.
     pub(super) const FLAGS: [&str; 5] =
         ["protocols", "sources", "destinations", "ports", "direction"];
 
@@ -70,7 +69,7 @@ impl FlowFilter {
     }
 }
 
-/// The owner of the selected flows.
+/// Whose flows are selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     /// All flows.
@@ -133,8 +132,8 @@ impl Scope {
 pub(super) struct LocalSide(BTreeSet<IpAddr>);
 
 impl LocalSide {
-    /// Whether the flow's local side is this endpoint: for an outbound flow, the side that opened it; for an inbound
-    /// flow, its destination.
+    /// Whether the flow's local side is this endpoint. The local side is the source of an outbound flow and the
+    /// destination of an inbound flow.
     pub(super) fn has(&self, flow: &Flow) -> bool {
         let local = if flow.inbound {
             &flow.destination

@@ -1,4 +1,4 @@
-//! The key of conntrack and NAT entries, in readable form.
+//! The human-readable key of conntrack and NAT entries.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

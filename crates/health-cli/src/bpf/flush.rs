@@ -1,10 +1,10 @@
-//! The output of flushing.
+//! Output of the flush commands.
 
 use health_datapath::dump::FlushedMap;
 
 use crate::output;
 
-/// One line per map.
+/// Prints one line per map.
 pub(super) fn print(flushed: &[FlushedMap]) -> anyhow::Result<()> {
     output::print(|out| {
         flushed.iter().try_for_each(|FlushedMap { pin, entries }| {

@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_FRAGMENTS4` and `HEALTH_FRAGMENTS6`, in readable form: the ports of fragmented packets.
+//! Human-readable `HEALTH_FRAGMENTS4` and `HEALTH_FRAGMENTS6` entries: the ports of fragmented packets.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// An IPv4 entry in displayed form.
+/// Converts an IPv4 entry for display.
 pub(super) fn entry4((key, ports): (FragmentKey4, FragmentPorts)) -> Entry<PacketKey, Ports> {
     Entry {
         key: PacketKey {
@@ -22,7 +22,7 @@ pub(super) fn entry4((key, ports): (FragmentKey4, FragmentPorts)) -> Entry<Packe
     }
 }
 
-/// An IPv6 entry in displayed form.
+/// Converts an IPv6 entry for display.
 pub(super) fn entry6((key, ports): (FragmentKey6, FragmentPorts)) -> Entry<PacketKey, Ports> {
     Entry {
         key: PacketKey {
@@ -34,7 +34,7 @@ pub(super) fn entry6((key, ports): (FragmentKey6, FragmentPorts)) -> Entry<Packe
     }
 }
 
-/// The key: a packet.
+/// The key: a fragmented packet.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct PacketKey {
@@ -49,7 +49,7 @@ impl fmt::Display for PacketKey {
     }
 }
 
-/// The ports in its first fragment.
+/// The ports in the packet's first fragment.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Ports {

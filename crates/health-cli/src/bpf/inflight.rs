@@ -1,4 +1,4 @@
-//! Entries of `HEALTH_INFLIGHT`, in readable form: probes that no row has counted yet.
+//! Human-readable `HEALTH_INFLIGHT` entries: probes not yet counted in any row.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::entry::Entry;
 
-/// An entry in displayed form.
+/// Converts an entry for display.
 pub(super) fn entry((slot, probe): (u32, Inflight)) -> Entry<ProbeKey, ProbeValue> {
     let id = probe.id(slot);
     Entry {
@@ -46,14 +46,14 @@ impl fmt::Display for ProbeKey {
     }
 }
 
-/// The stored facts about the probe.
+/// The value: the state of a probe.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct ProbeValue {
     /// In `CLOCK_MONOTONIC`.
     sent_ns: u64,
     path: &'static str,
-    /// Whether its answer has arrived but has not reached the agent yet.
+    /// Whether the reply has arrived but has not reached the agent yet.
     returned: bool,
 }
 

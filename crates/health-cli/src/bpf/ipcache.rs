@@ -1,4 +1,4 @@
-//! `health-agent bpf ipcache`: the identities behind addresses, as the programs know them.
+//! `health-agent bpf ipcache`: the identities of addresses, as the programs know them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -68,7 +68,7 @@ impl IpcacheCommand {
     }
 }
 
-/// The entry that applies to an address. Prefixes of one IP version do not apply to addresses of the other.
+/// The longest prefix that contains an address. A prefix only contains addresses of its own IP version.
 fn longest(entries: Vec<(IpNet, IpcacheEntry)>, address: IpAddr) -> Option<(IpNet, IpcacheEntry)> {
     entries
         .into_iter()
@@ -76,7 +76,7 @@ fn longest(entries: Vec<(IpNet, IpcacheEntry)>, address: IpAddr) -> Option<(IpNe
         .max_by_key(|(net, _)| net.prefix_len())
 }
 
-/// An entry in displayed form in a dump.
+/// Converts an entry for a dump of the map.
 pub(super) fn entry((prefix, entry): (IpNet, IpcacheEntry)) -> Entry<PrefixKey, PrefixValue> {
     Entry {
         key: PrefixKey { prefix },
@@ -105,7 +105,7 @@ fn prefixes_table(rows: &[Row<PrefixKey, PrefixValue>]) -> String {
     table(["IP PREFIX/ADDRESS", "IDENTITY", "NODE"], rows)
 }
 
-/// An identity by number and, if it is reserved, by name.
+/// Formats an identity: its number and, if it is reserved, its name.
 pub(super) fn named(identity: Identity) -> String {
     match identity.reserved_name() {
         Some(name) => format!("{} (reserved:{name})", identity.0),
@@ -125,13 +125,13 @@ impl fmt::Display for PrefixKey {
     }
 }
 
-/// The identity behind the prefix.
+/// The value: the identity of a prefix.
 #[derive(Debug, Serialize)]
 pub(super) struct PrefixValue {
     identity: Identity,
     /// Name of a reserved identity.
     name: Option<&'static str>,
-    /// Node of an endpoint.
+    /// The node of an endpoint's address.
     node: Option<IpAddr>,
 }
 

@@ -1,4 +1,4 @@
-//! The entry of `HEALTH_MASQUERADE`, in readable form: the packets that are masqueraded.
+//! The human-readable `HEALTH_MASQUERADE` entry: which packets are masqueraded.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::entry::Entry;
 use crate::output::comma_separated;
 
-/// Entries in displayed form.
+/// Converts entries for display.
 pub(super) fn entries(settings: Vec<(u32, MasqueradeConfig)>) -> Vec<Entry<u32, MasqueradeView>> {
     settings
         .into_iter()
@@ -53,7 +53,7 @@ fn of_version<A: Address>(
     })
 }
 
-/// The masqueraded packets; absent for an IP version without masquerading.
+/// Which packets are masqueraded; absent for an IP version without masquerading.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct MasqueradeView {
@@ -61,7 +61,7 @@ pub(super) struct MasqueradeView {
     ipv6: Option<OfVersion>,
 }
 
-/// The masqueraded packets of one IP version.
+/// Which packets of one IP version are masqueraded.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct OfVersion {
@@ -71,7 +71,7 @@ struct OfVersion {
     ports: [u16; 2],
     /// Destinations that see the original source.
     native: Vec<IpNet>,
-    /// Sources in addition to endpoints.
+    /// Masqueraded sources besides endpoints.
     gateway: Vec<IpNet>,
 }
 

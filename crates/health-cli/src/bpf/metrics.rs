@@ -36,7 +36,7 @@ impl MetricsCommand {
     }
 }
 
-/// Entries in displayed form, sorted by reason.
+/// Converts entries for display, sorted by reason.
 pub(super) fn entries(mut rows: Vec<MetricRow>) -> Vec<Entry<CounterKey, CounterValue>> {
     rows.sort_by_key(|row| (row.reason, row.direction));
     rows.into_iter()
@@ -81,7 +81,7 @@ impl CounterKey {
                 |reason| reason.text().into(),
             ),
             reason_code: code,
-            // Like `Reason::is_drop`, but also for reasons of other versions.
+            // Like `Reason::is_drop`, but also covers the codes of other versions.
             drop: code >= 128,
             direction: match direction {
                 d if d == Direction::Ingress as u8 => "INGRESS".into(),

@@ -1,4 +1,4 @@
-//! `health-agent bpf`: the pinned maps and programs, read from the kernel. An agent is only asked for names.
+//! `health-agent bpf`: the pinned maps and programs, read from the kernel. The agent is only asked for names.
 
 mod address;
 mod arrivals;
@@ -89,7 +89,7 @@ impl BpfCommand {
             Self::Policy(command) => command.execute(&pinned()?),
             Self::Ipcache(command) => command.execute(&pinned()?),
             Self::Metrics(command) => command.execute(&pinned()?),
-            // May concern a map that is not ours.
+            // The map may be one that is not the agent's.
             Self::Map(command) => command.execute(location),
             Self::Prog(command) => command.execute(&pinned()?),
         }

@@ -97,7 +97,7 @@ impl ListArgs {
     }
 }
 
-/// An entry in displayed form at `now_ns`.
+/// Converts an entry for display at `now_ns`.
 pub(super) fn entry((flow, to): (Flow, Translation), now_ns: u64) -> Entry<FlowKey, NatValue> {
     let key = FlowKey::from(&flow);
     let value = NatValue {
@@ -128,7 +128,7 @@ pub(super) struct NatValue {
     host_local: bool,
 }
 
-/// The line of `cilium bpf nat list`.
+/// The format of `cilium bpf nat list`.
 impl fmt::Display for NatValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rewritten = match self.direction {

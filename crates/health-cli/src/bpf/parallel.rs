@@ -1,4 +1,4 @@
-//! Reads and writes very many rows on several CPUs.
+//! Reads and prints large numbers of rows on several CPUs.
 
 use std::io::{self, Write};
 use std::num::NonZero;
@@ -6,14 +6,14 @@ use std::panic;
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::thread;
 
-/// Rows that one thread writes at a time: few enough to stay in a CPU's cache.
+/// Number of rows that a thread formats at a time, few enough to stay in a CPU's cache.
 const CHUNK: usize = 256;
-/// Number of chunks per thread that may wait to be printed.
+/// Maximum number of chunks per thread that wait to be printed.
 const WRITTEN_AHEAD: usize = 4;
-/// More threads would wait for each other: only one at a time can query the kernel or print text.
+/// Maximum number of threads. More would wait for each other: only one at a time can query the kernel or print.
 const THREADS: usize = 4;
 
-/// Runs `work` on every CPU, and returns all results.
+/// Runs `work` on up to [`THREADS`] CPUs, and returns all results.
 pub(super) fn on_all_cpus<T: Send, E: Send>(
     work: impl Fn() -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
@@ -35,7 +35,7 @@ fn threads() -> usize {
         .min(THREADS)
 }
 
-/// For each of the rows `0..count`, calls `fetch` and `write`, and prints the texts in that order.
+/// Fetches and formats each of the rows `0..count` with `fetch` and `write`, and prints them in order.
 pub(super) fn print_rows<T>(
     out: &mut dyn Write,
     count: usize,
@@ -46,7 +46,7 @@ pub(super) fn print_rows<T>(
     let threads = threads().min(chunks);
     let write_chunk = |text: &mut Vec<u8>, chunk: usize| -> io::Result<()> {
         text.clear();
-        // Sorted rows are scattered in memory. Fetching them together overlaps the waiting times.
+        // Sorted rows are scattered in memory. Fetching a whole chunk first overlaps the cache misses.
         let rows: Vec<T> = (chunk * CHUNK..count).take(CHUNK).map(&fetch).collect();
         rows.into_iter().try_for_each(|row| write(text, row))
     };
@@ -67,7 +67,7 @@ pub(super) fn print_rows<T>(
                     for chunk in (thread..chunks).step_by(threads) {
                         let mut text = printed.try_recv().unwrap_or_default();
                         let text = write_chunk(&mut text, chunk).map(|()| text);
-                        // Without a reader, there is nothing left to write.
+                        // The reader is gone: there is nothing left to write.
                         if sender.send(text).is_err() {
                             break;
                         }
@@ -81,7 +81,7 @@ pub(super) fn print_rows<T>(
             // A thread that panics takes the program down with it.
             let text = texts.recv().map_err(|_| io::ErrorKind::UnexpectedEof)??;
             out.write_all(&text)?;
-            // After the last one, the buffer is no longer needed.
+            // Fails after the thread's last chunk, when the buffer is no longer needed.
             let _ = empty.send(text);
         }
         Ok(())

@@ -74,7 +74,7 @@ impl PolicyCommand {
     }
 }
 
-/// The table number in an endpoint's entry.
+/// The policy table number in an endpoint's entry.
 fn table_of<'a>(
     id: u16,
     endpoints: impl IntoIterator<Item = &'a EndpointInfo>,
@@ -90,7 +90,7 @@ fn table_of<'a>(
     Ok(table)
 }
 
-/// An entry in a dump of the map.
+/// Converts an entry for a dump of the map.
 pub(super) fn entry(row: &PolicyRow) -> Entry<VerdictKey, VerdictValue> {
     Entry {
         key: VerdictKey::new(row),
@@ -102,7 +102,7 @@ pub(super) fn entry(row: &PolicyRow) -> Entry<VerdictKey, VerdictValue> {
     }
 }
 
-/// A counter in a dump.
+/// Converts a counter for a dump of the map.
 pub(super) fn counter((index, counter): (u32, Counter)) -> Entry<u32, EntryCounts> {
     Entry {
         key: index,
@@ -164,7 +164,7 @@ fn capitalized(word: &str) -> String {
 struct VerdictRow {
     #[serde(flatten)]
     entry: Row<VerdictKey, VerdictValue>,
-    /// `null` if it has no counter of its own.
+    /// `null` if the entry has no counter of its own.
     #[serde(flatten)]
     counted: Option<EntryCounts>,
 }
@@ -183,7 +183,7 @@ impl VerdictRow {
     }
 }
 
-/// The key: the packets that it applies to.
+/// The key: the packets to which the verdict applies.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct VerdictKey {
@@ -191,9 +191,9 @@ pub(super) struct VerdictKey {
     direction: &'static str,
     /// Identity of the other side; 0 for any.
     identity: Identity,
-    /// `null` for all.
+    /// `null` for all protocols.
     protocol: Option<IpProtocol>,
-    /// For ICMP, the types.
+    /// The first port or, for ICMP, the first type.
     first_port: u16,
     last_port: u16,
 }
@@ -261,7 +261,7 @@ pub(super) struct VerdictValue {
     policy: &'static str,
     /// The owner of the policy.
     subject: u32,
-    /// Index of its counter; 0 for the shared counter of entries without one.
+    /// Index of the entry's counter; 0 for the counter shared by entries without their own.
     counter: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Entries of the rings of table keys and of their hands, in readable form.
+//! Human-readable slots and hands of the rings of table keys.
 
 use std::fmt;
 
@@ -9,21 +9,21 @@ use serde::Serialize;
 use super::entry::Entry;
 use super::flow::FlowKey;
 
-/// A slot of a ring in displayed form; `None` if it has not been written yet.
-pub(super) fn place((place, flow): (u32, Flow)) -> Option<Entry<u32, FlowKey>> {
+/// Converts a slot of a ring for display; `None` if it has not been written yet.
+pub(super) fn slot((slot, flow): (u32, Flow)) -> Option<Entry<u32, FlowKey>> {
     (flow.protocol != 0).then(|| Entry {
-        key: place,
+        key: slot,
         value: FlowKey::from(&flow),
     })
 }
 
-/// An entry of `HEALTH_HANDS` in displayed form.
+/// Converts an entry of `HEALTH_HANDS` for display.
 pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
     Entry {
         key,
         value: Passed {
             next: hand.next,
-            places: hand.places,
+            places: hand.slots,
             full_at_s: hand.full_at,
             spare_until_s: hand.spare_until,
             vacated: hand.vacated,
@@ -31,7 +31,7 @@ pub(super) fn hand((key, hand): (u32, Hand)) -> Entry<u32, Passed> {
     }
 }
 
-/// The next position to write in a ring.
+/// A ring's hand: the position to write next.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Passed {
@@ -51,7 +51,7 @@ impl fmt::Display for Passed {
             spare_until_s,
             vacated,
         } = self;
-        let vacated = vacated.iter().filter(|&&place| place != 0).count();
+        let vacated = vacated.iter().filter(|&&slot| slot != 0).count();
         write!(
             f,
             "next={next} places={places} full-at={full_at_s}s spare-until={spare_until_s}s vacated={vacated}"

@@ -1,4 +1,4 @@
-//! The entry of `HEALTH_CONFIG`, in readable form: the programs' settings.
+//! The human-readable `HEALTH_CONFIG` entry: the programs' settings.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::endpoint::mac;
 use super::entry::Entry;
 
-/// Entries in displayed form.
+/// Converts entries for display.
 pub(super) fn entries(settings: Vec<(u32, DatapathConfig)>) -> Vec<Entry<u32, Settings>> {
     settings
         .into_iter()
@@ -28,7 +28,7 @@ pub(super) fn entries(settings: Vec<(u32, DatapathConfig)>) -> Vec<Entry<u32, Se
 pub(super) struct Settings {
     layout_version: u32,
     icmp_id: u16,
-    /// Without the key of the probes' tags, which is the mesh's secret.
+    /// Shown without the key of the probes' tags, which is the mesh's secret.
     probe_session: u32,
     timeouts: Lifetimes,
     gateway4: Option<IpAddr>,
@@ -91,7 +91,7 @@ impl fmt::Display for Settings {
     }
 }
 
-/// How long conntrack entries outlive their last packet, seconds.
+/// How long conntrack entries outlive their last packet, in seconds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Lifetimes {

@@ -1,4 +1,4 @@
-//! Writes rows as they are read, on all CPUs and in no order: memory only holds the rows that each CPU is working on.
+//! Prints rows as they are read, on all CPUs and unordered, so that memory only holds the rows each CPU is working on.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -20,7 +20,7 @@ enum StreamError {
     Write(#[from] io::Error),
 }
 
-/// Prints the results of `show` for the entries of some maps, skipping entries without a result.
+/// Prints the result of `show` for each entry of some maps, and skips entries for which it returns `None`.
 pub(super) fn print<T, U: Display + Serialize>(
     format: Format,
     maps: &[Rows<T>],
@@ -33,7 +33,7 @@ pub(super) fn print<T, U: Display + Serialize>(
     )
 }
 
-/// Like [`print`], for rows that are passed one by one.
+/// Like [`print`], for a reader that passes rows one by one.
 pub(super) fn print_each<U: Display + Serialize>(
     format: Format,
     read: impl FnOnce(&mut dyn FnMut(&U)) -> Result<(), DumpError>,
@@ -44,7 +44,7 @@ pub(super) fn print_each<U: Display + Serialize>(
     }))
 }
 
-/// A reader who has seen enough and closed the pipe (`| head`) is not a failure.
+/// A reader that closes the pipe early (`| head`) is not a failure.
 fn finish(result: Result<(), StreamError>) -> anyhow::Result<()> {
     match result {
         Err(StreamError::Write(e)) => output::finish(Err(e)).map(drop),
@@ -98,7 +98,7 @@ fn write_each<U: Display + Serialize>(
     Ok(listing.end()?)
 }
 
-/// A row, with its separator from the previous row.
+/// Writes a row, preceded by the separator if the format has one.
 fn write_row<U: Display + Serialize>(
     text: &mut Vec<u8>,
     format: Format,
@@ -110,7 +110,7 @@ fn write_row<U: Display + Serialize>(
             text.extend_from_slice(JSON_SEPARATOR);
             Ok(serde_json::to_writer(text, row)?)
         }
-        // With a dedicated serializer: there may be a million rows.
+        // Not type-erased like `write_json_line`: there may be a million rows.
         Format::Jsonl => {
             serde_json::to_writer(&mut *text, row)?;
             text.push(b'\n');
@@ -122,7 +122,7 @@ fn write_row<U: Display + Serialize>(
 
 const JSON_SEPARATOR: &[u8] = b",\n";
 
-/// A listing that is written step by step.
+/// A listing that is written in parts.
 struct Listing<'a, W: ?Sized> {
     out: &'a mut W,
     format: Format,
@@ -141,7 +141,7 @@ impl<'a, W: Write + ?Sized> Listing<'a, W> {
         })
     }
 
-    /// Adds whole rows.
+    /// Writes complete rows.
     fn add(&mut self, mut text: &[u8]) -> io::Result<()> {
         if text.is_empty() {
             return Ok(());

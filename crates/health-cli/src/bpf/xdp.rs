@@ -1,4 +1,4 @@
-//! Entries of the XDP maps, in readable form.
+//! Human-readable entries of the XDP maps.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use super::endpoint::mac;
 use super::entry::Entry;
 use super::flow::FlowKey;
 
-/// An entry of `HEALTH_XDP_DEVICES` in displayed form.
+/// Converts an entry of `HEALTH_XDP_DEVICES` for display.
 pub(super) fn device((key, device): (u32, XdpDevice)) -> Entry<u32, Device> {
     Entry {
         key,
@@ -22,7 +22,7 @@ pub(super) fn device((key, device): (u32, XdpDevice)) -> Entry<u32, Device> {
     }
 }
 
-/// A device.
+/// A device on which XDP handles services.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Device {
@@ -36,7 +36,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// An entry of `HEALTH_XDP_FLOWS4` or `HEALTH_XDP_FLOWS6` in displayed form.
+/// Converts an entry of `HEALTH_XDP_FLOWS4` or `HEALTH_XDP_FLOWS6` for display.
 pub(super) fn flow((flow, way): (Flow, KnownWay)) -> Entry<FlowKey, Way> {
     let [next_mac, own_mac] = way.macs.map(mac);
     Entry {
@@ -57,7 +57,7 @@ pub(super) fn flow((flow, way): (Flow, KnownWay)) -> Entry<FlowKey, Way> {
     }
 }
 
-/// How packets are forwarded.
+/// How a flow's packets are rewritten and forwarded.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Way {
@@ -97,7 +97,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// The entry of `HEALTH_XDP_TIMES` in displayed form.
+/// Converts the entry of `HEALTH_XDP_TIMES` for display.
 pub(super) fn times((key, times): (u32, XdpTimes)) -> Entry<u32, Times> {
     Entry {
         key,

@@ -17,6 +17,7 @@ impl CreateArgs {
             labels: self.labels.iter().map(ToString::to_string).collect(),
             name: self.name,
             container_id: self.container_id,
+            pod: None,
             network: None,
             ifname: self.ifname,
             default_route: self.default_route,

@@ -5,7 +5,7 @@ use health_model::api::{Endpoint, EndpointHealth};
 
 use crate::output::{Cell, table};
 
-/// The table of `cilium endpoint list`, one label per line.
+/// Formats endpoints like `cilium endpoint list`, one label per line.
 pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> String {
     let address = |ip: Option<std::net::IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
     let rows = endpoints.iter().map(|endpoint| {
@@ -33,7 +33,7 @@ pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> Stri
     let text = table(headers, rows);
     match has_headers {
         true => text,
-        // Headers with two lines take two lines; the column widths stay the same.
+        // The header is two lines high. The column widths stay the same without it.
         false => text
             .lines()
             .skip(2)
@@ -48,7 +48,7 @@ fn state(endpoint: &Endpoint) -> Cell {
     Cell::of_lines([endpoint.state.as_str()].into_iter().chain(reason))
 }
 
-/// The table of `cilium endpoint log`.
+/// Formats a log like `cilium endpoint log`.
 pub(super) fn log_table(log: &[LogEntry]) -> String {
     let rows = log.iter().map(|entry| {
         [
@@ -61,7 +61,7 @@ pub(super) fn log_table(log: &[LogEntry]) -> String {
     table(["Timestamp", "Status", "State", "Message"], rows)
 }
 
-/// The lines of `cilium endpoint health`.
+/// Formats health like `cilium endpoint health`.
 pub(super) fn health_table(health: &EndpointHealth) -> String {
     let connected = if health.connected { "yes" } else { "no" };
     let lines = [
@@ -88,6 +88,7 @@ mod tests {
             id: 1017,
             name: None,
             container_id: None,
+            pod: None,
             network: None,
             identity: 4,
             labels: vec!["reserved:health".into(), "node:zone=a".into()],

@@ -28,13 +28,13 @@ struct NodeDetails {
     entry: Option<NodeEntry>,
     /// The registry of its cluster.
     registry: Option<RegistryState>,
-    /// The probing results; `null` for a node that has just joined.
+    /// The probe results; `null` for a node that has just joined.
     status: Option<NodeStatus>,
-    /// The windows and last results of its targets.
+    /// The history windows and last results of the node's targets.
     history: Vec<TargetHistory>,
 }
 
-/// Finds the requested node, and prints it.
+/// Finds and prints the requested node.
 pub(super) async fn print(
     args: &GetArgs,
     list: NodeList,
@@ -72,7 +72,7 @@ pub(super) async fn print(
     })
 }
 
-/// The entry, and the verbose report about the node.
+/// Formats the entry and the verbose report about the node.
 fn text(details: &NodeDetails, report: &HealthStatus, figures: Figures, now: Timestamp) -> String {
     let mut fields = vec![("Node", details.name.clone())];
     if let Some(registry) = &details.registry {

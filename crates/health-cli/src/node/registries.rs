@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::super::output::{NONE, printable, table};
 
-/// One line per registry; below, one line for each entry that is left out.
+/// Formats one line per registry, followed by one line per rejected entry.
 pub(super) fn text(registries: &[RegistryState], now: Timestamp) -> String {
     let rows = registries.iter().map(|state| {
         [
@@ -67,7 +67,7 @@ fn is_stale(state: &RegistryState) -> bool {
     state.stale.is_some() || state.stale_since.is_some()
 }
 
-/// The age in whole seconds.
+/// Formats the age in whole seconds.
 fn age(since: Timestamp, now: Timestamp) -> String {
     let age = now.duration_since(since).max(SignedDuration::ZERO);
     go_duration(age.as_secs().saturating_mul(1_000_000_000))

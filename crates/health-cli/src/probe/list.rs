@@ -27,7 +27,7 @@ Examples:
   health-agent probe list --pod shop/web --type liveness --watch
   health-agent probe list -o json | jq -r '.[] | select(.\"on-hold\") | .pod'";
 
-/// Longest message in the table, characters.
+/// Maximum length of a message in the table, in characters.
 const LONGEST_MESSAGE: usize = 60;
 
 /// Flags of `probe list`.
@@ -152,14 +152,14 @@ pub(super) fn run(probe: &ContainerProbe) -> Option<String> {
     let last = probe.last?;
     let threshold = probe.threshold;
     let run = match probe.run {
-        // A probe that goes on hold has reached the threshold, and then counts from scratch.
+        // A probe that goes on hold has reached the threshold, and its count restarts.
         0 if probe.result == probe.last => threshold,
         run => run.min(threshold),
     };
     Some(format!("{} {run}/{threshold}", last.text()))
 }
 
-/// Whether and when it is probed.
+/// Whether and when the probe runs.
 pub(super) fn state(probe: &ContainerProbe, now: Timestamp) -> String {
     if probe.on_hold {
         return "on hold".to_owned();
@@ -183,7 +183,7 @@ pub(super) fn state(probe: &ContainerProbe, now: Timestamp) -> String {
     )
 }
 
-/// The last run's message, on one line, unless it was a success.
+/// The last run's message on one line, unless the run succeeded.
 pub(super) fn last_error(probe: &ContainerProbe) -> Option<String> {
     let run = probe.last_run.as_ref()?;
     match (&*run.counted, run.message.trim()) {

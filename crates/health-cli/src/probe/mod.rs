@@ -52,7 +52,7 @@ impl ProbeCommand {
     }
 }
 
-/// Which probes of a pod are meant.
+/// Flags that select probes of a pod.
 #[derive(Args, Clone, Debug, Default)]
 struct Selection {
     /// Only probes of the container of this name
@@ -64,7 +64,7 @@ struct Selection {
 }
 
 impl Selection {
-    /// The API path of these probes, of one pod or of all.
+    /// The API path that lists these probes, for one pod or for all.
     fn path(&self, pod: Option<&str>, watch: bool) -> String {
         let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         let parameters = [
@@ -115,7 +115,7 @@ mod fixture {
         }
     }
 
-    /// Its container is killed, for the second time.
+    /// The event that the probe's container was killed for the second time.
     pub(super) fn killing() -> ContainerEvent {
         ContainerEvent {
             number: 7,

@@ -143,7 +143,7 @@ impl TryArgs {
     }
 }
 
-/// The state of the container: the process that the command line names.
+/// The container's process, as given on the command line.
 struct Process {
     pid: Option<u32>,
     netns: Option<Arc<NetNs>>,
@@ -173,7 +173,7 @@ impl Containers for Process {
     }
 }
 
-/// A probe that was tried, in displayed form.
+/// A tried probe as shown.
 #[derive(Debug, Serialize)]
 struct TriedProbe {
     pod: String,
@@ -187,11 +187,11 @@ struct TriedProbe {
     took_ns: u64,
     /// The event that the kubelet would record.
     event: Option<TriedEvent>,
-    /// The result that counts for the threshold; `None` if nothing is concluded.
+    /// The result that counts towards the threshold; `None` if the run is inconclusive.
     counts_as: Option<ProbeResult>,
-    /// Number of consecutive results that have consequences.
+    /// Number of consecutive results that trigger the consequence.
     threshold: Option<u32>,
-    /// The consequence.
+    /// What the kubelet does at the threshold.
     consequence: String,
     #[serde(skip)]
     is_success: bool,
@@ -336,7 +336,7 @@ fn tried_table(tried: &[TriedProbe]) -> String {
     table(header, rows)
 }
 
-/// The event and its consequence.
+/// Describes the event and its consequence.
 fn meaning(probe: &TriedProbe) -> String {
     let follows = match probe.threshold {
         None | Some(1) => probe.consequence.clone(),

@@ -28,7 +28,7 @@ pub(super) async fn watch(client: &Client, path: &str, format: Format) -> anyhow
     let mut first = Vec::new();
     let mut is_listed = false;
     let watched = client.watch(path, |event: ContainerProbeEvent| {
-        lines.make_room(&event);
+        lines.widen_for(&event);
         is_listed |= event == ContainerProbeEvent::Listed;
         first.push(event);
         if !is_listed {
@@ -53,20 +53,20 @@ pub(super) async fn watch(client: &Client, path: &str, format: Format) -> anyhow
     printed
 }
 
-/// Number of characters of a container ID that tell it apart from others.
+/// Length of a shortened container ID, in characters.
 const SHORT_ID: usize = 12;
 
 /// Turns events into lines.
 #[derive(Default)]
 struct Lines {
     known: BTreeMap<ContainerProbeKey, ContainerProbe>,
-    /// Widths of pod, container and type, characters.
+    /// Widths of pod, container and type, in characters.
     widths: [usize; 3],
 }
 
 impl Lines {
     /// Widens the columns to fit the event.
-    fn make_room(&mut self, event: &ContainerProbeEvent) {
+    fn widen_for(&mut self, event: &ContainerProbeEvent) {
         let cells = match event {
             ContainerProbeEvent::Updated { probe } => [&probe.pod, &probe.container, &probe.kind],
             ContainerProbeEvent::Deleted {
@@ -109,7 +109,7 @@ impl Lines {
                 self.known.remove(&(pod, pod_uid, container, kind));
                 Some(line)
             }
-            // The line of its probe already reports this.
+            // The probe's own line already reports this.
             ContainerProbeEvent::Happened { happened } if happened.reason == "Unhealthy" => None,
             ContainerProbeEvent::Happened { happened } => {
                 let at = happened.last;
@@ -128,7 +128,7 @@ impl Lines {
     }
 }
 
-/// `Killing: WHY (2 times)`.
+/// Formats an event, such as `Killing: WHY (2 times)`.
 fn what(event: &ContainerEvent) -> String {
     let ContainerEvent {
         reason,
@@ -191,7 +191,7 @@ fn changes(before: Option<&ContainerProbe>, now: &ContainerProbe) -> Vec<String>
     changes
 }
 
-/// `failure 1/3: HTTP status 503`.
+/// Formats the last run, such as `failure 1/3: HTTP status 503`.
 fn run_text(probe: &ContainerProbe) -> Option<String> {
     let ran = probe.last_run.as_ref()?;
     match (&*ran.counted, last_error(probe), run(probe)) {
@@ -270,7 +270,7 @@ mod tests {
         let mut lines = Lines::default();
         let mut text = String::new();
         for event in events {
-            lines.make_room(&event);
+            lines.widen_for(&event);
             if let Some(line) = lines.line(event, now()) {
                 text += &format!("{line}\n");
             }

@@ -75,13 +75,13 @@ fn the_one(wanted: &str, mut services: Vec<ServiceEntry>) -> anyhow::Result<Serv
     }
 }
 
-/// The API's path of the services with this name and namespace.
+/// The API path that lists the services with this name and namespace.
 fn path(service: Option<&str>, namespace: Option<&str>) -> String {
     let parameters = [("service", service), ("namespace", namespace)];
     query("/v1/services", &parameters)
 }
 
-/// A path with the parameters that have a value.
+/// Appends the parameters that have a value to a path.
 fn query(path: &str, parameters: &[(&str, Option<&str>)]) -> String {
     let parameters = parameters.iter().filter_map(|(key, value)| {
         let encoded = utf8_percent_encode((*value)?, NON_ALPHANUMERIC);
@@ -115,7 +115,7 @@ fn warn(summary: &ServiceSummary) {
     }
 }
 
-/// The endpoints that traffic may use: for ClusterIPs, and for all other traffic if that differs.
+/// Formats the traffic policies: the internal one, and the external one if it differs.
 fn policy(service: &ServiceEntry) -> String {
     let (internal, external) = (&service.internal_policy, &service.external_policy);
     match internal == external {
@@ -281,7 +281,7 @@ pub(super) mod fixture {
         }
     }
 
-    /// Another service has the address of the port `dns`.
+    /// Another service owns the address of the port `dns`.
     pub(super) fn conflict() -> ServiceConflict {
         ServiceConflict {
             service: "shop/web".into(),

@@ -45,7 +45,7 @@ struct ServiceDetails {
     service: ServiceEntry,
     conflicts: Vec<ServiceConflict>,
     problems: Vec<ServiceProblem>,
-    /// The mode that serves it, `ebpf` or `ipvs`.
+    /// The mode in which the service is served, `ebpf` or `ipvs`.
     mode: String,
 }
 
@@ -213,7 +213,8 @@ fn backends(port: &ServicePortEntry) -> String {
     table(header, rows)
 }
 
-/// A probe that finds an endpoint healthy does not bring back one that its slice excludes.
+/// Whether the probe or the slice determines readiness: a successful probe does not override a slice that excludes the
+/// endpoint.
 fn readiness_from(backend: &ServiceBackend) -> &'static str {
     match backend.probed {
         Some(false) => "probe",

@@ -1,5 +1,5 @@
-//! The figures behind the verdicts: the kernel's round-trip statistics, and the results of the probes in the last
-//! minute, ten minutes and hour.
+//! The statistics behind the verdicts: round-trip times from the kernel, and the probe results of the last minute, ten
+//! minutes and hour.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -54,7 +54,7 @@ impl Figures {
         })
     }
 
-    /// One line for each figure of a target.
+    /// The statistics of a target, one line each.
     pub(super) fn lines(&self, node: &str, target: Target) -> Vec<String> {
         let mut lines = Vec::new();
         if let Ok(rows) = &self.rtt
@@ -77,7 +77,7 @@ impl Figures {
     }
 }
 
-/// The MTUs of all paths, as far as they are known.
+/// The known path MTUs, by node address.
 pub(crate) async fn read_path_mtus(
     client: &Client,
 ) -> Result<BTreeMap<IpAddr, PathMtuStatus>, ClientError> {
@@ -96,7 +96,7 @@ pub(crate) async fn read_history(client: &Client) -> Result<Vec<TargetHistory>, 
     }
 }
 
-/// The state of container probes. Agents that do not support them return nothing.
+/// The state of container probes; the default for agents that do not support them.
 async fn read_containers(client: &Client) -> Result<ContainerProbeSummary, ClientError> {
     match client.get("/v1/probes/summary").await {
         Err(ClientError::Refused { code, .. }) if code == StatusCode::NOT_FOUND => {
@@ -106,7 +106,7 @@ async fn read_containers(client: &Client) -> Result<ContainerProbeSummary, Clien
     }
 }
 
-/// The statistics are in the pinned map, which only root may read. Without access, returns the reason.
+/// Reads the statistics from the pinned map, which only root may read. Returns the reason if that fails.
 pub(crate) fn rtt_rows(location: &Location) -> Result<RttRows, String> {
     Pinned::open(location)
         .and_then(|pinned| pinned.rtt())
@@ -143,10 +143,10 @@ fn distinct_windows(windows: &[HistoryWindow]) -> impl Iterator<Item = &HistoryW
         .map(|(window, _)| window)
 }
 
-/// `1m: 6 probes, 1 lost (16.7%), p50=21.3µs ...`, plus how much of the window is known, if not all.
+/// Formats a window: `1m: 6 probes, 1 lost (16.7%), p50=21.3µs ...`, plus the covered part if it is incomplete.
 fn window_line(window: &HistoryWindow) -> String {
     let mut text = short_length(window.length_ns);
-    // The newest results are seconds old: only more than a tenth is worth a mention.
+    // The newest results are always seconds old, so mention the coverage only if more than a tenth is missing.
     if window.covered_ns < window.length_ns / 10 * 9 {
         let covered = Duration::from_nanos(window.covered_ns).as_secs();
         text += &format!(" (the last {})", short_length(covered * 1_000_000_000));
@@ -187,7 +187,7 @@ fn nanoseconds(ns: u64) -> String {
     go_duration(i64::try_from(ns).unwrap_or(i64::MAX))
 }
 
-/// A length without the parts that are zero: `1m` for a minute.
+/// Formats a length without the parts that are zero: `1m` for a minute.
 fn short_length(ns: u64) -> String {
     let text = nanoseconds(ns);
     let text = text

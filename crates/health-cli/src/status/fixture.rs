@@ -4,7 +4,7 @@ use health_model::api::{
     AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeStatus, PathStatus, SelfStatus,
 };
 
-/// An answer after `latency` nanoseconds.
+/// A reply after `latency` nanoseconds.
 pub(super) fn ok(latency: i64) -> Option<ConnectivityStatus> {
     Some(ConnectivityStatus {
         latency,
@@ -19,7 +19,7 @@ pub(super) fn ok(latency: i64) -> Option<ConnectivityStatus> {
     })
 }
 
-/// No answer, for the reason `status`.
+/// No reply, for the reason `status`.
 pub(super) fn failed(status: &str) -> Option<ConnectivityStatus> {
     ok(0).map(|result| ConnectivityStatus {
         status: status.to_owned(),
@@ -27,7 +27,7 @@ pub(super) fn failed(status: &str) -> Option<ConnectivityStatus> {
     })
 }
 
-/// An answer that is degraded for `reason`.
+/// A reply that is degraded for `reason`.
 pub(super) fn degraded(reason: &str) -> Option<ConnectivityStatus> {
     ok(9_000).map(|result| ConnectivityStatus {
         degraded: Some(reason.to_owned()),

@@ -1,4 +1,4 @@
-//! The report's lines about the answering agent, one for each thing worth reporting.
+//! The report's lines about the reporting agent itself, one for each condition worth reporting.
 
 use health_model::api::{
     AgentProblem, ContainerProbeSummary, FullMap, HealthStatus, PodProblem, PolicyLag,
@@ -6,7 +6,7 @@ use health_model::api::{
 
 use crate::output::printable;
 
-/// All of these lines.
+/// All these lines.
 pub(super) fn lines(status: &HealthStatus) -> String {
     [
         public_mesh_key(status).to_owned(),
@@ -57,7 +57,7 @@ fn policy_lag(status: &HealthStatus) -> String {
     })
 }
 
-/// `Agent warning:   registry: WHY`, one line for each check that is not in order.
+/// `Agent warning:   registry: WHY`, one line for each check with a problem.
 fn agent_problems(status: &HealthStatus) -> String {
     // The policy lag has its own, more detailed line.
     let has_lag = status.local.policy_lag.is_some();

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::view::Filter;
 use crate::output::{print_more, write_json_line};
 
-/// Probes all nodes, and shows progress on a terminal. Returns what is known at the end.
+/// Probes all nodes, and shows progress on a terminal. Returns the final report.
 pub(super) async fn with_progress(client: &Client) -> Result<HealthStatus, ClientError> {
     let mut progress = Progress::new();
     let mut report = HealthStatus::default();
@@ -71,7 +71,7 @@ pub(super) async fn print_as_they_come(
     })
 }
 
-/// Iterates over `all` until one breaks.
+/// The first item that breaks or fails; continues if there is none.
 fn first_stop(
     all: impl IntoIterator<Item = anyhow::Result<ControlFlow<()>>>,
 ) -> anyhow::Result<ControlFlow<()>> {
@@ -80,7 +80,7 @@ fn first_stop(
         .unwrap_or(Ok(ControlFlow::Continue(())))
 }
 
-/// A line on stderr, if that is a terminal, that is erased at the end.
+/// A progress line on stderr, erased at the end. Not shown if stderr is not a terminal.
 struct Progress {
     terminal: Option<Stderr>,
 }
@@ -99,7 +99,7 @@ impl Progress {
 
     fn draw(&mut self, text: &str) {
         if let Some(terminal) = &mut self.terminal {
-            // Without visible progress, no result is lost.
+            // If progress cannot be shown, no result is lost.
             let _ = execute!(
                 terminal,
                 MoveToColumn(0),

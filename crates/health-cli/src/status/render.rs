@@ -18,7 +18,7 @@ use crate::path_mtu::larger as larger_packets;
 const NOT_KNOWN: &str = "Unknown (not probed yet)";
 /// The text for targets that are deliberately not probed.
 const SWITCHED_OFF: &str = "Not probed";
-/// The text of a report of failing nodes only, if no node fails.
+/// Shown if only failing nodes are requested, and no node is failing.
 const NONE_FAILING: &str = "none is failing";
 /// Marks changes.
 const CHANGED: char = '*';
@@ -49,7 +49,7 @@ pub(super) fn full(view: &View, detail: &Detail, changes: Option<&Changes>) -> S
     text
 }
 
-/// The full report's text about one node.
+/// The section of the full report about one node.
 pub(crate) fn node(status: &HealthStatus, node: &NodeStatus, detail: &Detail) -> String {
     let mut text = String::new();
     let mut report = Report {
@@ -284,7 +284,7 @@ impl Report<'_> {
     }
 }
 
-/// Where the round trip was timestamped, and when connection and answer arrived.
+/// Where the round trip was timestamped, and how long the connection and the reply took.
 fn origin(result: &ConnectivityStatus) -> String {
     let source = result.rtt_source.map(|source| match source {
         RttSource::Kernel => "kernel".to_owned(),
@@ -304,7 +304,7 @@ fn origin(result: &ConnectivityStatus) -> String {
     }
 }
 
-/// When it was probed, and since when it has been in this state.
+/// When the target was last probed, and since when it has been in this state.
 fn times(result: &ConnectivityStatus) -> String {
     let mut text = format!("   (Last probed: {:.0}", result.last_probed);
     if let Some(at) = result.last_change {
@@ -350,7 +350,7 @@ fn interval(status: &HealthStatus) -> String {
     }
 }
 
-/// An interval rounded to a thousandth of its unit, without the digits that the probe rate causes.
+/// Rounds an interval to a thousandth of its unit, to drop the digits that the probe rate causes.
 fn readable(interval: &str) -> String {
     let Ok(exact) = parse_duration(interval) else {
         return interval.to_owned();

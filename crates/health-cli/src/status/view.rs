@@ -1,5 +1,4 @@
-//! Which nodes a report shows, in which order, what their verdicts add up to, and what has changed since the previous
-//! report.
+//! Selects and orders the nodes of a report, sums up their verdicts, and finds the changes since the previous report.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,7 +10,7 @@ use health_model::api::{
     AddressGroupStatus, HealthStatus, NodeStatus, PathKind, PathStatus, Protocol, Reachability,
 };
 
-/// Flags that choose nodes.
+/// Flags that select nodes.
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct Filter {
     /// Show only nodes that are unreachable, degraded or unknown
@@ -93,7 +92,7 @@ impl View<'_> {
     }
 }
 
-/// Whether `wanted` means the node `full` (`cluster/name`): its full name, or its name in any cluster.
+/// Whether `wanted` names the node `full` (`cluster/name`), by its full name or by its name in any cluster.
 pub(crate) fn is_named(full: &str, wanted: &str) -> bool {
     full == wanted
         || full
@@ -121,7 +120,7 @@ impl Tally {
         group.paths().map(PathStatus::reachability).collect()
     }
 
-    /// `2/3 reachable`, plus the number of degraded and of unknown ones.
+    /// `2/3 reachable`, plus the numbers of degraded and unknown ones.
     pub(super) fn headline(self) -> String {
         let notes: String = self
             .notes()
@@ -213,7 +212,7 @@ impl<'a> Changes<'a> {
         self.nodes.contains_key(node)
     }
 
-    /// Whether the verdict on one of its targets changed.
+    /// Whether the verdict on a target of the node changed.
     pub(super) fn has_target(&self, node: &str, target: Target) -> bool {
         self.nodes
             .get(node)
@@ -232,7 +231,7 @@ fn cause(node: &NodeStatus) -> Option<&str> {
         .map(|diagnosis| diagnosis.cause.as_str())
 }
 
-/// Every target with the verdict of its result.
+/// All targets with the verdicts on their results.
 fn verdicts(node: &NodeStatus) -> impl Iterator<Item = (Target, Option<(Reachability, &str)>)> {
     let endpoint = node
         .health_endpoint

@@ -11,7 +11,7 @@ use super::{Attachment, Hook, HookFault, Hooks, Means, ProgramHolder, tcx, xdp};
 use crate::error::{DatapathError, file_error};
 use crate::link_pin;
 use crate::maps::Maps;
-use crate::pin_folder::{LINK_PINS, PinFolder, replace_pin, set_aside};
+use crate::pin_folder::{LINK_PINS, PinFolder, former_layout_pins, replace_pin};
 use crate::programs::Programs;
 
 /// The parts of a datapath that attaching involves.
@@ -64,7 +64,7 @@ impl Attacher<'_> {
     ) -> Result<(), DatapathError> {
         self.maps.hold_flows()?;
         let pins = self.folder.path();
-        let folders = [pins, &set_aside(pins)].map(|pins| pins.join(LINK_PINS));
+        let folders = [pins, &former_layout_pins(pins)].map(|pins| pins.join(LINK_PINS));
         let former = folders.iter().flat_map(|folder| candidates(hook, folder));
         let held = match self.hooks.means_at(hook) {
             Means::Xdp => {

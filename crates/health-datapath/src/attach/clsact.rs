@@ -16,7 +16,7 @@ use nix::net::if_::if_indextoname;
 
 use super::Hook;
 use crate::error::DatapathError;
-use crate::pin_folder::{QDISC_NOTES, make_folder, set_aside};
+use crate::pin_folder::{QDISC_NOTES, former_layout_pins, make_folder};
 use crate::program::Direction;
 
 /// Ahead of foreign filters: a foreign filter may return a final verdict, so that later filters never see the packet.
@@ -224,7 +224,10 @@ impl Clsact {
 
     /// Carries over the note of an agent with another map layout, whose folder is about to be removed.
     fn keep_note(&self, device: u32) -> io::Result<()> {
-        if self.note_of(&set_aside(&self.pins), device).exists() {
+        if self
+            .note_of(&former_layout_pins(&self.pins), device)
+            .exists()
+        {
             self.note(device)?;
         }
         Ok(())

@@ -12,7 +12,7 @@ use tracing::debug;
 
 use crate::error::{DatapathError, file_error};
 use crate::link_pin;
-use crate::pin_folder::{LINK_PINS, remove_tree, replace_pin, set_aside};
+use crate::pin_folder::{LINK_PINS, former_layout_pins, remove_tree, replace_pin};
 use crate::program::{AttachPoint, DatapathProgram};
 use crate::programs::{SocketProgram, SocketPrograms};
 use crate::sys::{self, LinkTarget};
@@ -109,7 +109,8 @@ impl SocketHooks {
         let (Some(root), AttachPoint::Cgroup(hook)) = (&self.root, name.attach_point()) else {
             return Ok(());
         };
-        let former = [pins.to_owned(), set_aside(pins)].map(|pins| link_pin_of(&pins, name));
+        let former =
+            [pins.to_owned(), former_layout_pins(pins)].map(|pins| link_pin_of(&pins, name));
         let mut taken = former
             .iter()
             .filter_map(|pin| take_over(pin, hook, program));
@@ -138,7 +139,7 @@ impl SocketHooks {
     fn detach(&mut self, pins: &Path) -> Result<(), DatapathError> {
         self.links.clear();
         for program in DatapathProgram::FOR_SOCKETS {
-            for pins in [pins.to_owned(), set_aside(pins)] {
+            for pins in [pins.to_owned(), former_layout_pins(pins)] {
                 // Removing the pin ends the link: host sockets must not reach services any more.
                 remove_tree(&link_pin_of(&pins, program))?;
             }

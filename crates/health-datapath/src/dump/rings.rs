@@ -30,6 +30,6 @@ impl Pinned {
 }
 
 fn noted<T: Version>(key: &[u8], value: &[u8]) -> Option<(u32, Flow)> {
-    let (place, tuple) = decode::<u32, T>(key, value)?;
-    Some((place, Flow::of(&tuple)))
+    let (slot, tuple) = decode::<u32, T>(key, value)?;
+    Some((slot, Flow::of(&tuple)))
 }

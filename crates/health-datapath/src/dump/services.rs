@@ -64,9 +64,9 @@ impl Pinned {
     }
 
     /// The nonzero slots of `HEALTH_SLOTS` or `HEALTH_MAGLEV`.
-    pub fn place_rows(&self, map: &MapLayout) -> Result<Rows<(u32, u32)>, DumpError> {
+    pub fn slot_rows(&self, map: &MapLayout) -> Result<Rows<(u32, u32)>, DumpError> {
         self.rows(map, |key, value| {
-            decode(key, value).filter(|(_, place): &(u32, u32)| *place != 0)
+            decode(key, value).filter(|(_, slot): &(u32, u32)| *slot != 0)
         })
     }
 

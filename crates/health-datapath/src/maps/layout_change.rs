@@ -14,13 +14,13 @@ use tracing::{info, warn};
 use super::open::{formers, open};
 use crate::error::{DatapathError, file_error};
 use crate::layout::{CONFIG, ENDPOINT_MAPS, FAMILIES, MAPS, MapLayout, OWN_MAPS};
-use crate::pin_folder::{LINK_PINS, make_folder, remove_tree, set_aside};
+use crate::pin_folder::{LINK_PINS, former_layout_pins, make_folder, remove_tree};
 use crate::sys;
 
 /// Ensures that the pin folder has no maps of another layout, and that all active links stay pinned, either there or in
 /// the folder set aside.
-pub(crate) fn make_room(pins: &Path) -> Result<(), DatapathError> {
-    let aside = set_aside(pins);
+pub(crate) fn move_other_layout_aside(pins: &Path) -> Result<(), DatapathError> {
+    let aside = former_layout_pins(pins);
     if has_other_layout(pins)? {
         if aside.exists() {
             // A layout change was interrupted. The links of the earlier programs are pinned in the folder set aside.
@@ -46,7 +46,7 @@ pub(crate) fn make_room(pins: &Path) -> Result<(), DatapathError> {
 
 /// Whether programs of another layout exist that use their own endpoint maps.
 pub(crate) fn has_other_endpoints(pins: &Path) -> bool {
-    let aside = set_aside(pins);
+    let aside = former_layout_pins(pins);
     aside.exists()
         && !ENDPOINT_MAPS
             .iter()
@@ -55,8 +55,8 @@ pub(crate) fn has_other_endpoints(pins: &Path) -> bool {
 
 /// Removes the pins of an agent with another map layout. Must be called when the new programs serve everything that the
 /// former ones did.
-pub(crate) fn remove_set_aside(pins: &Path) -> Result<(), DatapathError> {
-    let aside = set_aside(pins);
+pub(crate) fn remove_former_layout(pins: &Path) -> Result<(), DatapathError> {
+    let aside = former_layout_pins(pins);
     if aside.exists() {
         // The links in use are pinned in the instance's folder by now, as are the maps that both layouts share.
         remove_tree(&aside)?;

@@ -19,7 +19,9 @@ use crate::layout::{IP_CALLS, MAPS, MapLayout};
 use crate::optional_parts::OptionalParts;
 
 pub(crate) use endpoints::{EndpointMaps, with_link_local};
-pub(crate) use layout_change::{has_other_endpoints, make_room, remove_set_aside};
+pub(crate) use layout_change::{
+    has_other_endpoints, move_other_layout_aside, remove_former_layout,
+};
 pub(crate) use open::{formers, map_data, typed};
 pub use resize::MapSizes;
 pub(crate) use resize::PendingResize;
@@ -27,7 +29,7 @@ pub(crate) use rings::Ring;
 pub use service_sizes::ServiceMapSizes;
 pub(crate) use settings::{SettingMaps, xdp_times};
 
-use rings::{publish_first_places, publish_places};
+use rings::{publish_first_slot_counts, publish_slot_counts};
 
 /// The longest hold on new flows after each step of replacing maps. If the agent is killed meanwhile, flows resume by
 /// themselves.
@@ -56,7 +58,7 @@ impl Maps {
             settings: SettingMaps::open(pins, parts)?,
             resizing: resizing.is_needed().then_some(resizing),
         };
-        publish_first_places(pins)?;
+        publish_first_slot_counts(pins)?;
         Ok(maps)
     }
 
@@ -171,6 +173,6 @@ impl Maps {
     /// Ends all size changes.
     pub(crate) fn end_resizing(&mut self, pins: &Path) -> Result<(), DatapathError> {
         self.resizing = None;
-        publish_places(pins)
+        publish_slot_counts(pins)
     }
 }

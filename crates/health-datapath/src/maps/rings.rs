@@ -15,17 +15,20 @@ use crate::sys;
 use crate::walk::{Batch, EntrySize, Walk};
 
 /// Sets each ring's number of slots for the programs.
-pub(super) fn publish_places(pins: &Path) -> Result<(), DatapathError> {
-    publish_places_of(pins, |_| true)
+pub(super) fn publish_slot_counts(pins: &Path) -> Result<(), DatapathError> {
+    publish_slot_counts_of(pins, |_| true)
 }
 
-/// Like [`publish_places`], for rings that are not in use yet. Programs that are already serving may use other rings
+/// Like [`publish_slot_counts`], for rings that are not in use yet. Programs that are already serving may use other rings
 /// with other sizes.
-pub(super) fn publish_first_places(pins: &Path) -> Result<(), DatapathError> {
-    publish_places_of(pins, |hand| hand.places == 0)
+pub(super) fn publish_first_slot_counts(pins: &Path) -> Result<(), DatapathError> {
+    publish_slot_counts_of(pins, |hand| hand.slots == 0)
 }
 
-fn publish_places_of(pins: &Path, is_due: impl Fn(&Hand) -> bool) -> Result<(), DatapathError> {
+fn publish_slot_counts_of(
+    pins: &Path,
+    is_due: impl Fn(&Hand) -> bool,
+) -> Result<(), DatapathError> {
     let hands_pin = pins.join(HANDS.name);
     let Some((hands, _)) = open(&hands_pin)? else {
         return Err(DatapathError::Missing(HANDS.name.to_owned()));
@@ -36,7 +39,7 @@ fn publish_places_of(pins: &Path, is_due: impl Fn(&Hand) -> bool) -> Result<(), 
         };
         change(hands.as_fd(), index, |hand| {
             if is_due(hand) {
-                hand.places = info.max_entries;
+                hand.slots = info.max_entries;
             }
         })
         .map_err(file_error("write", &hands_pin))?;
@@ -79,7 +82,7 @@ impl Ring {
     /// Rewrites the ring with all keys of the table, each once: if the ring wrapped around before the table was full,
     /// it overwrote keys whose entries still exist. Entries that programs add meanwhile may be missed.
     pub(crate) fn rebuild(&self, layout: &MapLayout, table: &MapData) -> io::Result<()> {
-        let places = self.keys.info().map_err(map_io)?.max_entries();
+        let slots = self.keys.info().map_err(map_io)?.max_entries();
         let size = EntrySize {
             key: layout.key_size as usize,
             value: layout.value_size as usize,
@@ -87,9 +90,9 @@ impl Ring {
         let mut walk = Walk::new(size);
         let mut batch = Batch::default();
         let mut noted = 0;
-        while noted < places && walk.read(table.fd().as_fd(), &mut batch)? {
+        while noted < slots && walk.read(table.fd().as_fd(), &mut batch)? {
             let keys: Vec<&[u8]> = batch.entries().map(|(key, _)| key).collect();
-            let count = (keys.len() as u32).min(places - noted);
+            let count = (keys.len() as u32).min(slots - noted);
             if count == 0 {
                 continue;
             }
@@ -100,8 +103,8 @@ impl Ring {
         }
         // The next keys are written to unused slots, and only those slots are vacant.
         change(self.hands.fd().as_fd(), self.index, |hand| {
-            hand.next = noted % places.max(1);
-            hand.places = places;
+            hand.next = noted % slots.max(1);
+            hand.slots = slots;
             hand.vacated = Default::default();
         })
     }

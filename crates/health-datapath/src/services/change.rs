@@ -23,7 +23,7 @@ pub struct Written {
     /// Backends that were removed.
     pub backends_removed: usize,
     /// Slots of `HEALTH_SLOTS` and `HEALTH_MAGLEV` that were written.
-    pub places: usize,
+    pub slots: usize,
     /// Source ranges that were written or removed.
     pub source_ranges: usize,
 }

@@ -58,7 +58,7 @@ impl ListedBackend {
 
 /// The slots and backends that pools refer to, read within a short time of each other.
 struct Arrays {
-    places: Snapshot,
+    slots: Snapshot,
     backends: BTreeMap<u32, Backend>,
 }
 
@@ -72,7 +72,7 @@ impl ServiceMaps {
             frontends.insert(key, frontend);
         })?;
         let arrays = Arrays {
-            places: Snapshot::read(self, frontends.values().flat_map(extents))?,
+            slots: Snapshot::read(self, frontends.values().flat_map(extents))?,
             backends: self.backends()?,
         };
         let listed = frontends.into_iter().map(|(key, entry)| ListedFrontend {
@@ -134,7 +134,7 @@ impl ServiceMaps {
             return Ok(None);
         };
         let mut arrays = Arrays {
-            places: Snapshot::read(self, extents(&entry))?,
+            slots: Snapshot::read(self, extents(&entry))?,
             backends: BTreeMap::new(),
         };
         // Most slots of a Maglev table repeat a backend.
@@ -177,7 +177,7 @@ impl Arrays {
     /// Returns the backend indexes in a pool's slots.
     fn indexes(&self, frontend: &Frontend, pool: Pool) -> &[u32] {
         let values = match has_table(frontend) {
-            true => self.places.get(Store::Maglev, pool.at, pool.len),
+            true => self.slots.get(Store::Maglev, pool.at, pool.len),
             false => self.behind_counter(pool, 0),
         };
         values.unwrap_or_default()
@@ -186,7 +186,7 @@ impl Arrays {
     /// Returns one part of a pool, with one value per backend. All parts follow the counter.
     fn behind_counter(&self, pool: Pool, part: u32) -> Option<&[u32]> {
         let at = pool.len.checked_mul(part)?.checked_add(1)?;
-        self.places
+        self.slots
             .get(Store::Slots, pool.at.checked_add(at)?, pool.len)
     }
 

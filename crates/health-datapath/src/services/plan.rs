@@ -49,10 +49,10 @@ impl Plan {
     fn fill(&mut self, maglev: &mut dyn FillMaglev) {
         self.slots.append(&mut self.counters);
         for (extent, contents) in std::mem::take(&mut self.fills) {
-            let places = contents.places(maglev);
+            let slots = contents.slots(maglev);
             match extent.store {
-                Store::Maglev => self.maglev.extend((extent.at..).zip(places)),
-                _ => self.slots.extend((extent.at + 1..).zip(places)),
+                Store::Maglev => self.maglev.extend((extent.at..).zip(slots)),
+                _ => self.slots.extend((extent.at + 1..).zip(slots)),
             }
         }
     }

@@ -81,20 +81,20 @@ impl Contents {
     }
 
     /// Returns the contents of the pool's slots, without the leading counter.
-    pub(super) fn places(&self, maglev: &mut dyn FillMaglev) -> Vec<u32> {
+    pub(super) fn slots(&self, maglev: &mut dyn FillMaglev) -> Vec<u32> {
         if self.store == Store::Maglev {
             let mut table = vec![0; self.len as usize];
             maglev.fill(&self.members, &mut table);
             return table;
         }
-        let mut places: Vec<u32> = self.members.iter().map(|member| member.index).collect();
+        let mut slots: Vec<u32> = self.members.iter().map(|member| member.index).collect();
         if self.is_weighted {
             let weights: Vec<u16> = self.members.iter().map(|member| member.weight).collect();
             let (thresholds, aliases) = alias::table(&weights);
-            places.extend(thresholds);
-            places.extend(aliases);
+            slots.extend(thresholds);
+            slots.extend(aliases);
         }
-        places
+        slots
     }
 
     /// Returns the pool with these contents at `extent`.
@@ -150,7 +150,7 @@ impl Range {
         }
         match (&self.contents, snapshot) {
             (Some(own), _) => **own == *contents.short(),
-            (None, Some(snapshot)) => self.places(snapshot) == Some(&contents.places(maglev)),
+            (None, Some(snapshot)) => self.slots(snapshot) == Some(&contents.slots(maglev)),
             (None, None) => false,
         }
     }
@@ -179,7 +179,7 @@ impl Range {
     }
 
     /// Returns the values read from the pool's slots, without the leading counter.
-    fn places<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a [u32]> {
+    fn slots<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a [u32]> {
         let Extent { store, at, len } = self.extent;
         let counter = u32::from(store != Store::Maglev);
         snapshot.get(store, at.checked_add(counter)?, len - counter)

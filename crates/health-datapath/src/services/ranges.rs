@@ -11,7 +11,7 @@ pub(super) struct Ranges {
     /// The same ranges, by length and start.
     by_len: BTreeSet<(u32, u32)>,
     size: u32,
-    free_places: u32,
+    free_slots: u32,
 }
 
 impl Ranges {
@@ -21,7 +21,7 @@ impl Ranges {
             free: BTreeMap::new(),
             by_len: BTreeSet::new(),
             size,
-            free_places: 0,
+            free_slots: 0,
         };
         ranges.insert(0, size);
         ranges
@@ -33,7 +33,7 @@ impl Ranges {
 
     /// Number of taken slots.
     pub(super) fn taken(&self) -> u32 {
-        self.size - self.free_places
+        self.size - self.free_slots
     }
 
     /// The length of the longest free range.
@@ -84,14 +84,14 @@ impl Ranges {
         if len > 0 {
             self.free.insert(at, len);
             self.by_len.insert((len, at));
-            self.free_places += len;
+            self.free_slots += len;
         }
     }
 
     fn remove(&mut self, at: u32, len: u32) {
         self.free.remove(&at);
         self.by_len.remove(&(len, at));
-        self.free_places -= len;
+        self.free_slots -= len;
     }
 }
 
@@ -142,8 +142,8 @@ mod tests {
                         got.map(|at| (at, len))
                     }
                     Step::Take(at, len) => {
-                        let places = taken.get(at as usize..(at + len) as usize);
-                        let is_free = len > 0 && places.is_some_and(|places| !places.contains(&true));
+                        let slots = taken.get(at as usize..(at + len) as usize);
+                        let is_free = len > 0 && slots.is_some_and(|slots| !slots.contains(&true));
                         prop_assert_eq!(ranges.take(at, len), is_free);
                         is_free.then_some((at, len))
                     }
@@ -157,9 +157,9 @@ mod tests {
                     }
                 };
                 if let Some((at, len)) = got {
-                    let places = &mut taken[at as usize..(at + len) as usize];
-                    prop_assert!(!places.contains(&true));
-                    places.fill(true);
+                    let slots = &mut taken[at as usize..(at + len) as usize];
+                    prop_assert!(!slots.contains(&true));
+                    slots.fill(true);
                     held.push((at, len));
                 }
                 let count = taken.iter().filter(|taken| **taken).count() as u32;

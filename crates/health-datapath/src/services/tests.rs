@@ -152,7 +152,7 @@ fn a_change_writes_what_differs_and_a_restart_nothing() {
     let expected = Written {
         frontends: 1,
         // A counter, two indexes, two thresholds, two aliases.
-        places: 7,
+        slots: 7,
         ..Written::default()
     };
     assert_eq!(written, expected);
@@ -487,7 +487,7 @@ fn a_port_without_room_for_a_maglev_table_is_served_at_random_until_there_is_roo
 
     // Other backends do not need another table.
     let (_, written) = set(&mut tables, Some(numbers[0]), &maglev("10.96.0.1", 3), 2).unwrap();
-    assert_eq!((written.frontends, written.places), (0, 7));
+    assert_eq!((written.frontends, written.slots), (0, 7));
     assert_eq!(led(&tables, "10.96.0.1").len(), 3);
 
     let mut change = tables.change(3 * SECOND);

@@ -59,7 +59,7 @@ impl Change<'_> {
             frontends_removed: self.frontends_gone.len(),
             backends: self.backends.len(),
             backends_removed: self.backends_gone.len(),
-            places: self.slots.len() + self.maglev.len(),
+            slots: self.slots.len() + self.maglev.len(),
             source_ranges: self.source_ranges.len() + self.source_ranges_gone.len(),
         })
     }

@@ -76,7 +76,7 @@ impl Enforcer {
     /// Removes unused tables. If every table is in use, blocks all traffic of the endpoints of one identity that is not
     /// yet in `closed`; their tables then make space for the new ones. Returns the endpoints that may have enough space
     /// now.
-    pub(super) fn make_room(&self, closed: &mut BTreeSet<Subject>) -> Result<Room, EnforceError> {
+    pub(super) fn free_tables(&self, closed: &mut BTreeSet<Subject>) -> Result<Room, EnforceError> {
         let changing = self.0.changing.write();
         let _changing = changing.unwrap_or_else(PoisonError::into_inner);
         let cramped = self.subjects().cramped();

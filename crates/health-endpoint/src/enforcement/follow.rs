@@ -242,7 +242,7 @@ impl Enforcer {
         loop {
             // Endpoints not built by then are requested again in the next turn.
             let _ = timeout(PATIENCE, self.wait_built(manager, &generation)).await;
-            let made = self.make_room_aside(closed).await;
+            let made = self.free_tables_blocking(closed).await;
             let room = match made {
                 Ok((room, closed_by_now)) => {
                     closed = closed_by_now;
@@ -296,12 +296,12 @@ impl Enforcer {
         }
     }
 
-    async fn make_room_aside(
+    async fn free_tables_blocking(
         &self,
         mut closed: BTreeSet<Subject>,
     ) -> Result<(Room, BTreeSet<Subject>), RegenerationError> {
         self.blocking(move |enforcer| {
-            let room = enforcer.make_room(&mut closed);
+            let room = enforcer.free_tables(&mut closed);
             let room = room.map_err(|error| RegenerationError(error.to_string()))?;
             Ok((room, closed))
         })

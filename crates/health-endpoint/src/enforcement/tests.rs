@@ -64,6 +64,7 @@ impl Site {
             parallel: 2,
             devices: self.devices.clone(),
             identities: session.clone(),
+            pods: None,
             regenerator: Arc::new(enforcer.clone()),
             clock: || Timestamp::UNIX_EPOCH,
         };

@@ -13,6 +13,7 @@ use health_net::netns::NetNsId;
 use jiff::Timestamp;
 use tracing::{info, warn};
 
+use super::labels::FirstLabels;
 use super::restore::fate;
 use super::table::Entry;
 use super::{Manager, NewEndpoint, broken_off};
@@ -125,12 +126,15 @@ impl Manager {
             (None, taken) => taken.is_none(),
         };
         let id = table.free_id(&mut rng)?;
+        let FirstLabels { labels, given } = self.first_labels(new);
         let saved = SavedEndpoint {
             id,
             name: new.name.clone(),
             container_id: new.container_id.clone(),
+            pod: new.pod.clone(),
             network: new.network.clone(),
-            labels: new.labels.clone(),
+            labels,
+            given_labels: given,
             former_labels: None,
             identity: Identity::INIT,
             ipv4: None,

@@ -157,6 +157,7 @@ fn show(report: &HealthReport, gateways: [Option<IpAddr>; 2], state: State) -> A
         id: endpoint.id,
         name: None,
         container_id: None,
+        pod: None,
         network: None,
         identity: Identity::HEALTH.0,
         labels: labels.iter().map(ToString::to_string).collect(),

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_model::api::Endpoint;
 use health_model::identity::Identity;
-use health_model::labels::{Label, LabelSet};
+use health_model::labels::LabelSet;
 use health_registry::identity::HeldIdentities;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -15,7 +14,7 @@ use super::Manager;
 use super::table::{Entry, NO_IDENTITY};
 use crate::error::EndpointError;
 use crate::identities::{Hold, IdentityUnavailable};
-use crate::lifecycle::{Judgement, Side, State};
+use crate::lifecycle::{Side, State};
 use crate::log::Status;
 
 /// How long the source may take before the endpoint continues without an identity.
@@ -26,15 +25,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 impl Manager {
     /// Gives a new endpoint its identity. If the identity is not known at once, the endpoint fails closed.
     pub(super) async fn first_identity(&self, id: u16) -> Result<(), EndpointError> {
-        let labels = self.with(id, |entry, _| entry.saved.labels.clone())?;
+        let labels = self.with(id, |entry, now| {
+            let why = match entry.saved.awaited_pod() {
+                Some(pod) => format!("the labels of pod {pod} are not known yet"),
+                None => "no labels are known".to_owned(),
+            };
+            if entry.saved.labels.is_empty() {
+                entry.note(now, Status::Ok, format!("{why}: identity reserved:init"));
+            }
+            entry.saved.labels.clone()
+        })?;
         if labels.is_empty() {
-            return self.with(id, |entry, now| {
-                entry.note(
-                    now,
-                    Status::Ok,
-                    "no labels are known: identity reserved:init",
-                );
-            });
+            return Ok(());
         }
         let (mut hold, problem) = match self.acquire(&labels).await {
             Ok(hold) => (Some(hold), None),
@@ -114,54 +116,6 @@ impl Manager {
             self.resolve_if_needed(id);
         }
         self.note_change();
-    }
-
-    pub(super) async fn relabel(
-        &self,
-        id: u16,
-        add: Vec<Label>,
-        remove: Vec<Label>,
-    ) -> Result<Arc<Endpoint>, EndpointError> {
-        let relabelled = self.at_files(move |manager| manager.keep_labels(id, &add, &remove));
-        if relabelled.await? {
-            tokio::spawn(self.clone().resolve(id));
-        }
-        self.note_change();
-        self.with(id, |entry, _| entry.shown())
-    }
-
-    /// Changes an endpoint's labels, in its file first, so that a failure changes nothing. Returns whether the identity
-    /// must now be requested. Callers must hold the lock of the files.
-    fn keep_labels(&self, id: u16, add: &[Label], remove: &[Label]) -> Result<bool, EndpointError> {
-        const REASON: &str = "labels changed";
-        let changed = self.with(id, |entry, now| {
-            if !entry.is_complete {
-                return Err(EndpointError::Busy(id));
-            }
-            let labels = relabelled(&entry.saved.labels, add, remove)?;
-            if labels == entry.saved.labels {
-                return Ok(None);
-            }
-            let to = State::WaitingForIdentity;
-            if entry.state().judge(Side::Manager, to) == Judgement::Forbidden {
-                let refused = entry.set(Side::Manager, to, now, REASON);
-                refused.map_err(|refused| EndpointError::Refused { id, refused })?;
-            }
-            let mut saved = entry.saved.clone();
-            saved.relabel(labels);
-            Ok(Some(saved))
-        })??;
-        let Some(saved) = changed else {
-            return Ok(false);
-        };
-        self.0.states.save(&saved)?;
-        self.with(id, |entry, now| {
-            // The endpoint may already be waiting.
-            let _ = entry.set(Side::Manager, State::WaitingForIdentity, now, REASON);
-            entry.saved.relabel(saved.labels);
-            entry.touch();
-            !std::mem::replace(&mut entry.is_resolving, true)
-        })
     }
 
     /// Requests the identity of an endpoint's labels until it is known and the labels did not change meanwhile.
@@ -305,19 +259,6 @@ fn unheld_former(entry: &Entry) -> Option<LabelSet> {
     let is_held = entry.held.iter().any(|hold| hold.labels == *former);
     let is_its_own = !former.is_empty() && entry.saved.identity != Identity::INIT;
     (is_its_own && !is_held).then(|| former.clone())
-}
-
-/// Returns the labels without those to remove; the labels to add replace those with the same source and key.
-fn relabelled(
-    labels: &LabelSet,
-    add: &[Label],
-    remove: &[Label],
-) -> Result<LabelSet, EndpointError> {
-    let same_key = |a: &Label, b: &Label| (a.source(), a.key()) == (b.source(), b.key());
-    let kept = labels
-        .iter()
-        .filter(|label| !remove.iter().chain(add).any(|other| same_key(other, label)));
-    Ok(LabelSet::new(kept.chain(add).cloned())?)
 }
 
 /// Gives an endpoint the identity of its labels. Returns whether it must be regenerated, even if that was already

@@ -7,6 +7,7 @@ mod departed;
 mod devices;
 mod health;
 mod identity;
+mod labels;
 mod mtu;
 mod restore;
 mod table;
@@ -19,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use health_model::api::{Endpoint, EndpointHealth, TakenAddress};
+use health_model::api::{Endpoint, EndpointHealth, PodName, TakenAddress};
 use health_model::ipam::NodeIpam;
 use health_model::labels::{Label, LabelSet};
 use jiff::Timestamp;
@@ -29,6 +30,7 @@ use tracing::debug;
 use super::error::EndpointError;
 use super::identities::IdentitySource;
 use super::log::{LogEntry, Status};
+use super::pods::PodLabels;
 use super::regenerate::Regenerator;
 use super::workload::{Devices, StateDir};
 
@@ -37,6 +39,7 @@ pub use self::restore::{Survey, survey};
 pub use self::table::Counts;
 pub use self::table::DURATION_BOUNDS;
 
+use self::labels::LabelChange;
 use self::table::Table;
 
 /// Time between two checks of endpoints' devices.
@@ -53,6 +56,8 @@ pub struct NewEndpoint {
     pub name: Option<String>,
     /// The endpoint's container. A container has one namespace, with one endpoint per device.
     pub container_id: Option<String>,
+    /// The endpoint's pod.
+    pub pod: Option<PodName>,
     /// The container runtime's network for which the endpoint is created.
     pub network: Option<String>,
     /// Name of the device in the endpoint's namespace; `eth0` if absent.
@@ -101,6 +106,8 @@ pub struct ManagerOptions {
     pub devices: Arc<dyn Devices>,
     /// Allocates identities.
     pub identities: Arc<dyn IdentitySource>,
+    /// The labels of this node's pods; `None` if the agent does not follow pods.
+    pub pods: Option<watch::Receiver<Arc<PodLabels>>>,
     /// Builds datapaths.
     pub regenerator: Arc<dyn Regenerator>,
     /// Returns the time of day.
@@ -114,6 +121,7 @@ pub struct Manager(Arc<Shared>);
 struct Shared {
     devices: Arc<dyn Devices>,
     identities: Arc<dyn IdentitySource>,
+    pods: Option<watch::Receiver<Arc<PodLabels>>>,
     regenerator: Arc<dyn Regenerator>,
     clock: fn() -> Timestamp,
     states: StateDir,
@@ -142,6 +150,7 @@ impl Manager {
             parallel,
             devices,
             identities,
+            pods,
             regenerator,
             clock,
         } = options;
@@ -151,6 +160,7 @@ impl Manager {
         let manager = Self(Arc::new(Shared {
             devices,
             identities,
+            pods: pods.clone(),
             regenerator,
             clock,
             states,
@@ -177,6 +187,9 @@ impl Manager {
         }
         let held = manager.0.identities.held();
         tokio::spawn(manager.clone().follow_identities(held));
+        if let Some(pods) = pods {
+            tokio::spawn(manager.clone().follow_pods(pods));
+        }
         manager
     }
 
@@ -216,7 +229,8 @@ impl Manager {
         remove: Vec<Label>,
     ) -> Result<Arc<Endpoint>, EndpointError> {
         let manager = self.clone();
-        let changed = tokio::spawn(async move { manager.relabel(id, add, remove).await });
+        let change = LabelChange::Edit { add, remove };
+        let changed = tokio::spawn(async move { manager.relabel(id, change).await });
         changed
             .await
             .unwrap_or_else(|error| Err(broken_off(&error)))

@@ -145,6 +145,11 @@ impl Manager {
                 &table.ipam,
             );
             entry.is_complete = true;
+            if self.0.pods.is_none()
+                && let Some(given) = entry.saved.given_labels.take()
+            {
+                entry.saved.relabel(given);
+            }
             if let Some(why) = lost {
                 entry.lose(now, why);
             }

@@ -77,6 +77,8 @@ pub(super) struct Entry {
     pub(super) is_closed: bool,
     /// Why there is no identity for the endpoint's labels yet.
     pub(super) identity_problem: Option<String>,
+    /// Why the endpoint lacks labels of its pod.
+    pub(super) pod_problem: Option<String>,
     /// Whether a task is requesting the endpoint's identity.
     pub(super) is_resolving: bool,
     /// Whether the store has since given the labels another identity than the last acquired one.
@@ -107,6 +109,7 @@ impl Entry {
             ready: None,
             is_closed: false,
             identity_problem: None,
+            pod_problem: None,
             is_resolving: false,
             is_renumbered: false,
             held: Vec::new(),
@@ -174,6 +177,7 @@ impl Entry {
             id: saved.id,
             name: saved.name.clone(),
             container_id: saved.container_id.clone(),
+            pod: saved.pod.clone(),
             network: saved.network.clone(),
             identity: saved.identity.0,
             labels: labels.iter().map(ToString::to_string).collect(),
@@ -203,7 +207,11 @@ impl Entry {
         {
             return Some(format!("{NO_IDENTITY}: {problem}"));
         }
-        self.problem.clone()
+        let of_pod = self.pod_problem.clone().or_else(|| {
+            let pod = self.saved.awaited_pod()?;
+            Some(format!("the labels of pod {pod} are not known yet"))
+        });
+        self.problem.clone().or(of_pod)
     }
 
     fn health(&self) -> EndpointHealth {
@@ -467,7 +475,11 @@ impl Table {
             is_closed && !entry.state().is_ending()
         });
         let lost = self.waiting(|entry| entry.is_lost && !entry.state().is_ending());
-        let all = lost.into_iter().chain(closed);
+        let unlabelled = self.waiting(|entry| {
+            let lacks_labels = entry.saved.awaited_pod().is_some() || entry.pod_problem.is_some();
+            lacks_labels && !entry.state().is_ending()
+        });
+        let all = lost.into_iter().chain(closed).chain(unlabelled);
         let all = all.map(|(ids, reason)| format!("endpoint {ids}: {reason}"));
         all.reduce(|first, second| format!("{first}; {second}"))
     }
@@ -497,7 +509,7 @@ impl Table {
             .ipam
             .leaks(|id| Some(id) == health || entries.contains_key(&id));
         for (address, _) in &leaks {
-            self.ipam.set_aside(*address, now);
+            self.ipam.release_address(*address, now);
         }
         leaks
     }

@@ -1,6 +1,7 @@
 //! The manager with fake devices, identities and programs.
 
 mod holds;
+mod labels;
 
 use std::collections::HashMap;
 use std::fs;
@@ -350,6 +351,15 @@ impl Bed {
         dir: TempDir,
         identities: Arc<dyn IdentitySource>,
     ) -> Self {
+        Self::with_sources(world, dir, identities, None).await
+    }
+
+    async fn with_sources(
+        world: Arc<World>,
+        dir: TempDir,
+        identities: Arc<dyn IdentitySource>,
+        pods: Option<watch::Receiver<Arc<PodLabels>>>,
+    ) -> Self {
         let cidrs = ["10.0.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().unwrap());
         let options = ManagerOptions {
             states: StateDir::of(dir.path()),
@@ -360,6 +370,7 @@ impl Bed {
             parallel: 2,
             devices: world.clone(),
             identities,
+            pods,
             regenerator: world.clone(),
             clock: || Timestamp::UNIX_EPOCH,
         };

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
+use health_model::api::PodName;
 use health_model::durable;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
@@ -33,11 +34,18 @@ pub struct SavedEndpoint {
     pub name: Option<String>,
     /// The endpoint's container.
     pub container_id: Option<String>,
+    /// The endpoint's pod.
+    #[serde(default)]
+    pub pod: Option<PodName>,
     /// The container runtime's network for which the endpoint was created.
     #[serde(default)]
     pub network: Option<String>,
     /// The endpoint's labels. Empty: not known.
     pub labels: LabelSet,
+    /// The labels given to the endpoint at its creation, while those of its pod are not known; `labels` is empty until
+    /// then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given_labels: Option<LabelSet>,
     /// The labels of `identity`, while the identity of `labels` is awaited; `None` if `identity` belongs to `labels`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former_labels: Option<LabelSet>,
@@ -99,6 +107,16 @@ impl SavedEndpoint {
         self.identity == Identity::INIT && !self.labels.is_empty()
     }
 
+    /// Returns the labels to which those of the endpoint's pod are added.
+    pub(crate) fn given(&self) -> &LabelSet {
+        self.given_labels.as_ref().unwrap_or(&self.labels)
+    }
+
+    /// Returns the pod whose labels are awaited.
+    pub(crate) fn awaited_pod(&self) -> Option<&PodName> {
+        self.pod.as_ref().filter(|_| self.given_labels.is_some())
+    }
+
     /// Whether the endpoint belongs to this device of this container.
     pub fn is_of(&self, container_id: &str, ifname: &str) -> bool {
         self.container_id.as_deref() == Some(container_id) && self.ifname == ifname
@@ -123,6 +141,7 @@ impl SavedEndpoint {
         let in_use = self.labels_in_use().clone();
         self.former_labels = (in_use != labels).then_some(in_use);
         self.labels = labels;
+        self.given_labels = None;
     }
 }
 
@@ -188,7 +207,7 @@ impl StateDir {
             }
             match read(&path) {
                 Ok(saved) => endpoints.push(saved),
-                Err(problem) => damaged.push(set_aside(path, &problem)?),
+                Err(problem) => damaged.push(rename_damaged(path, &problem)?),
             }
         }
         endpoints.sort_unstable_by_key(|saved: &SavedEndpoint| saved.id);
@@ -214,7 +233,7 @@ fn read(path: &Path) -> io::Result<SavedEndpoint> {
     }
 }
 
-fn set_aside(path: PathBuf, problem: &io::Error) -> Result<DamagedFile, WorkloadError> {
+fn rename_damaged(path: PathBuf, problem: &io::Error) -> Result<DamagedFile, WorkloadError> {
     let aside = path.with_extension("damaged");
     fs::rename(&path, &aside).map_err(|source| error("rename", path, source))?;
     Ok(DamagedFile {
@@ -240,8 +259,10 @@ mod tests {
             id,
             name: Some("web-1".to_owned()),
             container_id: None,
+            pod: None,
             network: None,
             labels: LabelSet::new(["app=web".parse().unwrap()]).unwrap(),
+            given_labels: None,
             former_labels: None,
             identity: Identity::INIT,
             ipv4: Some(Ipv4Addr::new(10, 244, 1, 9)),

@@ -280,7 +280,7 @@ impl Survey {
             }
             Why::NoRoute => format!("{says}; check its routes"),
             Why::Rejected => format!("{says}; check its own firewall and prohibit routes"),
-            Why::LocalError => format!("it fails to probe: {says}"),
+            Why::LocalError => format!("its probes fail locally: {says}"),
         };
         let by_reason = tally.why.iter().filter_map(|(count, first)| {
             let first = first.as_ref()?;

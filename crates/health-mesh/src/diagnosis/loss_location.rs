@@ -1,6 +1,6 @@
 //! Describes where echo probes got lost.
 
-use super::exceeds;
+use super::exceeds_loss_threshold;
 use crate::direction::Passage;
 use crate::history::Loss;
 
@@ -74,7 +74,7 @@ impl LossLocation {
                     lost: lost.min(probes),
                     window: passage.time,
                 };
-                exceeds(&loss, threshold)
+                exceeds_loss_threshold(&loss, threshold)
             };
             let lossy: Vec<Segment> = Segment::ALL.into_iter().filter(is_lossy).collect();
             (!lossy.is_empty()).then_some(Self {

@@ -280,7 +280,11 @@ impl Context<'_> {
             return None;
         }
         let threshold = self.thresholds.loss;
-        let loss = target.trend.loss.iter().find(|l| exceeds(l, threshold));
+        let loss = target
+            .trend
+            .loss
+            .iter()
+            .find(|l| exceeds_loss_threshold(l, threshold));
         if let Some(&loss) = loss {
             return Some(Degradation::Loss(loss));
         }
@@ -497,7 +501,7 @@ impl fmt::Display for Losses<'_> {
 
 /// Whether the losses exceed the threshold, and not by chance: at the threshold's loss probability, this many losses or
 /// more among this many probes occur less than once in ten thousand times (an exact binomial test).
-fn exceeds(loss: &Loss, threshold: f64) -> bool {
+fn exceeds_loss_threshold(loss: &Loss, threshold: f64) -> bool {
     let (n, lost) = (f64::from(loss.probes), f64::from(loss.lost));
     if loss.lost == 0 || lost <= n * threshold {
         return false;

@@ -1097,7 +1097,7 @@ fn loss_is_worse_than_a_black_hole_and_that_than_a_shift_and_that_than_a_known_m
 fn chance_is_no_loss() {
     let exceeds = |lost, probes, threshold| {
         let window = Duration::from_secs(600);
-        exceeds(
+        exceeds_loss_threshold(
             &Loss {
                 probes,
                 lost,

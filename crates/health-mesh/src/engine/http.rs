@@ -40,7 +40,7 @@ pub(super) struct HttpProbes {
     /// Full names of the nodes, in the order of the set.
     pub(super) names: Vec<Arc<str>>,
     pub(super) running: JoinSet<HttpProbeEnd>,
-    places: usize,
+    slots: usize,
     /// Targets that became due while no slot was free, with their due times.
     waiting: VecDeque<(TargetId, Duration)>,
     /// The targets in `waiting`.
@@ -54,7 +54,7 @@ impl HttpProbes {
             asker: Arc::new(asker),
             names: Vec::new(),
             running: JoinSet::new(),
-            places: places(),
+            slots: slots(),
             waiting: VecDeque::new(),
             queued: HashSet::new(),
         }
@@ -69,7 +69,7 @@ impl HttpProbes {
 
     /// The next probe to start, if there is a free slot.
     fn next(&mut self) -> Option<(TargetId, Duration)> {
-        if self.running.len() >= self.places {
+        if self.running.len() >= self.slots {
             return None;
         }
         let (id, due) = self.waiting.pop_front()?;
@@ -163,7 +163,7 @@ impl Engine {
 }
 
 /// Maximum number of concurrent HTTP probes under the limit on open files.
-fn places() -> usize {
+fn slots() -> usize {
     let (fewest, most) = HTTP_CONCURRENCY;
     getrlimit(Resource::RLIMIT_NOFILE).map_or(fewest, |(soft, _)| {
         usize::try_from(soft / HTTP_DESCRIPTORS_DIVISOR).map_or(most, |n| n.clamp(fewest, most))

@@ -93,7 +93,7 @@ impl ResponderState {
 async fn accept(listener: Arc<TcpListener>, shared: Shared, reporter: Reporter) {
     let mut is_failing = false;
     loop {
-        let Some(place) = shared.places.free().await else {
+        let Some(slot) = shared.slots.free().await else {
             return;
         };
         let accepted = match is_failing {
@@ -118,7 +118,7 @@ async fn accept(listener: Arc<TcpListener>, shared: Shared, reporter: Reporter) 
         let Some(Ok((stream, from))) = accepted else {
             continue;
         };
-        let Some(place) = place.take(from.ip()) else {
+        let Some(slot) = slot.take(from.ip()) else {
             shared.requests.add_too_many();
             continue;
         };
@@ -126,7 +126,7 @@ async fn accept(listener: Arc<TcpListener>, shared: Shared, reporter: Reporter) 
         tokio::spawn(async move {
             // Errors are the client's own: it disconnected, or did not speak HTTP.
             let _ = timeout(EXCHANGE_TIMEOUT, serve(stream, shared)).await;
-            drop(place);
+            drop(slot);
         });
     }
 }

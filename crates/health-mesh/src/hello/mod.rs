@@ -1,7 +1,7 @@
 //! The answering side: `GET /hello` on the node's addresses and inside the health endpoint's namespace.
 
 mod listeners;
-mod places;
+mod slots;
 
 use std::convert::Infallible;
 use std::io;
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use self::listeners::Acceptor;
 pub use self::listeners::ResponderState;
-use self::places::Places;
+use self::slots::Slots;
 use super::counters::HelloRequests;
 use super::exchange::{ARRIVALS_HEADER, PROBER_HEADER, arrivals_value, parse_prober};
 use super::proof::{self, AUTH_HEADER, Answer, HelloKeys, REASON_CLOCK, REASON_HEADER, Verified};
@@ -100,7 +100,7 @@ struct Shared {
     health_endpoint: watch::Receiver<Vec<IpAddr>>,
     arrivals: Arc<dyn ArrivalStore>,
     requests: Arc<HelloRequests>,
-    places: Places,
+    slots: Slots,
     stop: watch::Receiver<bool>,
 }
 
@@ -121,7 +121,7 @@ impl Responder {
                 health_endpoint,
                 arrivals,
                 requests: Arc::default(),
-                places: Places::default(),
+                slots: Slots::default(),
                 stop: stopped,
             },
             acceptors: ResponderState::default(),
@@ -177,7 +177,7 @@ impl Responder {
             let _ = task.await;
         }
         // Each exchange holds a slot and ends at its time-out at the latest.
-        self.shared.places.all_free().await;
+        self.shared.slots.all_free().await;
     }
 }
 

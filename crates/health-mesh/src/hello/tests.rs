@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::places::PLACES_OF_ADDRESS;
+use super::slots::SLOTS_OF_ADDRESS;
 use super::*;
 use crate::failure::Failure;
 use crate::http::{Asker, Hello, get_hello};
@@ -258,7 +258,7 @@ async fn a_source_with_all_its_places_gets_no_more() {
     let (listener, address) = loopback();
     let responder = start(listener, HelloKeys::default(), &[]);
     let mut silent = Vec::new();
-    for _ in 0..=PLACES_OF_ADDRESS {
+    for _ in 0..=SLOTS_OF_ADDRESS {
         silent.push(TcpStream::connect(address).await.unwrap());
     }
     let mut last = silent.pop().unwrap();

@@ -8,6 +8,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 
 use super::{Snapshot, counter, family, gauge};
+use crate::figures::ReloadCounts;
 
 impl Snapshot {
     pub(super) fn encode_agent(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -40,6 +41,16 @@ impl Snapshot {
         )?;
         for (cause, count) in &self.figures.repairs {
             counter(&mut repairs, &[("cause", cause)], *count)?;
+        }
+        let mut reloads = family(
+            encoder,
+            "settings_reloads",
+            "Reloads of the settings",
+            MetricType::Counter,
+        )?;
+        let ReloadCounts { succeeded, failed } = self.figures.reloads;
+        for (result, count) in [("success", succeeded), ("failure", failed)] {
+            counter(&mut reloads, &[("result", result)], count)?;
         }
         let interval = self
             .summary

@@ -10,6 +10,7 @@ use health_model::api::{HealthStatus, LargerPackets, PathMtuStatus, RegistryStat
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as model;
 use prost::Message as _;
 
+use super::super::figures::ReloadCounts;
 use super::super::samples;
 use super::super::totals::Totals;
 use super::*;
@@ -50,6 +51,10 @@ fn figures() -> Figures {
         configured_interval: Duration::from_secs(5),
         probe_rate: 1000,
         repairs: BTreeMap::from([("pin-lost".to_owned(), 2)]),
+        reloads: ReloadCounts {
+            succeeded: 2,
+            failed: 1,
+        },
         collections: samples::collections(),
         endpoints: Some(samples::endpoints()),
         policy_lag: None,
@@ -171,6 +176,8 @@ fn every_metric_is_shown_with_its_labels() {
         format!("health_agent_node_connectivity_probes_total{{{icmp},result=\"answered\"}} 2"),
         format!("health_agent_node_connectivity_probes_total{{{icmp},result=\"lost\"}} 4"),
         "health_agent_repairs_total{cause=\"pin-lost\"} 2".to_owned(),
+        "health_agent_settings_reloads_total{result=\"success\"} 2".to_owned(),
+        "health_agent_settings_reloads_total{result=\"failure\"} 1".to_owned(),
         "health_agent_monitor_readers 0".to_owned(),
         "health_agent_monitor_events_total 20".to_owned(),
         "health_agent_monitor_lost_events_total{cause=\"ring-full\"} 3".to_owned(),

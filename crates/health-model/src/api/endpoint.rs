@@ -1,6 +1,7 @@
 //! Endpoints of this node, and identities.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,9 @@ pub struct Endpoint {
     pub name: Option<String>,
     /// The container that it belongs to.
     pub container_id: Option<String>,
+    /// The pod that it belongs to.
+    #[serde(default)]
+    pub pod: Option<PodName>,
     /// The container runtime's network that it was created for.
     pub network: Option<String>,
     /// Security identity.
@@ -57,6 +61,27 @@ pub struct Endpoint {
     pub netns: String,
     /// Repairs since the agent started, by cause.
     pub repairs: BTreeMap<String, u64>,
+}
+
+/// A pod, as its container runtime names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct PodName {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID; `null` if the runtime does not give it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+}
+
+impl fmt::Display for PodName {
+    /// `NAMESPACE/NAME`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
 }
 
 /// Whether policy is enforced in a direction.
@@ -148,6 +173,10 @@ pub struct EndpointRequest {
     /// The container that it belongs to. A device of a container can have only one endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
+    /// The pod that it belongs to. If the agent follows the pods of Kubernetes, the endpoint's labels of source `k8s`
+    /// are those of the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodName>,
     /// Name of the device in the namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schemars(extend("default" = "eth0")))]

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use self::agent::{AgentState, HealthzResponse, LoadAverage};
 pub use self::endpoint::{
     Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, Enforcement, HealthState,
-    IdentityEntry, LabelChange, TakenAddress,
+    IdentityEntry, LabelChange, PodName, TakenAddress,
 };
 pub use self::history::{HistoryWindow, TargetHistory};
 pub use self::nodes::{

@@ -102,7 +102,7 @@ impl NodeIpam {
         now: Instant,
         rng: &mut (impl Rng + ?Sized),
     ) -> Result<IpAddr, IpamError> {
-        self.thaw(now, &search.refused);
+        self.release_cooled(now, &search.refused);
         let allocated = self.pool(search.family)?.allocate(None, rng);
         let address = match (allocated, self.longest_cooled(search)) {
             (Ok(address), _) => address,
@@ -124,7 +124,7 @@ impl NodeIpam {
     /// may try it.
     pub fn refuse(&mut self, search: &mut Search, address: IpAddr, now: Instant) {
         search.refused.insert(address);
-        self.set_aside(address, now);
+        self.release_address(address, now);
     }
 
     /// Allocates exactly this address.
@@ -158,7 +158,7 @@ impl NodeIpam {
     }
 
     /// Releases one address; it cools down like any other.
-    pub fn set_aside(&mut self, address: IpAddr, now: Instant) {
+    pub fn release_address(&mut self, address: IpAddr, now: Instant) {
         if self.owners.remove(&address).is_some() {
             self.cooling.push_back((now, address));
         }
@@ -190,7 +190,7 @@ impl NodeIpam {
     }
 
     /// Returns cooled-down addresses to the pools, except these.
-    fn thaw(&mut self, now: Instant, except: &BTreeSet<IpAddr>) {
+    fn release_cooled(&mut self, now: Instant, except: &BTreeSet<IpAddr>) {
         let (pools, cooling_time) = (&mut self.pools, self.cooling_time);
         self.cooling.retain(|(since, address)| {
             let is_warm = now.saturating_duration_since(*since) < cooling_time;
@@ -448,7 +448,7 @@ mod tests {
                         plain.cool(now, |_, owner| owner == endpoint);
                     }
                     Step::SetAside(host) => {
-                        ipam.set_aside(address(host), now);
+                        ipam.release_address(address(host), now);
                         plain.cool(now, |one, _| one == address(host));
                     }
                     Step::Wait(seconds) => now += Duration::from_secs(seconds),

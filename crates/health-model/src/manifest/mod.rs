@@ -15,6 +15,10 @@ pub use typed::{Typed, typed};
 /// The namespace of an object that names none.
 pub const NAMESPACE: &str = "default";
 
+/// The annotation by which a kubelet marks an object that only mirrors a pod of its own manifest folder. The value is
+/// that pod's UID, which the runtime also has. Other clients can set the annotation too.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
 /// Kubernetes' message for a number that is not a port.
 pub const PORT_OUT_OF_RANGE: &str = "must be between 1 and 65535, inclusive";
 

@@ -132,13 +132,13 @@ async fn resolve(
     asker: &Arc<str>,
     deadline: Deadline,
 ) -> Result<Vec<SocketAddr>, ConnectError> {
-    let place = deadline
-        .bound(LOOKUPS.place(asker))
+    let slot = deadline
+        .bound(LOOKUPS.slot(asker))
         .await
         .ok_or(ConnectError::LookupsBusy)?;
     let owned = name.to_owned();
     let lookup = tokio::task::spawn_blocking(move || {
-        let _place = place;
+        let _slot = slot;
         let addresses = (owned.as_str(), port).to_socket_addrs()?;
         Ok(addresses.take(ADDRESSES).collect::<Vec<_>>())
     });

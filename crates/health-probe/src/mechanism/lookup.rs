@@ -23,26 +23,26 @@ pub(super) struct Lookups {
 
 /// A slot. Dropping it frees the slot.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Slot {
     lookups: &'static Lookups,
     asker: Arc<str>,
 }
 
 impl Lookups {
     /// Waits for a slot.
-    pub(super) async fn place(&'static self, asker: &Arc<str>) -> Place {
+    pub(super) async fn slot(&'static self, asker: &Arc<str>) -> Slot {
         loop {
             let mut ended = pin!(self.ended.notified());
             // From here on, no release is missed.
             ended.as_mut().enable();
-            if let Some(place) = self.try_place(asker) {
-                return place;
+            if let Some(slot) = self.try_slot(asker) {
+                return slot;
             }
             ended.await;
         }
     }
 
-    fn try_place(&'static self, asker: &Arc<str>) -> Option<Place> {
+    fn try_slot(&'static self, asker: &Arc<str>) -> Option<Slot> {
         let mut held = self.held();
         let own = held.get(asker).copied().unwrap_or_default();
         let free = MOST.saturating_sub(held.values().sum());
@@ -50,7 +50,7 @@ impl Lookups {
             return None;
         }
         held.insert(asker.clone(), own + 1);
-        Some(Place {
+        Some(Slot {
             lookups: self,
             asker: asker.clone(),
         })
@@ -61,7 +61,7 @@ impl Lookups {
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         {
             let mut held = self.lookups.held();
@@ -88,16 +88,16 @@ mod tests {
     async fn an_asker_leaves_places_to_others_and_waits_for_its_own() {
         let lookups: &'static Lookups = Box::leak(Box::default());
         let (slow, other) = (Arc::from("slow"), Arc::from("other"));
-        let places = || std::iter::from_fn(|| lookups.try_place(&slow));
-        let mut held: Vec<_> = places().collect();
+        let slots = || std::iter::from_fn(|| lookups.try_slot(&slow));
+        let mut held: Vec<_> = slots().collect();
         assert_eq!(held.len(), MOST / 2);
-        let others: Vec<_> = std::iter::from_fn(|| lookups.try_place(&other)).collect();
+        let others: Vec<_> = std::iter::from_fn(|| lookups.try_slot(&other)).collect();
         assert_eq!(others.len(), MOST / 4);
         let minute = Duration::from_secs(60);
-        assert!(timeout(minute, lookups.place(&slow)).await.is_err());
+        assert!(timeout(minute, lookups.slot(&slow)).await.is_err());
         let waiting = tokio::spawn({
             let slow = slow.clone();
-            async move { lookups.place(&slow).await }
+            async move { lookups.slot(&slow).await }
         });
         tokio::task::yield_now().await;
         drop(others);

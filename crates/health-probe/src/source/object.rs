@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use health_model::api::PodProblem;
+use health_model::manifest::MIRROR_ANNOTATION;
 use serde_json::Value;
 use tracing::warn;
 
@@ -11,9 +12,6 @@ use crate::spec;
 
 /// The value of [`SourcedPod::source`] for pods of the API.
 const SOURCE: &str = "kubernetes";
-/// The annotation by which a kubelet marks an object that only mirrors a pod of its own manifest folder. The value is
-/// that pod's UID, which the runtime also has. Other clients can set the annotation too.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The pod read from an object.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +34,7 @@ impl ObjectPod {
         };
         let name = format!("{}/{}", text("/metadata/namespace"), text("/metadata/name"));
         let uid = text("/metadata/uid");
-        let mirrored = object["metadata"]["annotations"][MIRROR].as_str();
+        let mirrored = object["metadata"]["annotations"][MIRROR_ANNOTATION].as_str();
         let mirrored = mirrored.filter(|uid| !uid.is_empty()).map(str::to_owned);
         let keeper = Keeper::Kubelet {
             is_mirror: mirrored.is_some(),
@@ -130,7 +128,7 @@ mod tests {
     #[test]
     fn a_mirror_has_the_uid_of_what_it_shows_and_a_status_without_containers_counts() {
         let mut object = object(80);
-        object["metadata"]["annotations"] = json!({ MIRROR: "0123" });
+        object["metadata"]["annotations"] = json!({ MIRROR_ANNOTATION: "0123" });
         object["status"]["phase"] = "Failed".into();
         let read = ObjectPod::read(object, None);
         let pod = read.pod().unwrap();

@@ -132,6 +132,8 @@ impl Timing {
 pub struct IdentityAllocator {
     shared: Arc<Shared>,
     task: JoinHandle<()>,
+    /// Notified when the task may use the store.
+    begun: Arc<Notify>,
     activities: IdentityActivities,
 }
 
@@ -231,11 +233,23 @@ impl Place {
 impl IdentityAllocator {
     /// Starts to follow a store, as `node` of `cluster`. Fails only if the settings cannot be used; a store that does
     /// not respond is retried. Must be called in a tokio runtime.
+    pub fn open(
+        store: &RegistrySpec,
+        cluster: &str,
+        node: &str,
+        timing: Timing,
+    ) -> Result<Self, OpenError> {
+        let allocator = Self::open_idle(store, cluster, node, timing)?;
+        allocator.begin();
+        Ok(allocator)
+    }
+
+    /// Like [`Self::open`], but does not use the store before [`Self::begin`]. Callers wait until then.
     #[cfg_attr(
         not(feature = "etcd"),
         expect(unused_variables, reason = "a file is for one cluster")
     )]
-    pub fn open(
+    pub fn open_idle(
         store: &RegistrySpec,
         cluster: &str,
         node: &str,
@@ -244,18 +258,29 @@ impl IdentityAllocator {
         let place = Place::of(store)?;
         let (shared, activities) = Shared::new(store.to_string());
         let shared = Arc::new(shared);
+        let begun = Arc::new(Notify::new());
         let task = match place {
             #[cfg(feature = "etcd")]
             Place::Etcd(source) => {
-                tokio::spawn(etcd::run(shared.clone(), source, cluster, node, timing))
+                let run = etcd::run(shared.clone(), source, cluster, node, timing);
+                tokio::spawn(once(begun.clone(), run))
             }
-            Place::File(path) => tokio::spawn(file::run(shared.clone(), path, node, timing)),
+            Place::File(path) => {
+                let run = file::run(shared.clone(), path, node, timing);
+                tokio::spawn(once(begun.clone(), run))
+            }
         };
         Ok(Self {
             shared,
             task,
+            begun,
             activities,
         })
+    }
+
+    /// Starts to follow the store.
+    pub fn begin(&self) {
+        self.begun.notify_one();
     }
 
     /// Allocates an identity for one endpoint with these labels; release it with [`Self::release`]. Labels of reserved
@@ -345,6 +370,12 @@ impl Drop for IdentityAllocator {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// Runs a task once `begun` is notified.
+async fn once(begun: Arc<Notify>, run: impl Future<Output = ()>) {
+    begun.notified().await;
+    run.await;
 }
 
 /// Withdraws a request on drop if it has not been answered.

@@ -17,7 +17,7 @@ use crate::nodes::{LastHeard, Staleness};
 /// The objects of one kind.
 #[derive(Debug, PartialEq)]
 pub struct ObjectTable<T> {
-    /// The objects as converted by `read`, by `NAMESPACE/NAME`.
+    /// The objects as converted by `read`, by `NAMESPACE/NAME`, or by name if they have no namespace.
     pub objects: OrdMap<String, Arc<T>>,
     /// Since when the objects may be outdated, and why. They show the state at that time.
     pub stale: Option<Staleness>,
@@ -216,9 +216,11 @@ where
 }
 
 fn key(object: &DynamicObject) -> String {
-    let part = |text: &Option<String>| text.clone().unwrap_or_default();
-    let metadata = &object.metadata;
-    format!("{}/{}", part(&metadata.namespace), part(&metadata.name))
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    match &object.metadata.namespace {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    }
 }
 
 /// Returns the object as in the API, without the metadata that only the API needs.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use health_model::labels::pod::Labels;
+use health_model::manifest::MIRROR_ANNOTATION;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ApiResource;
 use serde_json::Value;
@@ -27,4 +29,44 @@ pub fn watch_pods<T: PartialEq + Send + Sync + 'static>(
         can_be_empty: true,
     };
     Ok(ObjectWatch::start(Access::find(kubeconfig)?, scope, read))
+}
+
+/// What the labels of a pod's identity depend on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodMetadata {
+    /// Its namespace.
+    pub namespace: String,
+    /// The UID of the object, and for the mirror of a pod that a kubelet has from its own folder also that of the pod.
+    pub uids: Vec<String>,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its service account, if the server has set it.
+    pub service_account: Option<String>,
+}
+
+impl PodMetadata {
+    /// Reads an object of kind `Pod`. The API server has validated it; fields with another type count as absent.
+    pub fn read(object: &Value) -> Self {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let metadata = &object["metadata"];
+        let uids = [
+            &metadata["uid"],
+            &metadata["annotations"][MIRROR_ANNOTATION],
+        ];
+        Self {
+            namespace: text(&metadata["namespace"]).unwrap_or_default(),
+            uids: uids.into_iter().filter_map(text).collect(),
+            labels: labels(object),
+            service_account: text(&object["spec"]["serviceAccountName"]),
+        }
+    }
+}
+
+/// The labels of an object.
+pub(super) fn labels(object: &Value) -> Labels {
+    let labels = object["metadata"]["labels"].as_object();
+    let labels = labels.into_iter().flatten();
+    labels
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+        .collect()
 }

@@ -1,13 +1,13 @@
-//! The text of the document. What fits on a line is on one.
+//! Formats the document. Whatever fits on one line is written on one line.
 
 use std::iter::repeat_n;
 
 use serde_json::{Map, Value};
 
-/// Longest line, if its parts are not longer.
+/// Maximum line length, unless a single part is longer.
 const WIDTH: usize = 120;
 
-/// Members that come first, in this order; others follow by name.
+/// Members that come first, in this order; all others follow, sorted by name.
 const FIRST: [&str; 20] = [
     "openapi",
     "info",
@@ -31,7 +31,7 @@ const FIRST: [&str; 20] = [
     "additionalProperties",
 ];
 
-/// The JSON of a value, with a line end.
+/// Formats a value as JSON, with a final newline.
 pub(super) fn text(value: &Value) -> String {
     let mut text = String::new();
     write(&mut text, 0, value, &FIRST);
@@ -39,7 +39,7 @@ pub(super) fn text(value: &Value) -> String {
     text
 }
 
-/// Writes a value at the end of the last line, which is indented by `indent`. `first` are members that come first.
+/// Appends a value to the current line, which is indented by `indent`. Members in `first` come first.
 fn write(text: &mut String, indent: usize, value: &Value, first: &[&str]) {
     let parts = parts(value, first);
     let line = line(value, first);
@@ -76,10 +76,10 @@ fn line(value: &Value, first: &[&str]) -> String {
 
 /// An item of an array, or a member of an object.
 struct Part<'a> {
-    /// With its colon; empty in an array.
+    /// Name and colon of a member; empty in an array.
     name: String,
     value: &'a Value,
-    /// Members of `value` that come first.
+    /// Members of `value` to write first.
     first: Vec<&'a str>,
 }
 
@@ -109,7 +109,7 @@ fn item(value: &Value) -> Part<'_> {
     }
 }
 
-/// Properties have the order of their type.
+/// Keeps properties in the order of their type's fields.
 fn member<'a>(members: &'a Map<String, Value>, name: &str, value: &'a Value) -> Part<'a> {
     let required = members.get("required").and_then(Value::as_array);
     let required = required.into_iter().flatten().filter_map(Value::as_str);

@@ -4,7 +4,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-/// The schemas of types as agents write and read them.
+/// The schemas of the types that agents write and read.
 pub(crate) struct Schemas {
     answers: SchemaGenerator,
     requests: SchemaGenerator,
@@ -22,17 +22,17 @@ impl Default for Schemas {
 }
 
 impl Schemas {
-    /// The schema of something in an answer.
+    /// The schema of a type in a response.
     pub(super) fn answer<T: JsonSchema>(&mut self) -> Value {
         tidied(self.answers.subschema_for::<T>())
     }
 
-    /// The schema of the body of a request.
+    /// The schema of a type in a request body.
     pub(super) fn request<T: JsonSchema>(&mut self) -> Value {
         tidied(self.requests.subschema_for::<T>())
     }
 
-    /// The parameters in a query string: the fields of `T`.
+    /// The parameters of a query string, one for each field of `T`.
     pub(super) fn query<T: JsonSchema>(&mut self) -> Vec<Value> {
         let mut fields = tidied(T::json_schema(&mut self.requests));
         let required = fields["required"].take();
@@ -58,7 +58,7 @@ impl Schemas {
         fields.into_iter().map(parameter).collect()
     }
 
-    /// The schemas of all named types so far.
+    /// The schemas of all named types used so far.
     pub(super) fn definitions(&mut self) -> Map<String, Value> {
         let mut all = self.answers.take_definitions(false);
         for (name, schema) in self.requests.take_definitions(false) {
@@ -79,8 +79,8 @@ fn tidied(schema: Schema) -> Value {
     schema
 }
 
-/// Makes a schema as strict as the API: objects have no other members than those of their type, and a member that may be
-/// absent is not null.
+/// Makes a schema as strict as the API: objects have only the members of their type, and a member that may be absent is
+/// never null.
 fn tidy(schema: &mut Value) {
     let members = match schema {
         Value::Object(members) => members,
@@ -90,7 +90,7 @@ fn tidy(schema: &mut Value) {
     if let Some(Value::String(description)) = members.get_mut("description") {
         *description = paragraph(description);
     }
-    // These defaults say no more than that the member may be absent.
+    // These defaults only say that the member may be absent.
     members.retain(|name, value| name != "default" || !value.is_null() && *value != json!([]));
     let required = members.get("required").cloned().unwrap_or_default();
     let required = required.as_array().map_or(&[][..], Vec::as_slice);
@@ -105,13 +105,13 @@ fn tidy(schema: &mut Value) {
     members.values_mut().for_each(tidy);
 }
 
-/// The text of a doc comment: on one line, and without links.
+/// The text of a doc comment on one line, without links.
 fn paragraph(comment: &str) -> String {
     let words: Vec<_> = comment.split_whitespace().collect();
     words.join(" ").replace("[`", "`").replace("`]", "`")
 }
 
-/// Takes null out of the schema of an optional type.
+/// Removes null from the schema of an optional type.
 fn remove_null(schema: &mut Value) {
     let Value::Object(members) = schema else {
         return;

@@ -1,4 +1,4 @@
-//! What the type of a handler says about its operation.
+//! The part of an operation's description that follows from its handler's type.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -22,14 +22,14 @@ use crate::serve::Client;
 use crate::server::Shared;
 use crate::source::testing::Unasked;
 
-/// The parts of an operation that come from its handler's type.
+/// The parts of an operation that follow from its handler's type.
 #[derive(Default)]
 pub(crate) struct Signature {
     pub(super) parameters: Vec<Value>,
     pub(super) body: Option<Value>,
-    /// Codes of the errors of what the handler extracts from a request.
+    /// Status codes of the errors that the handler's extractors return.
     pub(super) refusals: BTreeSet<u16>,
-    /// Contents by code and media type.
+    /// Response contents by status code and media type.
     pub(super) answers: BTreeMap<u16, Map<String, Value>>,
 }
 
@@ -61,12 +61,12 @@ impl Signature {
     }
 }
 
-/// A part of a request that handlers extract, or an answer.
+/// A part of a request that handlers extract, or a response.
 pub(crate) trait Described {
     fn describe(signature: &mut Signature, schemas: &mut Schemas);
 }
 
-/// A handler, of which only the type matters.
+/// A handler. Only its type matters.
 pub(crate) struct Handler(pub(super) fn(&mut Signature, &mut Schemas));
 
 impl Handler {
@@ -75,7 +75,7 @@ impl Handler {
     }
 }
 
-/// A function that answers requests with the parts `P`.
+/// A function that handles requests with the parts `P`.
 pub(crate) trait HandlerOf<P> {
     fn describe(signature: &mut Signature, schemas: &mut Schemas);
 }
@@ -179,7 +179,7 @@ impl<T: JsonSchema, E: JsonSchema> Described for AnswerOrLines<T, E> {
     }
 }
 
-/// The code says whether the agent works.
+/// The status code says whether the agent works.
 impl<T: JsonSchema> Described for (StatusCode, Answer<T>) {
     fn describe(signature: &mut Signature, schemas: &mut Schemas) {
         Answer::<T>::describe(signature, schemas);

@@ -1,5 +1,5 @@
 //! Listeners on the health-check node ports of services (`pkg/proxy/healthcheck/service_health.go` of Kubernetes). Each
-//! reports to load balancers whether this node has endpoints of its service.
+//! tells load balancers whether this node has endpoints of its service.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use super::pages::json;
 use crate::page_server::{Answer, BACKLOG, Page, PageServer, is_missing};
 
-/// The answers for load balancers, by family as in [`Family::ALL`](health_model::ipam::Family::ALL). Sent with each
+/// What to report to load balancers, by family as in [`Family::ALL`](health_model::ipam::Family::ALL). Sent with each
 /// sync, even if unchanged.
 pub type HealthChecks = [state::HealthChecks; 2];
 
@@ -36,7 +36,7 @@ pub const EVERYWHERE: [IpAddr; 2] = [
 /// Maximum time that closing a port waits for its current requests.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Listens on the health-check node ports. They close when this is dropped.
+/// Listens on the health-check node ports. Closes them when dropped.
 #[derive(Debug)]
 pub struct ServiceListeners {
     problems: watch::Receiver<Vec<ServiceProblem>>,
@@ -44,7 +44,7 @@ pub struct ServiceListeners {
 }
 
 impl ServiceListeners {
-    /// Starts to listen at these addresses. Must be called in a tokio runtime.
+    /// Starts to listen on these addresses. Must be called in a tokio runtime.
     pub fn start(
         addresses: [IpAddr; 2],
         mut checks: watch::Receiver<Arc<HealthChecks>>,
@@ -89,7 +89,7 @@ struct Family {
     failed: BTreeMap<ServiceName, (u16, String)>,
 }
 
-/// The state that answers requests.
+/// The state that responses are made from.
 #[derive(Debug)]
 struct SharedHealth {
     known: Mutex<ServiceHealth>,
@@ -104,7 +104,7 @@ impl SharedHealth {
     fn answer(&self, service: &ServiceName) -> Answer {
         let is_healthy = self.handle.livez().healthy;
         let Some(answer) = self.known().answer(service, is_healthy) else {
-            // The listener is about to close; the answer must not look as if there were an endpoint.
+            // The listener is about to close. The response must not suggest that there are endpoints.
             let status = StatusCode::SERVICE_UNAVAILABLE;
             return Answer::of_text(status, "text/plain", format!("{service} is gone\n"));
         };
@@ -158,7 +158,7 @@ impl Family {
         }
     }
 
-    /// Opens a listener; `None` on a host without this family.
+    /// Opens a listener; `None` if the host lacks this family.
     fn listen(&self, service: &ServiceName, port: u16) -> io::Result<Option<PageServer>> {
         let listener = match listen::tcp(SocketAddr::new(self.address, port), BACKLOG) {
             Ok(listener) => listener,
@@ -177,7 +177,7 @@ impl Family {
         PageServer::start(vec![listener], pages).map(Some)
     }
 
-    /// Notes a failure, and logs it only if it is new.
+    /// Records a failure, and logs it if it is new.
     fn note_failure(&mut self, service: ServiceName, port: u16, error: String) {
         let failure = (port, error);
         if self.failed.get(&service) != Some(&failure) {
@@ -218,7 +218,7 @@ mod tests {
         _listeners: ServiceListeners,
     }
 
-    /// An address without other listeners, and one on which a free port is found.
+    /// An address that has no other listeners, and one on which a free port is found.
     fn addresses() -> [IpAddr; 2] {
         let [.., first, second] = std::process::id().to_be_bytes();
         [
@@ -288,7 +288,7 @@ mod tests {
                 );
             }
         }
-        // Keeps the listeners open: only the count changes.
+        // Keeps the listeners open, since only the count changes.
         stand.sync(&[("web", port, 0)]).await;
         let at = (addresses()[0], port).into();
         let (code, headers, body) = get(at, "/").await;
@@ -318,7 +318,7 @@ mod tests {
             assert!(is_closed(address, first).await);
             assert_eq!(get((address, second).into(), "/").await.0, 200);
         }
-        // From one sync to the next, its port belongs to another service.
+        // From one sync to the next, the port moves to another service.
         stand.sync(&[("api", second, 1), ("web", first, 1)]).await;
         for (port, name) in [(first, "web"), (second, "api")] {
             let (_, _, body) = get((addresses()[0], port).into(), "/").await;
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(problem.subject, "service shop/web");
         let place = format!("cannot listen on {}:{taken}: ", addresses()[0]);
         assert!(problem.problem.contains(&place), "{problem:?}");
-        // Its other family and its neighbours work.
+        // The other family and the other service work.
         assert_eq!(get((addresses()[1], taken).into(), "/").await.0, 200);
         assert_eq!(get((addresses()[0], free).into(), "/").await.0, 200);
 

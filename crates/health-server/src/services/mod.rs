@@ -1,5 +1,5 @@
-//! Services in the API, and the servers that kube-proxy also has: health and metrics ([`pages`]), and health-check node
-//! ports ([`listeners`]).
+//! Services in the API, and the servers that kube-proxy also provides: health and metrics ([`pages`]), and health-check
+//! node ports ([`listeners`]).
 
 pub mod listeners;
 pub mod pages;
@@ -25,7 +25,7 @@ pub struct ServiceCatalog {
     pub forwarding: Forwarding,
     /// The running services.
     pub handle: Handle,
-    /// The readiness that this node's probes determined.
+    /// The readiness that this node's probes have determined.
     pub readiness: watch::Receiver<Arc<Readiness>>,
     /// The services whose health-check node port could not be opened, and why.
     pub listener_problems: watch::Receiver<Vec<ServiceProblem>>,
@@ -36,7 +36,7 @@ impl ServiceCatalog {
         self.handle.view().borrow().clone()
     }
 
-    /// The services whose names pass a test, by namespace and name.
+    /// The services whose names pass a test, sorted by namespace and name.
     pub fn services(&self, mut is_meant: impl FnMut(&ServiceName) -> bool) -> Vec<ServiceEntry> {
         let readiness = self.readiness.borrow().clone();
         let view = self.view();
@@ -53,7 +53,7 @@ impl ServiceCatalog {
             .collect()
     }
 
-    /// The services that pass a test. The test sees each complete entry, which costs more than a test by name.
+    /// The services that pass a test on the complete entry, which costs more than a test on the name.
     pub(crate) fn services_with(
         &self,
         mut is_meant: impl FnMut(&ServiceEntry) -> bool,
@@ -62,7 +62,7 @@ impl ServiceCatalog {
         services.filter(|service| is_meant(service)).collect()
     }
 
-    /// The state of all services together.
+    /// The overall state of the services.
     pub fn summary(&self, mode: ServiceProxyMode) -> ServiceSummary {
         let view = self.view();
         let mut problems = view.problems.to_vec();
@@ -78,7 +78,7 @@ impl ServiceCatalog {
         }
     }
 
-    /// The current problem of the check `services` in `/healthz`, as text. `true` means a failure, `false` a warning.
+    /// The current problem for the `services` check in `/healthz`. `true` means a failure, `false` a warning.
     pub fn problem(&self) -> Option<(bool, String)> {
         let view = self.view();
         let why = || match &view.failure {
@@ -105,7 +105,7 @@ impl ServiceCatalog {
     }
 }
 
-/// The service with the probes' results for its endpoints on this node.
+/// Adds the probe results for endpoints on this node to a service.
 fn probed(mut service: ServiceEntry, readiness: &Readiness) -> ServiceEntry {
     let backends = service.ports.iter_mut().flat_map(|port| &mut port.backends);
     for ServiceBackend {

@@ -32,7 +32,7 @@ pub fn health(handle: &Handle, metrics: &Arc<ServiceMetrics>) -> [Page; 2] {
     ]
 }
 
-/// `/metrics`; `/healthz`, which only shows that the server answers; and `/proxyMode`.
+/// `/metrics`, `/proxyMode`, and `/healthz`, which only shows that the server responds.
 pub fn metrics(handle: &Handle, metrics: &Arc<ServiceMetrics>) -> [Page; 3] {
     let (handle, metrics) = (handle.clone(), metrics.clone());
     let mode = metrics.mode().name();
@@ -67,7 +67,7 @@ fn plain(path: &'static str, text: &'static str) -> Page {
     }
 }
 
-/// A JSON answer that browsers do not sniff for other types.
+/// A JSON response that browsers must not sniff for other types.
 pub(super) fn json(
     code: u16,
     body: &impl Serialize,
@@ -76,7 +76,7 @@ pub(super) fn json(
     let written = serde_json::to_string(body);
     let answer = match (written, StatusCode::from_u16(code)) {
         (Ok(body), Ok(status)) => Answer::of_text(status, "application/json", body),
-        // Neither can happen: both are plain data and HTTP statuses.
+        // Neither happens: the body is plain data, and the code is an HTTP status.
         (Err(error), _) => failed(&error),
         (_, Err(error)) => failed(&error),
     };
@@ -128,14 +128,14 @@ mod tests {
         let (code, _, body) = get(address, "/livez").await;
         assert!(code == 200 && !body.contains("nodeEligible"), "{body}");
 
-        // A node that is about to be deleted gets no new traffic, but works.
+        // A node that is about to be deleted gets no new traffic, but is healthy.
         bed.handle.node(NodeStanding {
             is_deleting: true,
             taints: &[],
         });
         assert_eq!(get(address, "/healthz").await.0, 503);
         assert_eq!(get(address, "/livez").await.0, 200);
-        // State that cannot be put in force makes the service proxy unhealthy.
+        // State that cannot be applied makes the service proxy unhealthy.
         bed.change();
         bed.until_healthy(false).await;
         let (code, _, body) = get(address, "/livez").await;

@@ -1,4 +1,4 @@
-//! Services that follow a test's script, and a client that reads what they report.
+//! Services that follow a test's script, and a client that reads their pages.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use jiff::Timestamp;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-/// In no test does a sync come without a request.
+/// No test waits for a periodic sync.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// Services without any objects, whose syncs end as scripted, one after the other; the last result repeats.
+/// Services without any objects. Their syncs end as scripted, one after the other; the last result repeats.
 pub(super) struct Bed {
     pub(super) handle: Handle,
     view: watch::Receiver<Arc<View>>,
@@ -29,7 +29,7 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    /// Must be called in a tokio runtime.
+    /// Starts the services. Must be called in a tokio runtime.
     pub(super) fn start(results: &[bool]) -> Self {
         let (topology, place) = watch::channel(Topology {
             node: "here".into(),
@@ -42,7 +42,7 @@ impl Bed {
                 max: NEVER,
             },
             families: Family::ALL.to_vec(),
-            // Anything that waits at all waits too long.
+            // Any waiting at all is too long.
             health_timeout: Duration::ZERO,
             clock: Timestamp::now,
         };
@@ -66,7 +66,7 @@ impl Bed {
         self.view.wait_for(is_so).await.unwrap();
     }
 
-    /// Waits until syncs have had this effect.
+    /// Waits until syncs have made the services healthy or unhealthy.
     pub(super) async fn until_healthy(&self, is_healthy: bool) {
         while self.handle.livez().healthy != is_healthy {
             tokio::task::yield_now().await;
@@ -88,7 +88,7 @@ impl Provider for Scripted {
     }
 }
 
-/// Status, headers and body of an answer.
+/// Status, headers and body of a response.
 pub(super) async fn get(address: SocketAddr, path: &str) -> (u16, HeaderMap, String) {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut client, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();

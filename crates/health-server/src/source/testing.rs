@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::Source;
 
-/// A source of an agent that is starting. Panics when it is read.
+/// The source of an agent that is still starting. Panics when read.
 pub(crate) struct Unasked;
 
 impl Source for Unasked {

@@ -83,7 +83,7 @@ impl Maglev {
     ///
     /// If the length of `table` is not the size.
     pub fn fill(&mut self, backends: &[Entry], table: &mut [u32]) {
-        assert_eq!(table.len(), self.size as usize, "places of a Maglev table");
+        assert_eq!(table.len(), self.size as usize, "slots of a Maglev table");
         let heaviest = backends
             .iter()
             .map(|backend| u32::from(backend.weight))
@@ -101,8 +101,8 @@ impl Maglev {
                     continue;
                 }
                 turn.credit -= heaviest;
-                let place = turn.take(self.size, &mut self.taken);
-                table[place as usize] = turn.id;
+                let slot = turn.take(self.size, &mut self.taken);
+                table[slot as usize] = turn.id;
                 free -= 1;
                 if free == 0 {
                     return;
@@ -136,16 +136,16 @@ impl Turn {
     /// Takes the next free slot in the backend's order; there must be one.
     fn take(&mut self, size: u32, taken: &mut [u64]) -> u32 {
         loop {
-            let place = self.next;
+            let slot = self.next;
             self.next += self.skip;
             if self.next >= size {
                 self.next -= size;
             }
-            let word = &mut taken[(place / u64::BITS) as usize];
-            let bit = 1 << (place % u64::BITS);
+            let word = &mut taken[(slot / u64::BITS) as usize];
+            let bit = 1 << (slot % u64::BITS);
             if *word & bit == 0 {
                 *word |= bit;
-                return place;
+                return slot;
             }
         }
     }

@@ -38,7 +38,7 @@ pub struct SyncSettings {
     pub intervals: Intervals,
     /// The families that the provider serves.
     pub families: Vec<Family>,
-    /// How long a change may wait before the node counts as unhealthy.
+    /// How long a change may wait before the node counts as unhealthy: twice `--service-sync-max`.
     pub health_timeout: Duration,
     /// Returns the time of day.
     pub clock: fn() -> Timestamp,

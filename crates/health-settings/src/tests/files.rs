@@ -78,11 +78,11 @@ fn what_is_wrong_in_a_file_is_named_with_its_place() {
         ),
         (
             "node:\n  node-name: \"\"\n",
-            ":2: node-name '': must be 1 to 253 bytes",
+            ":2:3: node-name '': must be 1 to 253 bytes",
         ),
         (
             "mesh:\n  probe-timeout: 11s\n",
-            ":2: probe-timeout '11s': must not exceed the shortest interval",
+            ":2:3: probe-timeout '11s': must not exceed the shortest interval",
         ),
         ("mesh: {probe-rate: 1}\nmesh: {probe-rate: 2}\n", ":2:1: "),
         ("mesh:\n\tprobe-rate: 1\n", ":2:"),

@@ -25,7 +25,7 @@ fn a_bad_value_of_any_setting_is_named_in_one_line_with_its_place() {
                 refusals += 1;
                 let start = match written.origin(source, name) {
                     Origin::Environment { variable } => format!("{variable} '{value}': "),
-                    file @ Origin::File { .. } => file.to_string(),
+                    Origin::File { path, line, .. } => format!("{path}:{line}:"),
                     _ => format!("--{name} '{value}': "),
                 };
                 assert!(error.starts_with(&start), "{error}");

@@ -91,6 +91,7 @@ impl Written {
         let file = |path: &Path| Origin::File {
             path: path.display().to_string(),
             line: 2,
+            column: 3,
         };
         match source {
             Source::Flag => Origin::CommandLine,

@@ -89,7 +89,9 @@ fn a_value_outside_its_range_is_refused_wherever_it_comes_from() {
                 let place = match written.origin(source, name) {
                     Origin::Environment { variable } => variable,
                     // The value begins after the indentation, the name and ": ".
-                    file @ Origin::File { .. } => format!("{file}:{}: {name}", name.len() + 5),
+                    Origin::File { path, line, .. } => {
+                        format!("{path}:{line}:{}: {name}", name.len() + 5)
+                    }
                     _ => format!("--{name}"),
                 };
                 assert!(

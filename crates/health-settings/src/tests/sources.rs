@@ -97,7 +97,14 @@ fn each_setting_is_the_same_by_flag_variable_and_file() {
         let path = file.display().to_string();
         assert_eq!(
             shown(&by_file),
-            (shown_by_flag.clone(), Origin::File { path, line: 2 })
+            (
+                shown_by_flag.clone(),
+                Origin::File {
+                    path,
+                    line: 2,
+                    column: 3
+                }
+            )
         );
         assert_eq!(
             shown(&by_variable),
@@ -291,5 +298,58 @@ fn the_example_is_valid_with_and_without_its_comments() {
             ..set
         },
         settings
+    );
+}
+
+#[test]
+fn values_of_files_that_flags_or_variables_override_are_listed_with_what_overrides_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("config.yaml");
+    let text = "mesh:\n  probe-rate: 7\n  probe-timeout: 2s\n  one-way: true\n";
+    fs::write(&file, text).expect("a file");
+    let run = run();
+    let variables = |name: &str| {
+        let values = [
+            ("HEALTH_AGENT_PROBE_TIMEOUT", "1s"),
+            ("HEALTH_AGENT_LOSS_THRESHOLD", "9"),
+        ];
+        let found = values.into_iter().find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| value.into())
+    };
+    let layers = Layers::read_files(&run, Some(&file)).expect("valid files");
+    let layers = layers.with_environment(&run, variables);
+    let layers = layers.expect("valid variables");
+    let overridden = |words: &[&str]| -> Vec<(String, String, String)> {
+        let matches = layers.apply(run.clone()).try_get_matches_from(words);
+        let matches = matches.expect("valid words");
+        let settings = Settings::from_arg_matches(&matches).expect("valid settings");
+        let location = Location::default();
+        let settings = layers.finish(&run, &matches, settings, location);
+        let overridden = settings.expect("valid settings").overridden;
+        let shown = overridden.iter().map(|one| {
+            let value = one.values.join(",");
+            (
+                format!("{}={value}", one.name),
+                one.file.to_string(),
+                one.by.clone(),
+            )
+        });
+        shown.collect()
+    };
+    let one = |setting: &str, line: u64, by: &str| {
+        let place = format!("{}:{line}:3", file.display());
+        (setting.to_owned(), place, by.to_owned())
+    };
+    let timeout = "probe-timeout=2s";
+    assert_eq!(
+        overridden(&[]),
+        [one(timeout, 3, "HEALTH_AGENT_PROBE_TIMEOUT")]
+    );
+    assert_eq!(
+        overridden(&["--probe-rate=3", "--probe-timeout=500ms"]),
+        [
+            one("probe-rate=7", 2, "--probe-rate"),
+            one(timeout, 3, "--probe-timeout")
+        ]
     );
 }

@@ -1,20 +1,20 @@
 //! How the segments of a TCP connection change its conntrack entry.
 //!
-//! The states are those of RFC 9293 section 3.3.2 as seen by an observer between the two hosts. Their names and
-//! transitions follow nf_conntrack (`net/netfilter/nf_conntrack_proto_tcp.c`). They are derived from bits that are
-//! only ever added, except for those of a RST ([`CtState`]), so there are three differences:
+//! The states are those of RFC 9293 section 3.3.2, as seen by an observer between the two hosts. Their names and
+//! transitions follow nf_conntrack (`net/netfilter/nf_conntrack_proto_tcp.c`). Because states are derived from bits
+//! that are only ever added, except those of a RST ([`CtState`]), there are three differences:
 //!
 //! - A retransmitted FIN is distinguished from the other side's FIN: it does not lead to LAST_ACK.
 //! - LAST_ACK becomes TIME_WAIT once each side has sent an acknowledgement after the other's FIN.
 //! - A SYN from the original side in LAST_ACK reopens the connection, as in TIME_WAIT and CLOSE, since the last
-//!   acknowledgement may have taken another path or been lost before it came here. In CLOSE it does so regardless of
+//!   acknowledgement may have taken another path or been lost before it reached this host. In CLOSE, it does not matter
 //!   which side sent the RST.
 //!
 //! Sequence numbers are ignored, so a RST that its receiver will reject (RFC 9293 section 3.10.7.4) closes the entry
-//! too. The entry still serves the connection, with the closing timeout from each packet on. It reopens once the side
-//! that the RST claims to come from sends an ACK or FIN, and the other side then sends one too: a host that has reset
-//! a connection answers only with RSTs. The first ACK or FIN alone is not enough: it may have been sent before the
-//! RST and been overtaken by it.
+//! too. The entry still serves the connection; each packet restarts the closing timeout. The connection reopens once
+//! the purported sender of the RST sends an ACK or FIN and the other side then sends one too: a host that has reset a
+//! connection answers only with RSTs. The first ACK or FIN alone is not enough: it may have been sent before the RST
+//! and overtaken by it.
 
 #[cfg(test)]
 mod tests;
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::tcp::{ACK, FIN, RST, SYN};
 
-/// Urgent data ends at the urgent pointer.
+/// The urgent pointer, which marks the end of urgent data, is valid.
 const URG: u8 = 0x20;
 /// Flags that are cleared when a connection is reopened.
 const OF_ONE_CONNECTION: u16 = CT_RX_CLOSING
@@ -38,25 +38,25 @@ const OF_ONE_CONNECTION: u16 = CT_RX_CLOSING
 /// State of a connection, as far as an observer between the two hosts can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpState {
-    /// No segment was seen.
+    /// No segment has been seen.
     None,
-    /// A SYN was seen.
+    /// A SYN has been seen.
     SynSent,
     /// A SYN from each side: simultaneous open (RFC 9293 section 3.5, figure 8).
     SynSent2,
-    /// A SYN was acknowledged.
+    /// A SYN has been acknowledged.
     SynRecv,
-    /// The handshake is over, or was not seen.
+    /// The handshake is over, or was never seen.
     Established,
-    /// A FIN was seen.
+    /// A FIN has been seen.
     FinWait,
-    /// A FIN, followed by an acknowledgement from the other side.
+    /// A FIN has been seen, followed by an acknowledgement from the other side.
     CloseWait,
     /// A FIN from each side.
     LastAck,
-    /// A FIN from each side, and an acknowledgement from each after the other's.
+    /// A FIN from each side, followed by an acknowledgement from the other side.
     TimeWait,
-    /// A RST was seen.
+    /// A RST has been seen.
     Close,
 }
 
@@ -101,7 +101,7 @@ impl TcpState {
         if state.has(CT_SEEN_NON_SYN) {
             return Self::Established;
         }
-        // Before that, only SYN and SYN/ACK are recorded.
+        // Before the end of the handshake, only SYN and SYN/ACK are recorded.
         if (rx | tx) & ACK != 0 {
             Self::SynRecv
         } else if rx & tx & SYN != 0 {
@@ -117,16 +117,16 @@ impl TcpState {
 /// How a segment changed an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The entry's state after it.
+    /// The entry's state after the segment.
     pub state: CtState,
-    /// How it relates to the connection. [`Outcome::Invalid`]: leave the entry unchanged, including its counters and
-    /// its time, and if there is none, do not create one.
+    /// How the segment relates to the connection. With [`Outcome::Invalid`], the caller must leave the entry unchanged,
+    /// including its counters and times, and must not create one.
     pub outcome: Outcome,
     /// Whether this segment closed the connection.
     pub closed: bool,
 }
 
-/// The segment's type, by its flags.
+/// Type of a segment, derived from its flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Syn,
@@ -137,7 +137,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// `None` for contradictory flags, as in `tcp_valid_flags`.
+    /// `None` for contradictory flags, as in nf_conntrack's `tcp_valid_flags`.
     #[inline(always)]
     const fn of(tcp_flags: u8) -> Option<Self> {
         const SYN_ACK: u8 = SYN | ACK;
@@ -160,18 +160,18 @@ impl Kind {
 /// What to do with a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// Record it.
+    /// Record the segment.
     Take,
-    /// Forget the closed connection, and record it.
+    /// Forget the closed connection and record the segment.
     Reopen,
-    /// Let it pass as part of the connection: its receiver is in a better position to interpret it.
+    /// Pass the segment as part of the connection without recording it: its receiver can interpret it better.
     Ignore,
-    /// It cannot be part of the connection.
+    /// Refuse the segment: it cannot be part of the connection.
     Refuse,
 }
 
-/// Records a segment from `side` with these flags. `state` is its entry's state, or [`CtState::default`] if there is
-/// none; `direction` is the one in the entry's tuple, which is that of the connection's first segment.
+/// Records a segment from `side` with these flags. `state` is the state of its entry, or [`CtState::default`] if there
+/// is no entry; `direction` is the direction in the entry's tuple, which is that of the connection's first segment.
 #[inline(always)]
 pub const fn next(state: CtState, direction: u8, side: Side, tcp_flags: u8) -> Step {
     let is_rx = (direction == TUPLE_IN) == matches!(side, Side::Original);
@@ -205,7 +205,7 @@ pub const fn next(state: CtState, direction: u8, side: Side, tcp_flags: u8) -> S
     }
 }
 
-/// The state after a side sends something other than a RST, which may undo earlier RSTs if the handshake was over.
+/// The state after a side sends an ACK or FIN, which may undo earlier RSTs if the handshake was over.
 #[inline(always)]
 const fn after_reset(state: CtState, is_rx: bool) -> CtState {
     let (rx, tx) = (state.rx_flags_seen(), state.tx_flags_seen());
@@ -237,7 +237,7 @@ const fn after_reset(state: CtState, is_rx: bool) -> CtState {
     CtState::new(flags, rx & !RST, tx & !RST)
 }
 
-/// The transitions, by the previous state.
+/// The effect of a segment, depending on the previous state.
 #[inline(always)]
 const fn effect(before: TcpState, side: Side, kind: Kind) -> Effect {
     use TcpState::{Close, LastAck, None, SynRecv, SynSent, SynSent2, TimeWait};
@@ -291,8 +291,8 @@ const fn take(state: CtState, is_rx: bool, side: Side, tcp_flags: u8) -> CtState
     if tcp_flags & RST != 0 {
         flags = flags & !CT_RESET_DOUBTED | CT_RX_CLOSING | CT_TX_CLOSING;
     } else if tcp_flags & SYN == 0 {
-        // An acknowledgement from the replying side does not end the handshake, since it may answer an old SYN. It
-        // does with a simultaneous open, where the original side has sent a SYN/ACK.
+        // An acknowledgement from the replying side does not end the handshake, since it may answer an old SYN. In a
+        // simultaneous open it does, because the original side has sent a SYN/ACK.
         let ends_handshake =
             matches!(side, Side::Original) || tcp_flags & FIN != 0 || other & ACK != 0;
         if ends_handshake {

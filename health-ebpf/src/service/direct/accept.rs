@@ -16,58 +16,61 @@ use crate::clock::are_flows_held;
 use crate::conntrack::is_answered;
 use crate::fib::FibLookup;
 use crate::frame::Frame;
-use crate::ipcache::identity_of;
+use crate::hook::AtUplink;
+use crate::ipcache::{identity_of, is_endpoint};
 use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
 use crate::packet::{ParsedPacket, load};
 use crate::rewrite::store_recomputed;
-use crate::service::backend::{enter_both, first_expiry, forget, is_endpoint};
-use crate::service::request::{is_open, prolong};
-use crate::service::step::{AtUplink, Hook, Request, StepResult};
+use crate::service::flow::{enter_both, first_expiry, forget, prolong};
+use crate::service::new_flow::Entered;
+use crate::service::request::Request;
+use crate::service::tracked::is_open;
+use crate::subprogram::subprogram;
 
 /// Whether a packet's header may be followed by the option.
 #[inline(always)]
-pub(in crate::service) fn is_told<T: Direct>(frame: &Frame, ip_at: usize) -> bool {
+pub(in crate::service) fn may_have_option<T: Direct>(frame: &Frame, ip_at: usize) -> bool {
     ip_at == frame.link_header_len()
         && frame
             .at::<T::Header>(ip_at)
             .is_some_and(|ip| T::Option::may_follow(ip))
 }
 
-/// Reads another node's option in a packet to an endpoint here. `FOUND`: the request has the packet's tuple, with the
-/// frontend in place of a backend. `PASSED`: it is not such a packet.
-#[inline(always)]
-pub(in crate::service) fn accept<T: Direct, P: Hook>(
+/// Reads another node's option in a packet to an endpoint here. `true`: the request has the packet's tuple, with the
+/// frontend in place of a backend. `false`: it is not such a packet.
+#[subprogram(uplink4_accept, uplink6_accept)]
+pub(in crate::service) fn accept<T: Direct>(
     frame: &Frame,
     request: &mut Request<T>,
-) -> StepResult {
+) -> Result<bool, Reason> {
     let Some(direct) = HEALTH_DIRECT.get(0) else {
-        return StepResult::PASSED;
+        return Ok(false);
     };
     let Some((source, destination)) = T::addresses(frame, frame.link_header_len()) else {
-        return StepResult::PASSED;
+        return Ok(false);
     };
     if direct.count == 0 {
-        return StepResult::PASSED;
+        return Ok(false);
     }
     let Some((frontend, tag)) = option::<T>(frame).and_then(|option| option.read()) else {
-        return StepResult::PASSED;
+        return Ok(false);
     };
     if !is_endpoint(destination.to_addr()) {
         // An error about it would reveal to the client the tag, and an address that it did not send to.
         return if leads_nowhere::<T>(frame, source, destination) {
-            StepResult::dropped(Reason::ServiceNoBackend)
+            Err(Reason::ServiceNoBackend)
         } else {
-            StepResult::PASSED
+            Ok(false)
         };
     }
     if is_own(is_endpoint(source.to_addr()), || identity_of(source)) {
-        return StepResult::dropped(Reason::DirectInvalid);
+        return Err(Reason::DirectInvalid);
     }
     request.set_backend(frontend);
     if is_genuine(frame, request, tag, direct) {
-        StepResult::FOUND
+        Ok(true)
     } else {
-        StepResult::dropped(Reason::DirectInvalid)
+        Err(Reason::DirectInvalid)
     }
 }
 
@@ -127,13 +130,13 @@ fn leads_nowhere<T: Direct>(frame: &Frame, source: T::Address, destination: T::A
 }
 
 /// Enters the flow of such a packet in both directions, as if this node had selected the backend.
-#[inline(always)]
-pub(in crate::service) fn relay<T: Direct, P: Hook>(
+#[subprogram(uplink4_relay, uplink6_relay)]
+pub(in crate::service) fn relay<T: Direct>(
     _frame: &Frame,
     request: &mut Request<T>,
-) -> StepResult {
+) -> Result<Entered, Reason> {
     let Some(config) = HEALTH_CONFIG.get(0) else {
-        return StepResult::PASSED;
+        return Ok(Entered::Passed);
     };
     request.flow_flags = (FLOW_FROM_OUTSIDE | FLOW_RELAYED).into();
     let (sent, frontend) = (request.tuple, request.backend());
@@ -151,22 +154,22 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
                 prolong::<T>(entry, &flow, config);
             }
             if T::service_flows().get_ptr(&flow).is_some() {
-                return StepResult::FOUND;
+                return Ok(Entered::Done);
             }
         }
         // The backend's answers could not be told apart.
         _ if is_tcp && is_open::<T, AtUplink>(sent) => {
-            return StepResult::dropped(Reason::ServiceNoBackend);
+            return Err(Reason::ServiceNoBackend);
         }
         // The backend's packets belong to a flow that it opened itself.
         _ if is_answered(T::flows(), &opened) => {
-            return StepResult::dropped(Reason::ServiceNoBackend);
+            return Err(Reason::ServiceNoBackend);
         }
         Some(_) => forget(sent),
         None => {}
     }
     if are_flows_held(config) {
-        return StepResult::dropped(Reason::FlowsHeld);
+        return Err(Reason::FlowsHeld);
     }
     if !is_tcp {
         // An entry from a datagram that was sent after its flow had expired: the next one belongs to that flow, which
@@ -178,7 +181,7 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
         // SAFETY: a value of that map.
         let parts = T::service_flow_parts(unsafe { &*other });
         if is_open::<T, AtUplink>(sent.sent_by(&parts)) {
-            return StepResult::dropped(Reason::ServiceNoBackend);
+            return Err(Reason::ServiceNoBackend);
         }
         let _ = T::service_flows().remove(&sent);
     }
@@ -190,23 +193,18 @@ pub(in crate::service) fn relay<T: Direct, P: Hook>(
         flags: FLOW_FROM_OUTSIDE | FLOW_RELAYED,
         client_port_be: 0,
     };
-    if enter_both(&flow, &answer, parts, sent.destination(), 0) {
-        StepResult::FOUND
+    let is_entered = enter_both(&flow, &answer, parts, sent.destination(), 0);
+    Ok(if is_entered {
+        Entered::Done
     } else {
-        StepResult::HAS_NO_ROOM
-    }
+        Entered::NoRoom
+    })
 }
 
 /// Restores a packet as the client sent it, except for the destination.
-#[inline(always)]
-pub(in crate::service) fn take_off<T: Direct, P: Hook>(
-    frame: &Frame,
-    _request: &mut Request<T>,
-) -> StepResult {
-    match without_option::<T>(frame) {
-        Some(()) => StepResult::FOUND,
-        None => StepResult::dropped(Reason::WriteFailed),
-    }
+#[subprogram(uplink4_take_off, uplink6_take_off)]
+pub(in crate::service) fn take_off<T: Direct>(frame: &Frame) -> Result<(), Reason> {
+    without_option::<T>(frame).ok_or(Reason::WriteFailed)
 }
 
 #[inline(always)]

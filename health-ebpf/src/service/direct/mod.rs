@@ -17,16 +17,17 @@ use health_common::service::direct::{Covered, DirectOption, Option4, Option6};
 use health_common::service::{FLOW_DIRECT, FLOW_FROM_OUTSIDE, FLOW_MASQUERADED, FLOW_MOVED};
 use health_common::tcp::{ACK, FIN, IP_PROTOCOL_TCP, RST, SYN};
 
-use super::request::opens;
-use super::step::{Hook, Request, StepResult};
-use crate::conntrack::{PacketFlags, Traffic, advance, enter, find};
+use super::request::Request;
+use crate::conntrack::{Traffic, advance, enter, find};
 use crate::fib::FibLookup;
 use crate::frame::Frame;
+use crate::hook::AtUplink;
 use crate::ip_version::Version;
 use crate::ipcache::identity_of;
 use crate::maps::{HEALTH_CONFIG, HEALTH_DIRECT};
 use crate::packet::load;
 use crate::rewrite::store_recomputed;
+use crate::subprogram::subprogram;
 
 /// Offset of the sequence number in a TCP segment.
 const SEQUENCE_AT: u32 = 4;
@@ -67,9 +68,9 @@ pub(super) fn is_on() -> bool {
 
 /// Decides whether the backend that was selected for a new flow answers the client directly, if its service asks for
 /// that. Otherwise it gets the packets from this node.
-#[inline(always)]
-pub(super) fn settle<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
-    if request.flow_flags as u16 & FLOW_DIRECT != 0 {
+#[subprogram(uplink4_settle, uplink6_settle)]
+pub(super) fn settle<T: Direct>(frame: &Frame, request: &mut Request<T>) {
+    if request.has(FLOW_DIRECT) {
         // The backend's answers to a port other than the client's own must come back here.
         let is_moved = request.moved_port_be != 0;
         let flags = if is_moved {
@@ -81,7 +82,6 @@ pub(super) fn settle<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>
         };
         request.flow_flags = (FLOW_FROM_OUTSIDE | flags).into();
     }
-    StepResult::CHOSEN
 }
 
 /// Whether the backend's node can be notified, and its programs will see the answers: the backend is an endpoint that
@@ -92,7 +92,7 @@ fn may_answer<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
     if !is_on()
         || protocol != IP_PROTOCOL_TCP && protocol != IP_PROTOCOL_UDP
         // The first packet that this node sees may be in the middle of a connection.
-        || protocol == IP_PROTOCOL_TCP && !opens(request)
+        || protocol == IP_PROTOCOL_TCP && !request.opens()
         || !is_plain(frame, request)
     {
         return false;
@@ -143,10 +143,10 @@ fn is_by_node<T: Direct>(route: &FibLookup) -> bool {
 }
 
 /// Records a client's packet in conntrack, which sees no answers: answers that must have been sent count as seen.
-#[inline(always)]
-pub(super) fn follow<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
-    let (Some(ip_at), Some(config)) = (P::ip_at(request), HEALTH_CONFIG.get(0)) else {
-        return StepResult::PASSED;
+#[subprogram(uplink4_follow, uplink6_follow)]
+pub(super) fn follow<T: Direct>(frame: &Frame, request: &mut Request<T>) {
+    let (Some(ip_at), Some(config)) = (request.ip_at::<AtUplink>(), HEALTH_CONFIG.get(0)) else {
+        return;
     };
     let mut tuple = request
         .tuple
@@ -178,11 +178,7 @@ pub(super) fn follow<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>
             && (state.has(CT_RX_CLOSING) || tcp_flags & FIN != 0)
             && !state.is_closed();
     }
-    let flags = if request.is_later != 0 {
-        PacketFlags::Unknown
-    } else {
-        PacketFlags::Tcp(tcp_flags)
-    };
+    let flags = request.packet_flags();
     // It does not matter whether it was recorded.
     let _ = enter(T::flows(), &mut tuple, flags, traffic, &config.timeouts);
     if is_half_closed {
@@ -194,7 +190,6 @@ pub(super) fn follow<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>
     // The entry for the backend's answers is not used here, but an LRU map must not evict it before the flow.
     let answer = tuple.reply();
     let _ = T::service_flows().get_ptr(&answer);
-    StepResult::PASSED
 }
 
 /// TCP flags of the answers that the backend must have sent before the client sends a segment with these flags,
@@ -231,11 +226,11 @@ fn shorten<T: Version>(tuple: &mut T, lifetime: u32, until: u32) {
 
 /// Names a packet's frontend to the backend's node: with each SYN, and with each datagram that has space for the
 /// option. The packet already has the backend's address.
-#[inline(always)]
-pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+#[subprogram(uplink4_tell, uplink6_tell)]
+pub(super) fn tell<T: Direct>(frame: &Frame, request: &mut Request<T>) -> Result<(), Reason> {
     let is_tcp = request.tuple.protocol() == IP_PROTOCOL_TCP;
-    if is_tcp && !opens(request) {
-        return StepResult::FOUND;
+    if is_tcp && !request.opens() {
+        return Ok(());
     }
     // If a packet cannot be forwarded, the host's stack quotes its whole header to its sender, who must not see a
     // tag.
@@ -243,18 +238,15 @@ pub(super) fn tell<T: Direct, P: Hook>(frame: &Frame, request: &mut Request<T>) 
         has_time::<T>(frame),
         route::<T>(frame, request.tuple.source().0, request.addr_be),
     ) else {
-        return StepResult::FOUND;
+        return Ok(());
     };
     let has_room =
         is_tcp || is_plain(frame, request) && frame.fits_longer(route.ifindex, T::OPTION_LEN);
     if !has_room {
         // The other node still has the two entries from earlier datagrams.
-        return StepResult::FOUND;
+        return Ok(());
     }
-    match put(frame, request) {
-        Some(()) => StepResult::FOUND,
-        None => StepResult::dropped(Reason::WriteFailed),
-    }
+    put(frame, request).ok_or(Reason::WriteFailed)
 }
 
 /// Whether a packet has hops left to reach another host.

@@ -1,12 +1,12 @@
-//! Masqueraded connections that are opened, closed and reopened at the highest rate, while conntrack is collected
-//! continuously.
+//! Masqueraded connections that are opened, closed and reopened at the highest possible rate, while conntrack entries
+//! are collected continuously.
 
 use crate::bench::{Figure, Target};
 use crate::conntrack::churn::churn;
 
 const CONNECTIONS: u32 = 1_000_000;
 
-/// Whether all segments and entries of live connections were correct, and the rate of the attempt.
+/// Checks whether all segments and entries of live connections were correct, and reports the rates.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let churned = churn(CONNECTIONS)?;
     let seconds = churned.took.as_secs_f64();

@@ -1,4 +1,4 @@
-//! Collection of a million entries, half of them expired: how long it takes, and by how much it delays packets.
+//! Collection of a million entries, half of them expired: how long it takes, and how much it delays packets.
 
 use std::net::Ipv4Addr;
 use std::process::Stdio;
@@ -23,21 +23,22 @@ use crate::testrun::Bpffs;
 use crate::{Bed, Node};
 
 const ENTRIES: u32 = 1_000_000;
-/// Number of translated flows.
+/// Number of flows with NAT entries.
 const TRANSLATED: u32 = 100_000;
 /// Map capacity, larger than the number of entries.
 const CAPACITY: u32 = 1 << 20;
 const ROUNDS: u32 = 5;
-/// Duration of a ping in milliseconds, which is also its number of echoes. Longer than a collection.
+/// Duration of a ping in milliseconds, which is also its number of echoes. Longer than a collection takes.
 const PINGS: u32 = 2_000;
-/// Time from the start of a ping to that of a collection: the first echo is slower than the others.
+/// Time between the start of a ping and the start of a collection: the first echo is slower than the others.
 const HEAD_START: Duration = Duration::from_millis(100);
-/// Limit relative to bare look-ups of the same number of entries, without removal.
+/// Limit relative to bare lookups of the same number of entries, without removal.
 const TIME_RATIO: f64 = 3.0;
 /// Limit relative to the longest round trip without a collection.
 const WAIT_RATIO: f64 = 7.0;
 
-/// The time of a collection, and the longest round trip of a ping every 1 ms through the bed's veth pairs.
+/// Measures the duration of a collection, and meanwhile the longest round trip through the bed's veth pairs of a ping
+/// with an interval of 1 ms.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut expiring = ExpiringDatapath::new()?;
     let bed = Bed::builder().nodes(2).without_agents().start()?;
@@ -104,8 +105,8 @@ fn check(collected: &CollectionOutcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The longest round trip in milliseconds of a ping from `node` to the next one while `work` runs. Measured from
-/// process to process, so that an occupied CPU shows.
+/// Pings from `node` to the other node while `work` runs. Returns the longest round trip in milliseconds, measured from
+/// process to process, so that the effect of busy CPUs is included.
 fn while_pinging<T>(
     node: &Node,
     work: impl FnOnce() -> anyhow::Result<T>,
@@ -132,7 +133,7 @@ fn while_pinging<T>(
     Ok((longest, result?))
 }
 
-/// A datapath with a large conntrack map.
+/// A datapath with large conntrack and NAT maps.
 struct ExpiringDatapath {
     flows: HashMap<MapData, Tuple4, CtEntry>,
     translations: HashMap<MapData, Tuple4, NatEntry4>,
@@ -176,8 +177,8 @@ impl ExpiringDatapath {
         })
     }
 
-    /// Enters all flows, every other one expired, and translations for some. The translations are as old as the
-    /// machine, so that each one's flow is looked up.
+    /// Adds all flows, every other one expired, and NAT entries for some of them. NAT entries have the earliest
+    /// possible creation time, so that the flow of each is looked up.
     fn fill(&mut self) -> anyhow::Result<()> {
         for number in 0..ENTRIES {
             let flow = flow(number);
@@ -208,7 +209,7 @@ impl ExpiringDatapath {
     }
 }
 
-/// The outbound flow of this number.
+/// Outbound flow `number`.
 fn flow(number: u32) -> Tuple4 {
     Tuple4 {
         saddr_be: u32::from(Ipv4Addr::new(10, 244, 1, 7)).to_be(),

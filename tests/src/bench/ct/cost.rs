@@ -1,4 +1,4 @@
-//! Cost of entering an endpoint's packet into conntrack, by test runs.
+//! Cost of tracking an endpoint's packets in conntrack, measured by test runs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ use crate::bench::program_cost::{PACKETS, ProgramCost};
 use crate::packet::{Tcp, timestamps};
 use crate::testrun::{GO_ON, TestRun};
 
-/// Rounds, each with new flows.
+/// Number of rounds. Each uses new flows.
 const ROUNDS: u16 = 101;
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
 const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -20,7 +20,7 @@ const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 const PEER4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
 const PEER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 2);
-/// First source port; the alternating packets use consecutive ports.
+/// First source port. The alternating packets use consecutive ports.
 const FIRST_PORT: u16 = 20_000;
 
 const SYN: u8 = 0x02;
@@ -41,7 +41,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// A SYN from the endpoint, its answer, and further segments, for [`PACKETS`] connections at once.
+/// Measures a SYN from the endpoint, the reply, and further segments, for [`PACKETS`] connections at once.
 fn family_figures(family: &str, endpoint: IpAddr, peer: IpAddr) -> anyhow::Result<Vec<Figure>> {
     let mut bed = TestRun::load_alone();
     bed.set_health_endpoint(
@@ -70,7 +70,7 @@ fn family_figures(family: &str, endpoint: IpAddr, peer: IpAddr) -> anyhow::Resul
     }
     let entries = bed.maps().conntrack()?.len();
     let expected = (usize::from(ROUNDS) + 1) * PACKETS as usize;
-    // A map that is full of established connections rejects others at first.
+    // A map full of established connections rejects new ones at first.
     ensure!(
         entries <= expected && entries * 4 > 65_536.min(expected) * 3,
         "{entries} entries of {expected} connections"
@@ -93,7 +93,7 @@ fn family_figures(family: &str, endpoint: IpAddr, peer: IpAddr) -> anyhow::Resul
     .collect()
 }
 
-/// Nanoseconds per pass; each pass handles one packet.
+/// Nanoseconds per pass, minus the floor. Each pass handles one packet.
 pub(super) fn net(
     cost: &mut ProgramCost,
     program: &SchedClassifier,

@@ -1,4 +1,4 @@
-//! Listing a million entries: compared with bare look-ups, with `bpftool`, and with `conntrack` on the kernel's own
+//! Listing a million entries, compared with bare lookups, with `bpftool`, and with `conntrack` on the kernel's own
 //! table.
 
 use std::fs::File;
@@ -24,7 +24,7 @@ use crate::{Bed, Node};
 const ENTRIES: u32 = 1_000_000;
 /// Map capacity, larger than the number of entries.
 const CAPACITY: u32 = 1 << 20;
-/// Entries of the kernel's own conntrack: fewer than its limit, which applies to the whole machine.
+/// Number of entries in the kernel's own conntrack: below its limit, which applies to the whole machine.
 const KERNEL_ENTRIES: u32 = 250_000;
 const ROUNDS: u32 = 5;
 const LOOKUPS_RATIO: f64 = 3.0;
@@ -75,7 +75,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures.into_iter().chain([memory]).collect())
 }
 
-/// Milliseconds per round.
+/// Milliseconds of each round.
 #[derive(Default)]
 struct Times {
     jsonl: Vec<f64>,
@@ -158,7 +158,7 @@ fn bpftool(pins: &Path) -> Command {
     command
 }
 
-/// How long a command takes to write its output to an empty file.
+/// Measures how long a command takes to write its output to an empty file.
 fn written(command: &mut Command, output: &mut File) -> anyhow::Result<Duration> {
     output.set_len(0)?;
     output.rewind()?;
@@ -189,7 +189,7 @@ fn check_lines(output: &mut File, expected: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The listing's memory when most of it has been printed and the pipe is full.
+/// Peak memory of a list command, read when it has printed most entries and the pipe is full.
 fn peak_memory(filled: &FilledMaps) -> anyhow::Result<f64> {
     let mut command = list(filled, &["-o", "jsonl"])?;
     let mut child = command
@@ -208,7 +208,7 @@ fn peak_memory(filled: &FilledMaps) -> anyhow::Result<f64> {
     Ok(peak)
 }
 
-/// Creates entries in the kernel's own conntrack in a node's namespace.
+/// Creates entries in the kernel's own conntrack of a node's namespace.
 fn fill_kernel(node: &Node) -> anyhow::Result<()> {
     let mut entries = tempfile::NamedTempFile::new().context("cannot create a temporary file")?;
     for number in 0..KERNEL_ENTRIES {

@@ -16,14 +16,14 @@ const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 const DESTINATIONS: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 0);
 const IP_PROTOCOL_TCP: u8 = 6;
 
-/// Pinned maps. No program is loaded, so that nothing else changes them.
+/// Pinned maps. No program is loaded, so nothing else changes them.
 pub(super) struct FilledMaps {
     pub(super) location: Location,
     _bpffs: Bpffs,
 }
 
 impl FilledMaps {
-    /// Creates maps with this capacity of `HEALTH_CT4`, and enters this many entries.
+    /// Creates maps, with this capacity of `HEALTH_CT4`, and adds this many entries.
     pub(super) fn new(capacity: u32, entries: u32) -> anyhow::Result<Self> {
         let bpffs = Bpffs::mount();
         let location = Location {
@@ -49,7 +49,8 @@ impl FilledMaps {
     }
 }
 
-/// Flows of a busy node: all different, one in four to a DNS server, half of them opened by either side.
+/// Flows like those of a busy node: all different, a quarter of them to a DNS server, half of them opened by either
+/// side.
 fn tuple(number: u32) -> Tuple4 {
     let ports = number.wrapping_mul(40_503);
     let is_dns = number % 4 == 3;

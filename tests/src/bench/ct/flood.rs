@@ -1,4 +1,4 @@
-//! TCP connections that are open and idle while others flood the node with flows: how many of their entries survive.
+//! How many entries of idle TCP connections survive when floods of new flows hit the node.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ const CONNECTIONS: u32 = 30_000;
 /// Duration of each flood, seconds.
 const SECONDS: u32 = 60;
 
-/// Number of the connections' entries that survive a flood of echoes and datagrams from all ports, in maps of an
-/// agent's default sizes; and the number that survives floods of TCP, which share their maps.
+/// Number of the connections' entries that survive a flood of echoes and datagrams from all ports with an agent's
+/// default map sizes, and number of entries that survive floods of TCP segments, which use the same maps.
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     let seconds = options.seconds.unwrap_or(SECONDS);
     let bed = IdleBed::new(MapSizes::default(), CONNECTIONS)?;

@@ -1,4 +1,4 @@
-//! Conntrack: the cost of reading and collecting its maps, and of tracking a packet.
+//! Conntrack: the cost of reading and collecting its maps, and of tracking packets.
 
 mod churn;
 mod collect;

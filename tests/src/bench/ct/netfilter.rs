@@ -4,9 +4,9 @@ use crate::bench::endpoint::output;
 
 const TABLE: &str = "bench_ct";
 
-/// Replaces the nftables chains of the bench's namespace for IPv4 by these; with none, nf_conntrack is inactive.
+/// Replaces the IPv4 nftables chains of the benchmark's namespace with these. Without chains, nf_conntrack is inactive.
 pub(super) fn set_rules(chains: &str) -> anyhow::Result<()> {
-    // The first line declares the table, so that the next can delete it.
+    // The first line declares the table, so that the second one can delete it.
     let rules =
         format!("table ip {TABLE}\ndelete table ip {TABLE}\ntable ip {TABLE} {{\n{chains}\n}}\n");
     output("nft", &[&rules], "nftables")?;

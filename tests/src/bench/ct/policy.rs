@@ -1,4 +1,4 @@
-//! Cost of policy per packet, by test runs: the same packets with tables of several sizes and without.
+//! Cost of policy per packet, measured by test runs: the same packets with tables of several sizes and without policy.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,7 +22,7 @@ use crate::testrun::{IFINDEX, TestRun};
 const ROUNDS: usize = 51;
 const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 9);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 9);
-/// Entries of the compared tables: one per identity, and the same number of prefixes.
+/// Numbers of entries in the compared tables: one entry per identity, and as many prefixes.
 const SIZES: [u32; 3] = [1, 1_000, 100_000];
 const PORT: u16 = 443;
 const FIRST_PORT: u16 = 20_000;
@@ -39,7 +39,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Segments of [`PACKETS`] established connections, sent or received by the endpoint.
+/// Measures segments of [`PACKETS`] established connections, sent or received by the endpoint.
 fn program_figures(program: &str, is_out: bool, is_v4: bool) -> anyhow::Result<Vec<Figure>> {
     let mut bed = TestRun::load_alone();
     bed.datapath.configure(DatapathConfig {
@@ -71,7 +71,7 @@ fn program_figures(program: &str, is_out: bool, is_v4: bool) -> anyhow::Result<V
             set_endpoint(&mut bed, both, table)?;
             *time = net(&mut cost, &under_test, &packets)?;
         }
-        // The first round creates the flows' entries.
+        // The first round creates the conntrack entries of the flows.
         if round > 0 {
             without.push(floor);
             for (with, time) in with.iter_mut().zip(times) {
@@ -111,7 +111,7 @@ fn set_endpoint(bed: &mut TestRun, flags: u32, policy: u32) -> anyhow::Result<()
     Ok(bed.datapath.set_endpoints(&endpoints)?)
 }
 
-/// The address of the peer with this number.
+/// The address of peer `number`.
 fn peer(number: u32, is_v4: bool) -> IpAddr {
     if is_v4 {
         Ipv4Addr::from(0x0a01_0000 + number).into()
@@ -146,7 +146,7 @@ fn rule(number: u32, is_out: bool) -> PolicyMatch {
     }
 }
 
-/// Segments to the allowed port, from or to the first peer, which all tables contain.
+/// Segments to the allowed port, from or to the first peer, which is in all tables.
 fn segments(is_out: bool, is_v4: bool) -> Vec<Vec<u8>> {
     let endpoint = if is_v4 {
         ENDPOINT4.into()

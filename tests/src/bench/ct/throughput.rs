@@ -1,4 +1,4 @@
-//! Packets per second from a process in an endpoint's namespace to the host, through the bare veth pair, with our
+//! Packets per second from a process in an endpoint's namespace to the host: through the bare veth pair, with our
 //! conntrack, and with the kernel's own.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -20,20 +20,20 @@ const INSTANCE: &str = "bench-ct";
 const ROUNDS: u32 = 9;
 /// Datagrams of one flow per round.
 const DATAGRAMS: u32 = 300_000;
-/// Flows opened per round: as many as both tables hold without eviction.
+/// Number of flows opened per round: as many as both tables hold without eviction.
 const FLOWS: u32 = 40_000;
-/// All of these addresses are the host's.
+/// The host owns all of these addresses.
 const DESTINATIONS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const DESTINATION_PREFIX: &str = "198.18.0.0/15";
-/// The discard service.
+/// Port of the discard service.
 const PORT: u16 = 9;
-/// Sender and receiver share a CPU, so that the sender's time includes each packet's whole path.
+/// Sender and receiver share a CPU, so that the sender's time includes the whole path of each packet.
 const CPU: usize = 1;
 /// Rules that make nf_conntrack track all incoming packets.
 const RULES: &str =
     "chain track { type filter hook prerouting priority 0; ct state new,established accept; }";
 
-/// The conntrack on the path.
+/// Which conntrack is on the path.
 #[derive(Clone, Copy)]
 enum Way {
     Bare,
@@ -64,7 +64,7 @@ async fn measure(
     one_cpu.set(CPU)?;
     sched_setaffinity(Pid::from_raw(0), &one_cpu)?;
     let rates = (|| {
-        // Per path: rates of datagrams of one flow, and of new flows.
+        // Per path: rates of datagrams of a single flow, and of datagrams that each open a flow.
         let mut rates = [const { [const { Vec::new() }; 2] }; 3];
         for round in 0..=ROUNDS {
             for (way, [known, new]) in WAYS.iter().zip(&mut rates) {
@@ -109,7 +109,7 @@ async fn measure(
 }
 
 impl Way {
-    /// Sets this path up, with no known flows.
+    /// Sets up this path without any known flows.
     fn prepare(
         self,
         endpoint: &HealthEndpoint,
@@ -141,7 +141,7 @@ impl Way {
             Self::Ours => pinned.conntrack()?.len(),
             Self::Kernel => output("conntrack", &["-C"], "conntrack")?.trim().parse()?,
         };
-        // Our table is an LRU map, which starts eviction somewhat early.
+        // Our table is an LRU map, which starts to evict before it is completely full.
         ensure!(
             known >= FLOWS as usize * 9 / 10,
             "{known} of {FLOWS} flows are known"
@@ -150,7 +150,7 @@ impl Way {
     }
 }
 
-/// Datagrams per second that a process can send.
+/// Number of datagrams that the process can send per second.
 fn rate(sender: &UdpSocket, destinations: impl Iterator<Item = Ipv4Addr>) -> anyhow::Result<f64> {
     let start = Instant::now();
     let mut sent = 0_u32;

@@ -1,4 +1,4 @@
-//! iperf3 to the host from an endpoint whose policy is enforced, compared with the same without policy, and with the
+//! iperf3 from an endpoint with enforced policy to the host, compared with the same path without policy, and with the
 //! kernel's own conntrack and filter.
 
 use std::process::Command;
@@ -24,11 +24,11 @@ use crate::process::{Running, print_line, run};
 use crate::wait_for;
 
 const INSTANCE: &str = "bench-transfer";
-/// Runs of each kind, alternating.
+/// Runs per path, alternating between the paths.
 const ROUNDS: u32 = 21;
 const SECONDS: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// iperf3's port.
+/// Port of the iperf3 server.
 const PORT: u16 = 5201;
 const TCP: u8 = 6;
 const TABLE: u32 = 1;
@@ -37,7 +37,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     with_endpoint(INSTANCE, measure)
 }
 
-/// The conntrack and filter on the path.
+/// Which conntrack and filter are on the path.
 #[derive(Clone, Copy)]
 enum Way {
     Bare,
@@ -53,7 +53,7 @@ async fn measure(
     datapath: &mut Datapath,
     pinned: &Pinned,
 ) -> anyhow::Result<Vec<Figure>> {
-    // A workload's settings: policy never applies to the health endpoint.
+    // Settings as for a workload, since policy never applies to the health endpoint.
     datapath.configure(DatapathConfig {
         layout_version: LAYOUT_VERSION,
         ..DatapathConfig::default()
@@ -150,7 +150,7 @@ fn set_endpoint(
     Ok(datapath.set_endpoints(&[(address.into(), info)])?)
 }
 
-/// Rate that the host received.
+/// Throughput at the host in Gbit/s.
 fn gigabits(endpoint: &HealthEndpoint) -> anyhow::Result<f64> {
     let words = format!("-J -t {SECONDS} -c {NODE}");
     let ran = endpoint

@@ -1,5 +1,5 @@
-//! Times without faults, in which packets get lost or the CPUs are busy: every failure that is reported then is a
-//! false one.
+//! Periods without faults in which packets are lost or the CPUs are busy: every failure reported in such a period is
+//! false.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -12,15 +12,15 @@ use super::fault::firewall;
 use super::watch::{Story, Watch};
 use crate::Bed;
 
-/// Pauses between the requests to each agent.
+/// Pause between requests to each agent.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// False reports, over all agents.
+/// False reports of all agents.
 #[derive(Debug, Default)]
 pub(super) struct Falsehoods {
-    /// Targets that were called unreachable: count per reported reason.
+    /// Number of reports of unreachable targets, by reason.
     pub(super) verdicts: BTreeMap<String, u32>,
-    /// Diagnoses other than `loss`: count per cause.
+    /// Number of diagnoses other than `loss`, by cause.
     pub(super) diagnoses: BTreeMap<String, u32>,
 }
 
@@ -74,7 +74,7 @@ fn watch_all(bed: &Bed, time: Duration) -> anyhow::Result<Falsehoods> {
         .iter()
         .map(|node| Watch::start(node, PAUSE))
         .collect();
-    // Nothing must happen in this time.
+    // Nothing should happen in this time.
     thread::sleep(time);
     let mut found = Falsehoods::default();
     for watch in watches {
@@ -86,7 +86,7 @@ fn watch_all(bed: &Bed, time: Duration) -> anyhow::Result<Falsehoods> {
     Ok(found)
 }
 
-/// Threads that spin until this is dropped.
+/// Threads that spin until they are stopped on drop.
 struct Load {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -113,7 +113,7 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // It cannot panic.
+            // The thread cannot panic.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! One node's probes and their answers, as they pass its uplink, timestamped by the kernel.
+//! Captures the probes of a node and their replies on the node's uplink, with the kernel's timestamps.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -20,7 +20,7 @@ const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
-/// Start of a good answer to an HTTP probe.
+/// Start of a good response to an HTTP probe.
 const GOOD_ANSWER: &[u8] = b"HTTP/1.1 200 ";
 
 /// A probed target.
@@ -29,9 +29,9 @@ pub(super) type Target = (IpAddr, Protocol);
 /// A probe that left the node. Times are wall-clock times since the epoch.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
-    /// The echo's identifier and sequence number, or the connection's port.
+    /// The identifier and sequence number of an echo, or the source port of a connection.
     key: (u16, u16),
-    /// A connection's first sequence number, which distinguishes it from others on the same port.
+    /// The initial sequence number of a connection, which distinguishes it from other connections on the same port.
     attempt: u32,
     sent: Duration,
     answered: Option<Duration>,
@@ -39,7 +39,7 @@ struct Probe {
 
 type Probes = HashMap<Target, Vec<Probe>>;
 
-/// A thread that records a node's IPv4 probes. It stops when this is dropped.
+/// A thread that records a node's IPv4 probes. It stops on drop.
 #[derive(Debug)]
 pub(super) struct Capture {
     probes: Arc<Mutex<Probes>>,
@@ -80,8 +80,7 @@ impl Capture {
         })
     }
 
-    /// When the target's first lost probe was sent: the first of those before `until` from which on none was
-    /// answered.
+    /// When the target's first lost probe was sent: the first of the unanswered probes in a row that ends at `until`.
     pub(super) fn first_lost(&self, target: Target, until: Duration) -> Option<Duration> {
         let probes = lock(&self.probes);
         let sent = probes
@@ -92,7 +91,7 @@ impl Capture {
         lost.last().map(|probe| probe.sent)
     }
 
-    /// When the first answer arrived to a probe of the target sent after `since`.
+    /// When the first reply arrived to a probe that was sent to the target after `since`.
     pub(super) fn first_answer(&self, target: Target, since: Duration) -> Option<Duration> {
         let probes = lock(&self.probes);
         let sent = probes.get(&target)?.iter();
@@ -116,7 +115,7 @@ fn lock(probes: &Mutex<Probes>) -> MutexGuard<'_, Probes> {
     probes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The parts of a packet that concern probes.
+/// The fields of a packet that matter for probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Packet {
     target: Target,
@@ -132,7 +131,7 @@ enum What {
 }
 
 impl Packet {
-    /// Parses an IPv4 packet that `own` sent or received; `None` if it is neither probe nor answer.
+    /// Parses an IPv4 packet that `own` sent or received. Returns `None` if it is neither a probe nor a reply.
     fn read(own: Ipv4Addr, packet: &[u8]) -> Option<Self> {
         let header_len = usize::from(packet.first()? & 0x0f) * 4;
         let address = |at: usize| -> Option<Ipv4Addr> {
@@ -187,7 +186,7 @@ fn note(probes: &mut Probes, packet: &Packet, at: Duration) {
     match (packet.what, known) {
         (What::Answered, Some(probe)) => probe.answered = probe.answered.or(Some(at)),
         (What::Answered, None) => {}
-        // The kernel repeats a connection attempt until it gives up.
+        // The kernel retransmits SYNs until it gives up.
         (What::Sent, Some(probe))
             if packet.target.1 == Protocol::Http && probe.attempt == packet.attempt => {}
         (What::Sent, _) => of_target.push(Probe {
@@ -279,9 +278,9 @@ mod tests {
             (21, answer(1001, b"HTTP/1.1 500 Oh\r\n\r\n")),
             (30, syn(1002)),
             (31, answer(1002, b"")),
-            // A retransmission by the kernel.
+            // A SYN retransmission by the kernel.
             (40, syn(1002)),
-            // The same port, for another connection.
+            // Another connection from the same port.
             (50, another_syn(1002)),
             (51, answer(1002, b"HTTP/1.1 200 OK\r\n\r\n")),
             (60, syn(1003)),

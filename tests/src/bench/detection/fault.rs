@@ -1,4 +1,4 @@
-//! The faults: how to make and undo each, which targets it breaks, and its expected diagnosis.
+//! The faults: how to cause and undo each of them, which targets it breaks, and the expected diagnosis.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,22 +11,22 @@ use crate::bed::FABRIC;
 use crate::process::{run, run_with_input};
 use crate::{Node, wait_for};
 
-/// How long it may take to make a fault.
+/// How long causing a fault may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What happens to a peer.
+/// A fault of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Its cable is pulled.
+    /// The peer's cable is pulled.
     LinkDown,
-    /// It silently drops all incoming packets.
+    /// The peer silently drops all incoming packets.
     BlackHole,
-    /// Its agent is killed.
+    /// The peer's agent is killed.
     AgentKilled,
-    /// The veth of its health endpoint is gone. A foreign device takes the name: the agent does not touch that, so it
-    /// cannot repair the endpoint.
+    /// The veth pair of the peer's health endpoint is gone. A foreign device has its name: the agent does not touch
+    /// this device, so it cannot repair the endpoint.
     EndpointRemoved,
-    /// Its firewall rejects probes: with an ICMP error, or for HTTP in every other round with a reset.
+    /// The peer's firewall rejects probes with an ICMP error, or in every other round HTTP probes with a reset.
     Rejected,
 }
 
@@ -49,7 +49,7 @@ impl Fault {
         }
     }
 
-    /// The fault with this name on the command line, such as `link-down`.
+    /// Returns the fault with this name on the command line, such as `link-down`.
     pub(super) fn by_name(name: &str) -> anyhow::Result<Self> {
         let named = |fault: Self| fault.name().replace(' ', "-");
         Self::ALL
@@ -71,7 +71,7 @@ impl Fault {
         }
     }
 
-    /// Whether it makes such targets unreachable.
+    /// Whether the fault makes targets of this kind unreachable.
     pub(super) fn breaks(self, path: PathKind, protocol: Protocol) -> bool {
         match self {
             Self::LinkDown | Self::BlackHole | Self::Rejected => true,
@@ -80,7 +80,7 @@ impl Fault {
         }
     }
 
-    /// Makes the fault at `node`, for the `round`th time.
+    /// Causes the fault at `node`, for the `round`th time.
     pub(super) fn make(self, node: &Node, round: u32) -> anyhow::Result<()> {
         match self {
             Self::LinkDown => set_link(node, "down"),
@@ -111,7 +111,7 @@ impl Fault {
         .with_context(|| format!("cannot cause {} at {}", self.name(), node.name()))
     }
 
-    /// Undoes it.
+    /// Undoes the fault.
     pub(super) fn undo(self, node: &Node) -> anyhow::Result<()> {
         match self {
             Self::LinkDown => set_link(node, "up"),
@@ -123,7 +123,7 @@ impl Fault {
     }
 }
 
-/// Adds chains to the node's firewall, in a dedicated table.
+/// Adds chains in a dedicated table to the node's firewall.
 pub(super) fn firewall(node: &Node, chains: &str) -> anyhow::Result<()> {
     run_with_input(
         node.command("nft").args(["-f", "-"]),
@@ -142,7 +142,7 @@ fn set_link(node: &Node, state: &str) -> anyhow::Result<()> {
 
 fn take_endpoint(node: &Node) -> anyhow::Result<()> {
     let taken = "link delete lxc_health\nlink add lxc_health type bridge\n";
-    // The agent may be faster and recreate its own.
+    // The agent may be faster and recreate its own device.
     wait_for("the name to be in use", PATIENCE, || {
         run_with_input(node.command("ip").args(["-batch", "-"]), taken)?.success()?;
         Ok(Some(()))

@@ -1,10 +1,10 @@
-//! How soon peers' faults and recoveries are reported, how they are diagnosed, and what is reported wrongly: on a bed
-//! of real agents, one of which is watched from outside.
+//! How soon faults and recoveries of peers are reported, how they are diagnosed, and which reports are false: on a bed
+//! of real agents, one of which is observed from outside.
 //!
-//! The time of a failure runs from the first lost probe, as captured on the observer's uplink, until its status shows
-//! a target as unreachable; that of a recovery from the first answer until the status shows it as reachable. The
-//! slowest of the targets that the fault breaks counts. The time of the diagnosis runs from the first lost probe of
-//! any of them.
+//! The time of a failure runs from the first lost probe, as captured on the observer's uplink, until the observer's
+//! status shows the target as unreachable. The time of a recovery runs from the first reply until the status shows the
+//! target as reachable. Of the targets that a fault breaks, the slowest counts. The time of a diagnosis runs from the
+//! first lost probe of any of these targets.
 
 mod calm;
 mod capture;
@@ -25,14 +25,14 @@ use super::{Figure, Options, Report, Target};
 use crate::process::print_line;
 use crate::{Bed, Node, wait_for};
 
-/// The first node watches; faults happen to the next ones at the same time. The others stay healthy: an agent that
+/// The first node observes; faults happen to the next ones, in parallel. The other nodes stay healthy: an agent that
 /// loses most of its peers blames itself.
 const NODES: u8 = 8;
 const VICTIMS: usize = 4;
-/// Time between two probes, short so that many faults take little time. Measurements start at a lost probe, so they
-/// do not depend on it.
+/// Time between two probes of a target. Short, so that many faults take little time. Measurements start at a lost
+/// probe, so they do not depend on this interval.
 const PROBE_INTERVAL_S: u32 = 1;
-/// Pauses between the requests for the observer's status; each figure includes one.
+/// Pause between requests for the observer's status. Each figure includes one pause.
 const PAUSE: Duration = Duration::from_millis(10);
 
 const FAULTS: u32 = 50;
@@ -40,23 +40,23 @@ const LOSS_MINUTES: u32 = 10;
 const LOSS_PERCENT: u32 = 2;
 const LOAD_TIME: Duration = Duration::from_secs(120);
 
-/// How long a report may take before it counts as missing.
+/// How long to wait for a report before it counts as missing.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the bed may take to become healthy.
+/// How long to wait for the bed to become healthy.
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(40);
-/// How long a fault continues after its diagnosis: the diagnosis must not change.
+/// How long a fault continues after its diagnosis, which must not change during that time.
 const HOLD: Duration = Duration::from_millis(1500);
-/// Faults start at multiples of this part of the probe interval: multiples of the golden ratio are evenly
+/// Faults start at multiples of this fraction of the probe interval: multiples of the golden ratio are evenly
 /// distributed.
 const PHASE_STEP: f64 = 0.618_034;
 
-/// Timeout of a probe. This run sets the default explicitly.
+/// Timeout of a probe. This benchmark sets the default explicitly.
 const PROBE_TIMEOUT_MS: f64 = 1000.0;
-/// The fraction of it within which a failure must be confirmed, and the pause after which a recovery must be: how
-/// long an agent takes that adds no delay itself.
+/// The part of the timeout within which an agent confirms a failure, and the pause before it confirms a recovery, if
+/// the agent adds no delay itself.
 const CONFIRMATION_MS: f64 = PROBE_TIMEOUT_MS * 0.9;
 const RECOVERY_PAUSE_MS: f64 = 100.0;
-/// Limits for agents relative to that.
+/// Limits of an agent's times relative to these.
 const CONFIRMATION_RATIO: f64 = 1.11;
 const RECOVERY_RATIO: f64 = 2.0;
 
@@ -146,24 +146,24 @@ fn victims(bed: &Bed) -> impl Iterator<Item = &Node> {
     bed.nodes().iter().skip(1).take(VICTIMS)
 }
 
-/// Results of one fault.
+/// Results of a single fault.
 #[derive(Debug)]
 struct Outcome {
-    /// From the first lost probe to the report, for the slowest target.
+    /// Time from the first lost probe to the report, for the slowest target.
     confirmed: Duration,
-    /// From the first lost probe of any target to the correct diagnosis.
+    /// Time from the first lost probe of any target to the correct diagnosis.
     diagnosed: Duration,
-    /// From the first answered probe to the report, for the slowest target.
+    /// Time from the first answered probe to the report, for the slowest target.
     recovered: Duration,
-    /// Other diagnoses shown between the first report of a failure and the end of the fault.
+    /// Wrong diagnoses shown between the first report of a failure and the end of the fault.
     wrong: Vec<String>,
-    /// Targets that the fault does not affect.
+    /// Number of targets that the fault does not affect.
     spared: u32,
-    /// Those of them that were reported as unreachable.
+    /// Number of unaffected targets that were reported as unreachable.
     accused: u32,
 }
 
-/// The watched agent.
+/// The observed agent.
 #[derive(Clone, Copy)]
 struct Observer<'a> {
     capture: &'a Capture,
@@ -171,7 +171,7 @@ struct Observer<'a> {
 }
 
 impl Observer<'_> {
-    /// Makes a fault at least this many times, at several peers in parallel.
+    /// Causes a fault at least this many times in total, at several peers in parallel.
     fn measure(self, bed: &Bed, fault: Fault, times: u32) -> anyhow::Result<Vec<Outcome>> {
         let each = times.div_ceil(VICTIMS as u32);
         thread::scope(|scope| {
@@ -219,7 +219,7 @@ impl Observer<'_> {
             Ok(all)
         })
         .with_context(|| format!("{} at {name}", fault.name()))?;
-        // A diagnosis that is not found in time shows in the figures.
+        // If the diagnosis is not found in time, the figures show that.
         let _ = wait_for("the diagnosis", PATIENCE, || {
             Ok((story().cause() == Some(fault.cause())).then_some(()))
         });
@@ -292,7 +292,7 @@ impl Observer<'_> {
     }
 }
 
-/// When the target was first reported to answer, or not to, after `since`.
+/// When, after `since`, a target was first reported as reachable (`answers`) or unreachable.
 fn changed(story: &Story, place: &Place, since: Duration, answers: bool) -> Option<Duration> {
     let reports = story.verdicts.get(place)?;
     let change = |report: &&watch::TimedReport<watch::Verdict>| {
@@ -304,7 +304,7 @@ fn changed(story: &Story, place: &Place, since: Duration, answers: bool) -> Opti
 fn figures_of(fault: Fault, outcomes: &[Outcome]) -> anyhow::Result<Vec<Figure>> {
     let count = outcomes.len();
     let mut figures = Vec::new();
-    /// Name, time, and the agent's timer with the limit of the ratio to it.
+    /// Name, time, and optionally the agent's timer with the limit of the ratio to it.
     type Measured = (&'static str, fn(&Outcome) -> Duration, Option<(f64, f64)>);
     let measured: [Measured; 3] = [
         (

@@ -1,4 +1,4 @@
-//! An agent's reports, seen from outside: polled, with the time of every change.
+//! Observes an agent's reports from outside: polls its status and records the time of every change.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::process::print_line;
 
 const STATUS: &str = "/v1beta/status";
 
-/// Wall-clock time since the epoch, the same clock as packets' timestamps.
+/// Wall-clock time since the epoch, from the same clock as the timestamps of packets.
 pub(super) fn clock() -> Duration {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -28,21 +28,21 @@ pub(super) struct Place {
     pub(super) address: IpAddr,
 }
 
-/// A value and the time when it first appeared; it lasts until the next one.
+/// A value and the time when it first appeared. It applies until the next value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TimedReport<T> {
     pub(super) at: Duration,
     pub(super) value: T,
 }
 
-/// Whether a target answers; if not, the reason.
+/// Whether a target is reachable; if not, the reason.
 pub(super) type Verdict = Result<(), String>;
 
-/// All reports about a node, in chronological order.
+/// All reports about a node in chronological order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Story {
     pub(super) verdicts: HashMap<Place, Vec<TimedReport<Verdict>>>,
-    /// Causes; `None` for no diagnosis.
+    /// Causes; `None` while there is no diagnosis.
     pub(super) diagnoses: Vec<TimedReport<Option<String>>>,
 }
 
@@ -75,7 +75,7 @@ impl Story {
         push_change(&mut self.diagnoses, at, cause);
     }
 
-    /// Whether all targets answer.
+    /// Whether all targets are reachable.
     pub(super) fn is_well(&self) -> bool {
         let last =
             |reports: &Vec<TimedReport<Verdict>>| reports.last().is_some_and(|r| r.value.is_ok());
@@ -101,7 +101,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Starts to poll the agent of `node`, with these pauses.
+    /// Starts polling the agent of `node`, with this pause between requests.
     pub(super) fn start(node: &Node, pause: Duration) -> Self {
         let stories: Arc<Mutex<HashMap<String, Story>>> = Arc::default();
         let taken_in = stories.clone();
@@ -128,12 +128,12 @@ impl Watch {
         Self { stories, asker }
     }
 
-    /// The reports about a node by its `cluster/node`.
+    /// The reports about a node, given as `cluster/node`.
     pub(super) fn story(&self, node: &str) -> Story {
         lock(&self.stories).get(node).cloned().unwrap_or_default()
     }
 
-    /// Stops; returns all stories by `cluster/node`.
+    /// Stops polling and returns all stories by `cluster/node`.
     pub(super) fn finish(self) -> anyhow::Result<HashMap<String, Story>> {
         self.asker.finish()?;
         Ok(std::mem::take(&mut lock(&self.stories)))

@@ -1,4 +1,4 @@
-//! Containers added and removed through the CNI plugin, and others through Debian's for comparison.
+//! Containers added and deleted through the CNI plugin, compared with Debian's plugin.
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +12,8 @@ const CONTAINERS: usize = 100;
 /// Limit relative to `ptp`.
 const ADD_LIMIT: Target = Target::RatioAtMost(1.0);
 
-/// Time of a container's `ADD` and `DEL`, including the plugin's process. Debian's plugin only has IPv4: with IPv6 it
-/// waits for seconds until duplicate address detection is done.
+/// Time of `ADD` and `DEL` for a container, including the plugin's process. Debian's plugin is used with IPv4 only:
+/// with IPv6, it waits several seconds for duplicate address detection.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
     let stand = Stand::new()?;
@@ -33,7 +33,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         let call = |whose: usize, command: &str, n: usize| {
             let path = containers[whose].1[n].display().to_string();
             let container = format!("{}{n}", both[whose].0);
-            // A plugin creates the host's end in the namespace where it runs.
+            // A plugin creates the host's end of the veth pair in the namespace in which it runs.
             let call = || both[whose].1.call(command, &container, &path);
             let answer = stand.node().run_in(call)??;
             ensure!(

@@ -1,5 +1,5 @@
-//! A node with a thousand endpoints: the time for one more and for listing them, and how soon changes of policy and
-//! identities take effect.
+//! A node with a thousand endpoints: the time to create one more and to list all of them, and how soon changes of
+//! policy and identities take effect.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -17,23 +17,23 @@ use crate::process::{run, run_with_input};
 use crate::{PATIENCE, wait_for};
 
 const ENDPOINTS: u32 = 1_000;
-/// Endpoints per label that policies select by.
+/// Number of endpoints with the same label, by which policies select them.
 const OF_A_KIND: u32 = 100;
-/// Address of the agents' metrics.
+/// Address of the agent's metrics endpoint.
 const METRICS: &str = "127.0.0.1:9962";
 const SAMPLES: usize = 100;
 const LISTINGS: usize = 21;
-/// Limit relative to `ptp` with the same number of endpoints.
+/// Limits relative to `ptp` with the same number of endpoints.
 const ADD_API_LIMIT: Target = Target::RatioAtMost(1.0);
 const ADD_CNI_LIMIT: Target = Target::RatioAtMost(1.5);
 /// Limit relative to `ip link show` of the same devices.
 const LISTING_LIMIT: Target = Target::RatioAtMost(1.5);
 const POLICY_CHANGES: u16 = 21;
-/// Limit relative to `nft` and a rule for the same number of devices.
+/// Limit relative to `nft` with rules for the same number of devices.
 const POLICY_LIMIT: Target = Target::RatioAtMost(3.0);
-/// Limit relative to a change for all endpoints.
+/// Limit relative to a policy change for all endpoints.
 const IDENTITY_LIMIT: Target = Target::RatioAtMost(0.5);
-/// One more endpoint must not take longer because others exist.
+/// Limit relative to the first endpoints: creating one more must not take longer because many exist.
 const GROWTH_LIMIT: Target = Target::RatioAtMost(1.5);
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
@@ -79,12 +79,12 @@ impl Theirs {
         })
     }
 
-    /// Adds one after a pause, and deletes it again.
+    /// Adds a container after a pause, and deletes it again.
     fn add(&self, stand: &Stand, times: &mut Times) -> anyhow::Result<()> {
         let path = self.namespaces.paths().next();
         let path = path.context("no namespace")?.display().to_string();
         let call = |command| {
-            // A plugin creates the host's end in the namespace where it runs.
+            // A plugin creates the host's end of the veth pair in the namespace in which it runs.
             let call = || self.plugin.call(command, "bench-ptp", &path);
             let answer = stand.node().run_in(call)??;
             ensure!(answer.is_success, "ptp, {command}: {}", answer.json);
@@ -100,7 +100,7 @@ fn create(stand: &Stand, netns: &Path, n: u32) -> anyhow::Result<u64> {
     stand.create(netns, &format!("n{n}"), &labels)
 }
 
-/// Adds and deletes one more, through the API and through the plugin.
+/// Adds and deletes one more endpoint, through the API and through the plugin.
 fn one_more(
     stand: &Stand,
     first: &Times,
@@ -139,7 +139,7 @@ fn one_more(
     Ok(figures)
 }
 
-/// Lists through the command line, including its process.
+/// Measures listing endpoints through the command line, including its process.
 fn listing(stand: &Stand) -> anyhow::Result<Figure> {
     let [mut times, mut links] = [(); 2].map(|()| Times::default());
     for _ in 0..LISTINGS {
@@ -162,7 +162,7 @@ fn listing(stand: &Stand) -> anyhow::Result<Figure> {
     })
 }
 
-/// Changes a rule for all endpoints, and waits until all of them apply it.
+/// Repeatedly changes a rule for all endpoints and waits until all of them enforce it.
 fn policy_changes(stand: &Stand) -> anyhow::Result<Figure> {
     let [mut times, mut by_nft] = [(); 2].map(|()| Times::default());
     let netns = Namespaces::new("bench-nft", 1)?;
@@ -188,8 +188,8 @@ fn policy_changes(stand: &Stand) -> anyhow::Result<Figure> {
     })
 }
 
-/// Rules that let some addresses reach a port behind each of as many devices as there are endpoints. They replace the
-/// previous ones.
+/// nftables rules that let some addresses reach a port behind each of as many devices as there are endpoints. They
+/// replace the previous rules.
 fn nft_rules(port: u16) -> String {
     let mut rules = "table ip bench\ndelete table ip bench\ntable ip bench {\n".to_owned();
     let mut devices = Vec::new();
@@ -206,8 +206,8 @@ fn nft_rules(port: u16) -> String {
         )
 }
 
-/// An endpoint gets labels that a rule of others admits: their tables change, and its own. `change_ms` is the time of
-/// a change for all.
+/// Adds a label to an endpoint, so that a rule of other endpoints admits it. This changes their tables and its own.
+/// `change_ms` is the time of a policy change for all endpoints.
 fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]> {
     set_rule(stand, "kind", "k2", &json!({"role": "client"}), 80)?;
     let listed = stand.send("GET", "/v1/endpoints", &Value::Null)?;
@@ -224,7 +224,7 @@ fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]>
         Ok((regenerations(stand)? - before >= touched).then_some(()))
     })?;
     let took = begun.elapsed();
-    // Once this is in force, all earlier requests have been regenerated.
+    // Once this rule is in force, all regenerations requested earlier are done.
     set_rule(stand, "kind", "none", &json!({"kind": "none"}), 80)?;
     let count = (regenerations(stand)? - before) as f64;
     let figure = |name: &str, unit, ours, other, target| Figure {
@@ -254,7 +254,7 @@ fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]>
     ])
 }
 
-/// Lets only endpoints with the labels `from` reach this port of the endpoints with label `key`. Returns when the
+/// Lets only endpoints with the labels `from` reach this port of the endpoints with the label `key`. Returns when the
 /// rule is in force.
 fn set_rule(stand: &Stand, key: &str, value: &str, from: &Value, port: u16) -> anyhow::Result<()> {
     let rules = json!([{
@@ -270,7 +270,7 @@ fn set_rule(stand: &Stand, key: &str, value: &str, from: &Value, port: u16) -> a
     Ok(())
 }
 
-/// How often endpoints were regenerated since the agent started.
+/// Number of endpoint regenerations since the agent started.
 fn regenerations(stand: &Stand) -> anyhow::Result<u64> {
     const NAME: &str = "endpoint_regenerations_total{outcome=\"success\"} ";
     let metrics = stand.node().run_in(|| -> anyhow::Result<String> {

@@ -1,4 +1,4 @@
-//! Endpoints: the time to create and delete one, alone, on a node that has a thousand, and after a restart.
+//! Endpoints: the time to create and delete one: on its own, on a node with a thousand endpoints, and after a restart.
 
 mod add;
 mod many;

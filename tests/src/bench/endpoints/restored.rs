@@ -1,5 +1,5 @@
-//! A node whose agent was restarted while the identity store is unavailable: its endpoints wait for the store, and
-//! new ones are added nevertheless.
+//! A node whose agent restarts while the identity store is unavailable: the restored endpoints wait for the store, but
+//! new ones can still be added.
 
 use std::fs::File;
 use std::path::Path;
@@ -15,14 +15,14 @@ use crate::plugin::Plugin;
 use crate::{PATIENCE, wait_for};
 
 const ENDPOINTS: usize = 200;
-/// The store must be asked for each label set.
+/// Number of endpoints with the same labels. The agent queries the store once per label set.
 const OF_A_KIND: usize = 10;
 const SAMPLES: usize = 100;
-/// Limit relative to `ptp`, which restores nothing.
+/// Limit relative to `ptp`, which has nothing to restore.
 const ADD_LIMIT: Target = Target::RatioAtMost(2.0);
 const PREFIX: &str = "bench-new";
 
-/// Time of a container's `ADD` in that state, including the plugin's process.
+/// Measures `ADD` for containers in this state, including the plugin's process.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
     let store = folder.path().join("identities.json");
@@ -41,7 +41,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let [of_ours, of_theirs] = containers;
     let containers = [of_ours?, of_theirs?];
     node.kill_agent(Signal::SIGKILL)?;
-    // Holding the lock keeps the agent from reading the store.
+    // The lock keeps the agent from reading the store.
     let lock = File::create(folder.path().join(format!("identities.json{LOCK_SUFFIX}")))?;
     lock.lock()?;
     node.take_over(None)?;
@@ -89,7 +89,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(ours.figures(&name, Some(&theirs), Some(ADD_LIMIT))?.into())
 }
 
-/// Number of endpoints in such a state.
+/// Number of endpoints whose state satisfies `is_counted`.
 fn count(stand: &Stand, is_counted: impl Fn(&Value) -> bool) -> anyhow::Result<usize> {
     let listed = stand.send("GET", "/v1/endpoints", &Value::Null)?;
     let all = listed.as_array().context("the list is not an array")?;

@@ -1,4 +1,5 @@
-//! A node whose agent has addresses for thousands of endpoints, namespaces for them, and time measurements.
+//! A node whose agent has addresses for thousands of endpoints, network namespaces for endpoints, and time
+//! measurements.
 
 use std::path::Path;
 use std::thread;
@@ -13,13 +14,14 @@ use crate::bench::{Figure, Target};
 use crate::plugin::Plugin;
 use crate::{Bed, Node, PATIENCE, wait_for};
 
-/// Pause between two containers, unless they come at once: runtimes take longer to start one.
+/// Pause between two containers, unless they are created one right after the other. Container runtimes take longer to
+/// start one.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Path in Debian's package containernetworking-plugins.
+/// Path of the plugin in Debian's package containernetworking-plugins.
 const PTP: &str = "/usr/lib/cni/ptp";
 
-/// Debian's `ptp` with `host-local`, which stores its addresses in `folder`.
+/// Debian's `ptp` plugin with `host-local`, which stores its addresses in `folder`.
 pub(super) fn ptp(folder: &Path) -> Plugin {
     Plugin::at(
         Path::new(PTP),
@@ -45,7 +47,7 @@ impl Stand {
         Self::with_args("")
     }
 
-    /// Starts it with flags for `health-agent run`, separated by spaces.
+    /// Starts the node with flags for `health-agent run`, separated by spaces.
     pub(super) fn with_args(args: &str) -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(1).ipv6(true).without_agents();
         let bed = bed.agent_args(args);
@@ -74,7 +76,7 @@ impl Stand {
         self.bed.node(1)
     }
 
-    /// Sends a request to the agent's API, and returns the answer.
+    /// Sends a request to the agent's API and returns the response.
     pub(super) fn send(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
         let body = match body {
             Value::Null => String::new(),
@@ -85,7 +87,7 @@ impl Stand {
             .with_context(|| format!("{method} {path} got no valid answer"))
     }
 
-    /// Creates an endpoint through the API, and returns its ID.
+    /// Creates an endpoint through the API and returns its ID.
     pub(super) fn create(
         &self,
         netns: &Path,
@@ -106,7 +108,7 @@ impl Namespaces {
         let mut made = Self(Vec::new());
         for n in 0..count {
             let name = format!("{prefix}{n}");
-            // A killed run may have left one.
+            // A killed run may have left a namespace of this name.
             netns::remove(&name)?;
             made.0.push(NetNs::create(&name)?);
         }
@@ -129,12 +131,12 @@ impl Drop for Namespaces {
     }
 }
 
-/// Durations of repetitions of the same work.
+/// Durations of repeated runs of the same work.
 #[derive(Default)]
 pub(super) struct Times(Vec<Duration>);
 
 impl Times {
-    /// Does the work and records its duration.
+    /// Runs the work and records its duration.
     pub(super) fn take<T>(
         &mut self,
         work: impl FnOnce() -> anyhow::Result<T>,
@@ -145,7 +147,7 @@ impl Times {
         Ok(done)
     }
 
-    /// Like [`take`](Self::take), after a pause.
+    /// Like [`take`](Self::take), but pauses first.
     pub(super) fn take_after_a_pause<T>(
         &mut self,
         work: impl FnOnce() -> anyhow::Result<T>,
@@ -164,7 +166,7 @@ impl Times {
         Ok(quantile(&sorted, part)?.as_secs_f64() * 1e3)
     }
 
-    /// Median and 99th percentile, each compared with the other's.
+    /// Median and 99th percentile, each compared with that of `other`.
     pub(super) fn figures(
         &self,
         name: &str,

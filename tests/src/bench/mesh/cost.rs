@@ -1,8 +1,8 @@
-//! CPU time of probes, for any prober: the prober itself and the far side together.
+//! CPU time of probes, for any prober: the sum of the prober and the far side.
 //!
-//! The kernel charges packets to the task that runs when it handles them: on a veth pair mostly the sender, under
-//! load `ksoftirqd`. So the prober's process, the responder's thread and all of `ksoftirqd` are added up, for every
-//! prober alike. Probes are counted by the namespace that they leave.
+//! The kernel charges packets to the task that is running when it handles them: on a veth pair mostly the sender, under
+//! load `ksoftirqd`. Therefore, the times of the prober's process, the responder's thread and all `ksoftirqd` threads
+//! are added up, for every prober alike. Probes are counted in the namespace that they leave.
 
 use std::ops::Sub;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::bench::cluster::Cluster;
 use crate::bench::sent::SentProbes;
 use crate::bench::usage::cpu_time;
 
-/// What one prober sent and used in a period.
+/// What a prober sent and used in a period.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
-    /// Probes sent.
+    /// Number of probes sent.
     pub(super) sent: SentProbes,
     /// CPU time of the prober's process.
     own: Duration,
@@ -42,19 +42,19 @@ impl Cost {
             })
         };
         let before = read()?;
-        // The figure covers this window; there is nothing to wait for but its end.
+        // The measurement covers this window; there is nothing else to wait for.
         thread::sleep(window);
         let cost = read()? - before;
         ensure!(cost.sent.total() > 0, "process {pid} sent no probes");
         Ok(cost)
     }
 
-    /// Microseconds of CPU time per probe, both sides.
+    /// Microseconds of CPU time per probe, on both sides together.
     pub(super) fn micros_a_probe(&self) -> f64 {
         (self.own + self.far).as_secs_f64() * 1e6 / self.sent.total() as f64
     }
 
-    /// The prober's own part of it.
+    /// Microseconds of CPU time per probe in the prober's own process.
     pub(super) fn own_micros_a_probe(&self) -> f64 {
         self.own.as_secs_f64() * 1e6 / self.sent.total() as f64
     }
@@ -72,7 +72,7 @@ impl Sub for Cost {
     }
 }
 
-/// The kernel's threads `ksoftirqd/0` and so on.
+/// Process IDs of the kernel threads `ksoftirqd/0` and so on.
 fn softirq_threads() -> anyhow::Result<Vec<Pid>> {
     let processes = fs::read_dir("/proc").context("cannot list /proc")?;
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

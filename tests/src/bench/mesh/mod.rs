@@ -1,5 +1,5 @@
-//! Cost of the mesh for one agent, from a hundred peers to fifty thousand, and compared with other probers: time to
-//! the first report, API latency, memory, CPU time per probe.
+//! Cost of the mesh for one agent with a hundred to fifty thousand peers, and compared with other probers: time to the
+//! first report, API latency, memory, and CPU time per probe.
 
 mod cost;
 mod rivals;
@@ -21,7 +21,7 @@ use crate::process::print_line;
 
 /// Numbers of peers.
 const SIZES: [u32; 4] = [100, 1_000, 10_000, 50_000];
-/// Number of peers for which the targets are promised, and at which the probers are compared.
+/// Number of peers up to which the targets are promised, and with which the probers are compared.
 const RATED: u32 = 10_000;
 
 /// Maximum number of probes per second that the agent may send.
@@ -29,25 +29,25 @@ const PROBE_RATE: u32 = 10_000;
 /// The agent's default probe interval and timeout.
 const INTERVAL: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// How much longer the first report may take than rate and timeout imply.
+/// How much longer the first report may take than the rate and the timeout imply.
 const REPORT_SLACK: Duration = Duration::from_millis(500);
 
 const STATUS: &str = "/v1beta/status";
 const HEALTHZ: &str = "/v1beta/healthz";
-/// Pauses between the requests whose latency is measured.
+/// Pause between the requests whose latency is measured.
 const STATUS_PAUSE: Duration = Duration::from_millis(100);
 const HEALTHZ_PAUSE: Duration = Duration::from_millis(20);
-/// How long the first report may take before the measurement is pointless.
+/// How long to wait for the first report before the measurement is pointless.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time from the first report until all probes are on schedule: by then, the pause between re-probes of dead peers
-/// has grown to the interval.
+/// Time from the first report until all probes are on schedule: by then, the pause between re-probes of dead peers has
+/// grown to the interval.
 const SETTLING: Duration = Duration::from_secs(16);
 /// CPU time is measured over one interval, in which every target is probed once.
 const WINDOW: Duration = INTERVAL;
-/// Number of measurements of each side of a comparison, alternating.
+/// Number of measurements per side of a comparison, alternating between the sides.
 const ROUNDS: u32 = 3;
 
-/// Limits for latencies (p99) relative to a bare server with the same body.
+/// Limits of latencies (p99) relative to a bare server that responds with the same body.
 const STATUS_RATIO: f64 = 5.0;
 const HEALTHZ_RATIO: f64 = 5.0;
 const MEMORY_LIMIT_MIB: f64 = 96.0;
@@ -77,12 +77,12 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     findings.report(1)
 }
 
-/// Cost of one agent that probes this many peers, three of ten of them dead.
+/// Cost of an agent that probes this many peers, three in ten of which are dead.
 struct Scale {
     peers: u32,
-    /// From the agent's start until every target had a result.
+    /// Time from the agent's start until every target had a result.
     first_report: Duration,
-    /// Passes of `fping` over all peers in the same time, before and after the agent's run.
+    /// Times of an `fping` pass over all peers at the same rate, before and after the agent's run.
     fping: [Duration; 2],
     status: Latencies,
     healthz: Latencies,
@@ -90,7 +90,7 @@ struct Scale {
     cost: Cost,
 }
 
-/// Latencies of the agent, and of a bare server for comparison; ascending.
+/// Latencies of the agent and, for comparison, of a bare server, in ascending order.
 struct Latencies {
     agent: Vec<Duration>,
     bare: Vec<Duration>,
@@ -111,7 +111,7 @@ impl Scale {
         let status = Asker::start(cluster.node().socket(), STATUS, STATUS_PAUSE, {
             move |report, answered| {
                 if count_results(report) >= results {
-                    // Only the first one is awaited.
+                    // Only the first complete report matters, so the receiver may be gone.
                     let _ = complete.send(answered);
                 }
                 bare_status.ask(report)
@@ -218,13 +218,13 @@ impl Scale {
     }
 }
 
-/// Time to probe everything once at the agent's rate.
+/// Time to probe every target once at the agent's rate.
 fn probing_time(peers: u32) -> Duration {
     let targets = 4 * (peers + 1);
     Duration::from_secs(targets.into()) / PROBE_RATE
 }
 
-/// CPU time per probe of the agent and of another prober, with the same peers, all alive.
+/// Compares CPU time per probe of the agent and of another prober, with the same peers, all of them alive.
 fn side_by_side(peers: u32, findings: &mut Findings) {
     for (probes, other, limit) in [
         (Probes::Icmp, "fping", FPING_RATIO),
@@ -268,7 +268,7 @@ fn side_by_side(peers: u32, findings: &mut Findings) {
     }
 }
 
-/// Cost of the agent, and of another prober of the same kind.
+/// Cost of the agent and of another prober of the same kind.
 fn compare(peers: u32, probes: Probes) -> anyhow::Result<(Cost, Cost)> {
     let cluster = Cluster::new(peers, DeadPeers::None, &probes.flags())?;
     let other = match probes {
@@ -281,7 +281,7 @@ fn compare(peers: u32, probes: Probes) -> anyhow::Result<(Cost, Cost)> {
     Ok((agent_alone(&cluster)?, other))
 }
 
-/// Cost of an agent that does nothing but probe peers that all answer.
+/// Cost of an agent that only probes, with peers that all answer.
 fn agent_alone(cluster: &Cluster) -> anyhow::Result<Cost> {
     cluster.node().start_agent()?;
     thread::sleep(SETTLING);
@@ -297,19 +297,19 @@ fn agent_alone(cluster: &Cluster) -> anyhow::Result<Cost> {
     Ok(cost)
 }
 
-/// Number of results in a report: each has the time of its probe.
+/// Number of results in a report. Each has the time of its probe.
 fn count_results(report: &str) -> usize {
     report.matches("\"lastProbed\":").count()
 }
 
-/// `None` for an empty slice.
+/// The median of a figure; `None` if there are no costs.
 fn median(costs: &[Cost], figure: fn(&Cost) -> f64) -> Option<f64> {
     let mut values: Vec<f64> = costs.iter().map(figure).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
 
-/// The protocols that an agent probes with.
+/// The protocols with which an agent probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probes {
     All,

@@ -1,4 +1,4 @@
-//! Other probers with the same peers at the same rate.
+//! Other probers, with the same peers and at the same rate.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -23,18 +23,19 @@ use crate::bench::sent::SentProbes;
 use crate::process::{Running, run};
 use crate::wait_for;
 
-/// How long a program may take to get ready.
+/// How long to wait for a program to get ready.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time for a program to reach its pace before it is measured.
+/// Time for a program to reach its steady rate before it is measured.
 const WARM_UP: Duration = Duration::from_secs(2);
 
-/// Address of the exporter, in the node's namespace.
+/// Address of the exporter in the node's namespace.
 const EXPORTER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9115);
 const EXPORTER_SETTINGS: &str = "modules:\n  http_2xx:\n    prober: http\n    timeout: 1s\n";
-/// Connections to the exporter, which is the number of parallel probes.
+/// Number of connections to the exporter, and of parallel probes.
 const SCRAPERS: usize = 16;
 
-/// Time that `fping` takes to probe every address once within `period`, and to wait for answers until the timeout.
+/// Time that `fping` takes to probe every address once, spread over `period`, and to wait for replies until the
+/// timeout.
 pub(super) fn fping_once(
     cluster: &Cluster,
     period: Duration,
@@ -50,7 +51,7 @@ pub(super) fn fping_once(
     let start = Instant::now();
     let ran = run(fping)?;
     let elapsed = start.elapsed();
-    // Code 1: some did not answer.
+    // Code 1: some addresses did not reply.
     ensure!(
         matches!(ran.code, Some(0 | 1)),
         "{} failed: {}",
@@ -60,7 +61,7 @@ pub(super) fn fping_once(
     Ok(elapsed)
 }
 
-/// A file with the peers' addresses, and the time between two of them.
+/// Writes the peers' addresses to a file. Returns the file and the time between two probes.
 fn addresses(cluster: &Cluster, period: Duration) -> anyhow::Result<(NamedTempFile, Duration)> {
     let addresses = cluster.peers_addresses();
     let mut list = NamedTempFile::new().context("cannot create a temporary file")?;
@@ -88,7 +89,7 @@ pub(super) fn fping(cluster: &Cluster, period: Duration, window: Duration) -> an
         let sent = SentProbes::by(cluster.node())? - before;
         Ok((sent.echoes > 0).then_some(()))
     })?;
-    // From then on its pace is even, except for its startup.
+    // From now on its rate is even, except for its startup.
     thread::sleep(WARM_UP);
     Cost::measure(cluster, fping.pid(), window)
 }
@@ -97,8 +98,8 @@ fn millis(duration: Duration) -> String {
     format!("{:.3}", duration.as_secs_f64() * 1e3)
 }
 
-/// Cost of `prometheus-blackbox-exporter`, which is asked `rate` times a second to probe the next address. The CPU
-/// time of the asking side is not counted.
+/// Cost of `prometheus-blackbox-exporter`, which is asked `rate` times per second to probe the next address. The CPU
+/// time of the client that asks is not counted.
 pub(super) fn blackbox(cluster: &Cluster, rate: f64, window: Duration) -> anyhow::Result<Cost> {
     let mut settings = NamedTempFile::new().context("cannot create a temporary file")?;
     settings.write_all(EXPORTER_SETTINGS.as_bytes())?;
@@ -139,7 +140,7 @@ pub(super) fn blackbox(cluster: &Cluster, rate: f64, window: Duration) -> anyhow
     Ok(cost)
 }
 
-/// Asks the exporter for one probe after the other.
+/// A client that asks the exporter for one probe after another.
 struct Scrapes {
     addresses: Vec<Ipv4Addr>,
     /// Probes per second.
@@ -149,7 +150,7 @@ struct Scrapes {
 }
 
 impl Scrapes {
-    /// Runs until it is stopped.
+    /// Sends requests until it is stopped.
     fn run(&self) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -161,7 +162,7 @@ impl Scrapes {
         })
     }
 
-    /// Sends every [`SCRAPERS`]th probe, over one connection.
+    /// Requests every [`SCRAPERS`]th probe over one connection.
     async fn lane(&self, start: Instant, lane: usize) -> anyhow::Result<()> {
         let stream = TcpStream::connect(EXPORTER).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;

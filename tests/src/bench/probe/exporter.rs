@@ -1,4 +1,4 @@
-//! Debian's `prometheus-blackbox-exporter`, and its scrapers.
+//! Debian's `prometheus-blackbox-exporter` and its scrapers.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -21,10 +21,10 @@ modules:
   TCP: {prober: tcp, timeout: 5s, tcp: {preferred_ip_protocol: ip4}}
   gRPC: {prober: grpc, timeout: 5s, grpc: {preferred_ip_protocol: ip4}}
 ";
-/// Parallel scrapers, each on a persistent connection.
+/// Number of parallel scrapers, each on a persistent connection.
 const SCRAPERS: u32 = 8;
 
-/// The exporter, on a node.
+/// The exporter running on a node.
 pub(super) struct Exporter<'a> {
     node: &'a Node,
     server: Running,
@@ -61,7 +61,7 @@ impl<'a> Exporter<'a> {
         Ok(stream)
     }
 
-    /// The exporter's CPU time per probe in us, at this rate, or at the highest that it can do.
+    /// The exporter's CPU time per probe in us, at this rate or, if lower, at the maximum rate that it can sustain.
     pub(super) fn cost(
         &self,
         mechanism: Mechanism,
@@ -86,7 +86,7 @@ impl<'a> Exporter<'a> {
                 let body = get(&mut stream, mechanism.name(), &target)?;
                 ensure!(body.contains("\nprobe_success 1"), "{target}: {body}");
                 scrapes += 1;
-                // At the given rate, not as fast as possible.
+                // Keep to the given rate.
                 thread::sleep((pause * scrapes).saturating_sub(start.elapsed()));
             }
             Ok(scrapes)
@@ -107,7 +107,7 @@ impl<'a> Exporter<'a> {
     }
 }
 
-/// Scrapes a module on a persistent connection.
+/// Scrapes a module over a persistent connection.
 fn get(stream: &mut TcpStream, module: &str, target: &str) -> anyhow::Result<String> {
     write!(
         stream,

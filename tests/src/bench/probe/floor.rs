@@ -1,4 +1,4 @@
-//! The floor: one thread that makes the same exchanges with the necessary system calls, and nothing else.
+//! The floor: one thread that performs the same exchanges with only the necessary system calls.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,16 +17,16 @@ use super::Mechanism;
 use super::targets::{grpc_request, is_grpc_answer};
 use crate::Node;
 
-/// Exchanges that are due within this time start together.
+/// Exchanges that become due within this time start together.
 const TURN: Duration = Duration::from_millis(1);
-/// The request of the agent's prober (see `health-probe`), give or take some bytes.
+/// The request of the agent's prober (see `health-probe`), apart from a few bytes.
 const HTTP_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: 10.99.0.1:8080\r\nUser-Agent: kube-probe/1.35\r\nAccept: */*\r\nConnection: close\r\n\r\n";
-/// Maximum number of exchanges in progress: on a busy machine others wait, as they do for the agent.
+/// Maximum number of exchanges in progress. On a busy machine, further exchanges wait, as they do in the agent.
 const UNDER_WAY_MAX: u32 = 4096;
-/// Longest answer of a target, bytes.
+/// Maximum size of a target's response, bytes.
 const ANSWER_MAX: usize = 512;
 
-/// CPU time of the floor per probe in us: this rate for this time, alternating between all mechanisms, to this many
+/// CPU time per probe of the floor in us: at this rate, for this time, alternating between all mechanisms, to this many
 /// addresses.
 pub(super) fn cost(
     node: &Node,
@@ -53,7 +53,7 @@ struct Exchange {
 fn exchange(addresses: u32, per_second: f64, window: Duration) -> anyhow::Result<f64> {
     let mut poll = Poll::new()?;
     let mut events = Events::with_capacity(1024);
-    // Indexed by descriptor.
+    // Indexed by file descriptor.
     let mut exchanges: Vec<Option<Exchange>> = Vec::new();
     let (mut begun, mut ended) = (0_u32, 0_u32);
     let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
@@ -121,7 +121,7 @@ impl Exchange {
         })
     }
 
-    /// Does what is possible without blocking. Returns whether the exchange is over.
+    /// Does as much as possible without blocking. Returns whether the exchange is complete.
     fn go_on(&mut self) -> anyhow::Result<bool> {
         if !self.is_connected {
             if let Some(error) = self.stream.take_error()? {

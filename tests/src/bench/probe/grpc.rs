@@ -1,5 +1,5 @@
-//! A gRPC probe beside the same call by the client of `h2`: each client runs many at a time on one thread, as the agent
-//! does, and every call has its own connection.
+//! Our gRPC probe compared with the same call by the client of `h2`. Each client runs many calls at a time on one
+//! thread, as the agent does, and every call has its own connection.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -20,21 +20,21 @@ use tokio::time::timeout;
 use super::{Mechanism, Stand};
 use crate::bench::{Figure, Target};
 
-/// The clients take turns, so that both meet the same machine.
+/// Number of turns. The clients alternate, so that both see the same conditions.
 const TURNS: usize = 5;
-/// Probes of a turn, and how many of them are in progress at a time.
+/// Number of probes per turn, and how many of them are in progress at a time.
 const PROBES: usize = 5_000;
 const AT_A_TIME: usize = 64;
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// As for the agent's probes.
+/// The same limit as for the agent's probes.
 const HEADERS_LIMIT: u32 = 16 * 1024;
-/// Messages with their prefixes: the question for the whole server, and the answer SERVING.
+/// Messages with their prefixes: the request for the whole server, and the response SERVING.
 const QUESTION: &[u8] = &[0; 5];
 const SERVING: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
-/// Limit for our CPU time relative to the other's: a client of our own must save a third.
+/// Limit for our CPU time relative to the other client's: having our own client must save a third.
 const RATIO: f64 = 0.67;
 
-/// Measures the CPU time of a probe by each client.
+/// Measures the CPU time per probe of each client.
 pub(super) fn beside_h2() -> anyhow::Result<Figure> {
     let stand = Stand::new()?;
     let address = SocketAddr::new([10, 99, 0, 1].into(), Mechanism::Grpc.port());
@@ -80,7 +80,7 @@ fn compare(address: SocketAddr) -> anyhow::Result<(f64, f64)> {
     Ok((ours, other))
 }
 
-/// CPU time of this thread per probe, us.
+/// CPU time per probe of this thread, us.
 fn cost(probe: &impl AsyncFn() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -92,13 +92,13 @@ fn cost(probe: &impl AsyncFn() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     Ok((used()? - before).as_secs_f64() * 1e6 / PROBES as f64)
 }
 
-/// The same exchange as a probe, on a connection with the same options.
+/// Performs the same exchange as a probe, on a connection with the same options.
 async fn call_by_h2(address: SocketAddr) -> anyhow::Result<()> {
     let socket = TcpSocket::new_v4()?;
     acknowledge_by_first_write(&socket)?;
     let stream = socket.connect(address).await?;
     forget_after_fin(&stream)?;
-    // It writes more than once.
+    // `h2` writes more than once.
     stream.set_nodelay(true)?;
     let (client, connection) = h2::client::Builder::new()
         .enable_push(false)

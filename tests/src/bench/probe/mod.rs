@@ -1,5 +1,5 @@
-//! Container probes of one agent: the cost of very many, how late they start, what they leave behind, and the cost of
-//! a probe compared with the blackbox exporter; and the client of gRPC probes compared with `h2`.
+//! Container probes of one agent: the cost of very many probes, how late they start, what they leave behind, and the
+//! cost of a probe compared with the blackbox exporter; also, the client of gRPC probes compared with `h2`.
 
 mod exporter;
 mod floor;
@@ -24,24 +24,24 @@ use super::{Figure, Findings, MIB, Options, Report, Target};
 use crate::bed::ip;
 use crate::{Bed, Node, PATIENCE, wait_for};
 
-/// Prefix of the probed addresses, on the second node.
+/// Prefix of the probed addresses, which are on the second node.
 const PREFIX: &str = "10.99.0.0/16";
-/// Length of a measurement.
+/// Duration of a measurement.
 const WINDOW: Duration = Duration::from_secs(20);
 /// Limits: CPU in percent of a core, memory, and the 99th percentile of the start delay.
 const CPU_LIMIT: f64 = 60.0;
 const MEMORY_LIMIT_MIB: f64 = 128.0;
 const DELAY_LIMIT_MS: f64 = 20.0;
-/// Limit for our CPU time per probe relative to the system calls that it needs.
+/// Limit for our CPU time per probe relative to that of the necessary system calls.
 const FLOOR_RATIO: f64 = 1.5;
 /// Limit for our CPU time per probe relative to the exporter's.
 const EXPORTER_RATIO: f64 = 1.0 / 3.0;
-/// The agent's rate limit relative to the rate that is due.
+/// The agent's rate limit relative to the rate at which probes are due.
 const SPARE_RATE: f64 = 1.1;
-/// Probes per second of one mechanism in the comparison with the exporter.
+/// Number of probes per second with one mechanism in the comparison with the exporter.
 const BESIDE: u32 = 1000;
 
-/// Mechanism of a container probe.
+/// The mechanism of a container probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mechanism {
     Http,
@@ -114,7 +114,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     findings.report(1)
 }
 
-/// An agent on the first node, and its targets on the second.
+/// An agent on the first node and its targets on the second.
 struct Stand {
     bed: Bed,
     _targets: Targets,
@@ -139,8 +139,8 @@ impl Stand {
         self.bed.node(1)
     }
 
-    /// Starts probes of this many containers with this period, alternating between these mechanisms, and waits until
-    /// all have answered.
+    /// Starts probing this many containers with this period, alternating between the mechanisms, and waits until all of
+    /// them have answered.
     fn probe(&self, count: u32, period: Duration, mechanisms: &[Mechanism]) -> anyhow::Result<()> {
         let kinds = mechanisms.iter().cycle();
         let pods: Vec<Value> = (0..count)
@@ -164,7 +164,7 @@ impl Stand {
         })
     }
 
-    /// The agent's own totals.
+    /// The agent's own summary of its probes.
     fn summary(&self) -> anyhow::Result<ContainerProbeSummary> {
         let mut stream = UnixStream::connect(self.prober().socket())?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -177,7 +177,7 @@ impl Stand {
         serde_json::from_str(body).with_context(|| body.to_owned())
     }
 
-    /// Connections in TIME_WAIT on both nodes.
+    /// Number of connections in TIME_WAIT on both nodes.
     fn time_wait(&self) -> anyhow::Result<u64> {
         let of = |node: &Node| -> anyhow::Result<u64> {
             let text = node.run_in(|| fs::read_to_string("/proc/thread-self/net/sockstat"))??;
@@ -209,7 +209,7 @@ impl Between<'_> {
         (of(self.after) - of(self.before)) as f64 - self.successful()
     }
 
-    /// 99th percentile of the start delay in ms: the upper bound of its bucket.
+    /// 99th percentile of the start delay in ms, rounded up to the upper bound of its bucket.
     fn delay_p99(&self) -> anyhow::Result<f64> {
         let rows = self
             .after
@@ -256,14 +256,14 @@ fn pod(i: u32, period: Duration, mechanism: Mechanism) -> Value {
     })
 }
 
-/// Measures very many probes.
+/// Measures an agent with very many probes.
 fn many(name: &str, count: u32, period: Duration, findings: &mut Findings) -> anyhow::Result<()> {
     let stand = Stand::new()?;
     stand.probe(count, period, &Mechanism::ALL)?;
     let pid = stand.prober().agent_pid()?;
     let before = (stand.summary()?, stand.time_wait()?);
     let used = cpu_time(pid)?;
-    // The figures cover this window; there is nothing to wait for but its end.
+    // The measurement covers this window; there is nothing else to wait for.
     thread::sleep(WINDOW);
     let used = (cpu_time(pid)? - used).as_secs_f64();
     let after = (stand.summary()?, stand.time_wait()?);
@@ -343,13 +343,13 @@ fn many(name: &str, count: u32, period: Duration, findings: &mut Findings) -> an
     Ok(())
 }
 
-/// Compares a probe by the agent and by the exporter.
+/// Compares a probe of the agent with a probe of the exporter.
 fn beside_exporter(mechanism: Mechanism) -> anyhow::Result<Figure> {
     let stand = Stand::new()?;
     stand.probe(BESIDE, Duration::from_secs(1), &[mechanism])?;
     let pid = stand.prober().agent_pid()?;
     let (before, used) = (stand.summary()?, cpu_time(pid)?);
-    // As above.
+    // The measurement covers this window, too.
     thread::sleep(WINDOW);
     let (used, after) = (cpu_time(pid)? - used, stand.summary()?);
     let between = Between {

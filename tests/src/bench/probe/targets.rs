@@ -1,5 +1,5 @@
-//! The probed servers: HTTP, TCP and gRPC on every address of a node, as cheap as a process can make them, so that
-//! the asking side is measured.
+//! The probed servers: HTTP, TCP and gRPC on every address of a node, as cheap as a process can make them, so that the
+//! measurement is about the prober.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::thread::{self, JoinHandle};
@@ -28,11 +28,11 @@ const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 const SETTINGS_TAKEN: [u8; 9] = [0, 0, 0, 4, 1, 0, 0, 0, 0];
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// The status of a successful call.
+/// The status of a successful gRPC call.
 const STATUS: &str = "grpc-status";
 const OK: &str = "0";
 
-/// The servers, on a thread. They stop when this is dropped.
+/// The servers, which run on a thread. They stop on drop.
 #[derive(Debug)]
 pub(super) struct Targets {
     stop: Option<oneshot::Sender<()>>,
@@ -59,7 +59,7 @@ impl Targets {
                 for (mechanism, listener) in listeners {
                     tokio::spawn(serve(mechanism, listener));
                 }
-                // It completes when the sender is dropped.
+                // Completes when the sender is dropped.
                 let _ = stopped.await;
             });
         };
@@ -75,7 +75,7 @@ impl Drop for Targets {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic in it was already printed.
+            // If the thread panicked, the panic was already printed.
             let _ = thread.join();
         }
     }
@@ -96,7 +96,7 @@ async fn serve(mechanism: Mechanism, listener: TcpListener) {
     };
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // There may be no free descriptor: one is freed when a connection closes.
+            // The process may be out of file descriptors: one is freed when a connection closes.
             tokio::time::sleep(REST).await;
             continue;
         };
@@ -128,7 +128,7 @@ async fn wait_for_end(mut stream: TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Answers SERVING to the first call of a connection.
+/// Responds with SERVING to the first call on a connection.
 async fn answer_grpc(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     stream.write_all(&SETTINGS).await?;
@@ -143,7 +143,7 @@ async fn answer_grpc(mut stream: TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The stream whose request is complete.
+/// Returns the stream whose request is complete.
 fn called(request: &[u8]) -> Option<[u8; 4]> {
     let mut rest = request.get(PREFACE..)?;
     loop {
@@ -158,7 +158,7 @@ fn called(request: &[u8]) -> Option<[u8; 4]> {
     }
 }
 
-/// Headers, a `HealthCheckResponse` with SERVING, and trailers.
+/// Builds the response: headers, a `HealthCheckResponse` with SERVING, and trailers.
 fn grpc_answer(id: [u8; 4]) -> Vec<u8> {
     // `:status: 200` has a static index (RFC 7541, appendix A).
     let mut headers = vec![0x88];
@@ -171,7 +171,7 @@ fn grpc_answer(id: [u8; 4]) -> Vec<u8> {
     answer
 }
 
-/// A `Check` call for the whole server, preceded by everything that a new connection needs.
+/// A `Check` call for the whole server, preceded by everything that a new connection requires.
 pub(super) fn grpc_request() -> Vec<u8> {
     const STREAM: [u8; 4] = 1_u32.to_be_bytes();
     let fields = [
@@ -193,12 +193,12 @@ pub(super) fn grpc_request() -> Vec<u8> {
     request
 }
 
-/// Whether the server's answer is complete: it ends with the call's status.
+/// Whether the server's response is complete, that is, ends with the status of the call.
 pub(super) fn is_grpc_answer(received: &[u8]) -> bool {
     received.ends_with(&literal(STATUS, OK))
 }
 
-/// A header field without indexing (RFC 7541, 6.2.2).
+/// Encodes a header field without indexing (RFC 7541, 6.2.2).
 fn literal(name: &str, value: &str) -> Vec<u8> {
     let mut field = vec![0, name.len() as u8];
     field.extend(name.as_bytes());

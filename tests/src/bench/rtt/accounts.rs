@@ -1,4 +1,4 @@
-//! Every probe that an agent sends is counted once in the map: as a sample, as lost, or in flight.
+//! Checks that every probe of an agent is counted once in the map: as a sample, as lost or as in flight.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::{Node, wait_for};
 
 const PROBES: u64 = 1_000_000;
 const PEERS: u32 = 50_000;
-/// A rate beyond the agent's capacity, so that it runs as fast as it can; and no probes of other kinds, which are not
-/// accounted for.
+/// A rate beyond the agent's capacity, so that it probes as fast as it can; and no probes of other kinds, which are not
+/// counted in the map.
 const FLAGS: &str =
     "--probe http=off --probe-interval 5s --probe-rate 50000 --path-mtu-interval off";
-/// How long the probes may take in all, and the agent for some of them.
+/// How long to wait for the probes to be sent.
 const PATIENCE: Duration = Duration::from_secs(900);
-/// Probes between two progress lines.
+/// Number of probes between two progress lines.
 const PROGRESS_STEP: u64 = 100_000;
 
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
@@ -67,7 +67,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// Totals over the peers in the agent's maps.
+/// Totals over all peers in the agent's maps.
 struct Totals {
     samples: u64,
     lost: u64,
@@ -87,7 +87,7 @@ impl Totals {
             lost: 0,
             inflight: 0,
         };
-        // The node's own addresses are probed without crossing the uplink.
+        // Probes of the node's own addresses do not leave through the uplink.
         pinned.each_rtt(&mut |key, row| {
             if is_peer(key.peer.to_ip()) {
                 totals.samples += row.samples;
@@ -103,7 +103,7 @@ impl Totals {
     }
 }
 
-/// Makes the far end count incoming echo requests, whatever becomes of them.
+/// Makes the far end count incoming echo requests, whether or not it answers them.
 fn count_requests(node: &Node) -> anyhow::Result<()> {
     let rules = "table ip bench {\nchain requests {\ntype filter hook prerouting priority raw;\n\
                  icmp type echo-request counter\n}\n}\n";

@@ -1,4 +1,4 @@
-//! The tail of round-trip times while every CPU is busy with other work at normal priority.
+//! The tail of round-trip times while other work at normal priority keeps all CPUs busy.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::bench::requests::quantile;
 use crate::bench::{Figure, Target};
 use crate::process::print_line;
 
-/// Rounds with idle and with busy CPUs, alternating.
+/// Number of rounds, each first with idle and then with busy CPUs.
 const ROUNDS: u32 = 5;
 /// Probes per round.
 const PROBES: usize = 2_000;
@@ -69,7 +69,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// A thread on each CPU that spins. They stop when this is dropped.
+/// A spinning thread on each CPU. The threads stop on drop.
 struct Burners {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

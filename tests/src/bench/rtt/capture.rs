@@ -1,5 +1,5 @@
-//! Packets that `tcpdump` captures on a device, with the kernel's timestamps. It reads a ring that the kernel fills,
-//! so it wakes once for many packets, and takes little CPU time from senders and responders.
+//! Captures packets on a device with `tcpdump`, with the kernel's timestamps. `tcpdump` reads a ring that the kernel
+//! fills, so it wakes up once for many packets and takes little CPU time from senders and responders.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -11,19 +11,19 @@ use tempfile::TempDir;
 
 use crate::{PATIENCE, wait_for};
 
-/// Captured bytes per packet.
+/// Number of captured bytes per packet.
 const SNAP_LEN: usize = 128;
-/// Lengths of the file header, of each packet's header in it, and of the Ethernet header (pcap-savefile(5)).
+/// Lengths of the file header, of a packet's header in the file, and of the Ethernet header (pcap-savefile(5)).
 const FILE_HEADER_LEN: usize = 24;
 const PACKET_HEADER_LEN: usize = 16;
 const ETHERNET_LEN: usize = 14;
-/// First word of a file with nanosecond timestamps, in this machine's byte order.
+/// First word of a file with nanosecond timestamps, in native byte order.
 const MAGIC_NANOSECONDS: u32 = 0xa1b2_3c4d;
 
-/// A packet from its IP header on, and when the kernel saw it, since the epoch.
+/// A packet from its IP header on, with the time since the epoch at which the kernel saw it.
 pub(super) type Packet = (Duration, Vec<u8>);
 
-/// A running `tcpdump`. Dropping this kills it.
+/// A running `tcpdump`, which is killed on drop.
 pub(super) struct Capture {
     tcpdump: Child,
     packets: usize,
@@ -31,7 +31,7 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Starts to capture the next `packets` ICMP packets on a device, in both directions. `tcpdump` is a command
+    /// Starts capturing the next `packets` ICMP packets on a device, in both directions. `tcpdump` is the command
     /// without arguments.
     pub(super) fn start(
         mut tcpdump: Command,
@@ -40,7 +40,7 @@ impl Capture {
     ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("cannot create a folder for captured packets")?;
         tcpdump
-            // Otherwise it writes as a user without access to the folder.
+            // Otherwise `tcpdump` writes as a user without access to the folder.
             .args(["-Z", "root", "-n", "-p", "--time-stamp-precision=nano"])
             .args(["-i", device, "-s", &SNAP_LEN.to_string()])
             .args(["-c", &packets.to_string(), "-w"])
@@ -65,7 +65,7 @@ impl Capture {
         anyhow::bail!("tcpdump ended: {}", reported.join("; "))
     }
 
-    /// Waits for the packets, and returns them.
+    /// Waits until all packets are captured, and returns them.
     pub(super) fn finish(mut self) -> anyhow::Result<Vec<Packet>> {
         wait_for("tcpdump to capture all packets", PATIENCE, || {
             self.tcpdump.try_wait().context("cannot wait for tcpdump")
@@ -85,7 +85,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // It may have already exited.
+        // `tcpdump` may have exited already.
         let _ = self.tcpdump.kill();
         let _ = self.tcpdump.wait();
     }

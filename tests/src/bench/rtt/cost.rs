@@ -1,4 +1,4 @@
-//! Cost of the uplink's programs per packet, by test runs.
+//! Cost per packet of the uplink's programs, measured by test runs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,14 +13,14 @@ use crate::bench::program_cost::{Floor, NetCosts, PACKETS, ProgramCost};
 use crate::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
 use crate::testrun::{GO_ON, TestRun, stamped, utc_ns};
 
-/// Runs of each program, alternating.
+/// Number of rounds, in which the programs alternate.
 const ROUNDS: u16 = 151;
-/// Passes per run, for packets that leave no trace.
+/// Passes per run for packets that change nothing in the maps.
 const PASSES: u32 = 10_000;
 
-/// Limit relative to a run that only reads the clock, as stamping and matching do once.
+/// Limit relative to a run that only reads the clock, which stamping and matching also do once.
 const PROBE_RATIO: f64 = 1.2;
-/// Limit relative to the empty program's run.
+/// Limit relative to a run of the empty program.
 const OTHER_RATIO: f64 = 0.35;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -29,13 +29,13 @@ const OWN4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const PEER4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
 const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 1);
 const PEER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 2);
-/// Turnaround time that the peer's replies report.
+/// Turnaround time in the peer's replies.
 const TURNROUND_NS: u64 = 5_000;
 
 const OUT: &str = "to_netdev";
 const IN: &str = "from_netdev";
 const ACCOUNT: &str = "rtt_account";
-/// Return values of the benchmarks' own programs, and of the programs under test.
+/// Return values of the benchmarks' own programs and of the programs under test.
 const EMPTY_CODE: u32 = 0;
 const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
 
@@ -76,12 +76,12 @@ impl Probe {
         }
     }
 
-    /// The requests of one round, with unique sequence numbers.
+    /// The requests of a round, with unique sequence numbers.
     fn requests(self, round: u16) -> Vec<Vec<u8>> {
         ids(round).map(|id| self.packet(true, id)).collect()
     }
 
-    /// The replies to them.
+    /// The replies to the requests of a round.
     fn replies(self, round: u16) -> Vec<Vec<u8>> {
         ids(round).map(|id| self.packet(false, id)).collect()
     }
@@ -125,7 +125,7 @@ fn ids(round: u16) -> impl Iterator<Item = ProbeId> {
     })
 }
 
-/// The agent's records of the answers of one round: an [`AccountRequest`] each, in its memory layout.
+/// The agent's records of the replies in a round, each an [`AccountRequest`] in its memory layout.
 fn accounts(key: RttKey, round: u16) -> Vec<Vec<u8>> {
     let account = |id: ProbeId| {
         let request = [
@@ -145,8 +145,9 @@ fn accounts(key: RttKey, round: u16) -> Vec<Vec<u8>> {
     ids(round).map(account).collect()
 }
 
-/// Stamping, matching and entering. Each run stamps new probes, the next one matches the replies to them, and the
-/// last one enters their results, so that each pass meets the maps in the same state as on the wire.
+/// Cost of stamping, matching and recording probes. In each round, the first run stamps new probes, the second matches
+/// the replies to them, and the last records their results, so that each pass finds the maps in the same state as with
+/// real traffic.
 fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     let rows = bed.datapath.rtt()?;
     let key = RttKey {
@@ -201,7 +202,7 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// The only step that cannot be avoided.
+/// Cost of reading the clock, the only step that cannot be avoided.
 fn clock_figure(bed: &TestRun) -> anyhow::Result<Figure> {
     let mut cost: ProgramCost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
     let mut net = Vec::new();

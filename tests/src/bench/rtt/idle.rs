@@ -1,5 +1,5 @@
-//! The spread of round trips over an otherwise idle veth pair, as seen by the kernel's programs, by a packet socket
-//! and by processes.
+//! The spread of round-trip times over an otherwise idle veth pair, as measured by the kernel's programs, by a packet
+//! socket and by processes.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -16,12 +16,13 @@ use crate::bench::requests::quantile;
 use crate::bench::{Figure, Target};
 use crate::process::run;
 
-/// Rounds in which all sides alternate, and the probes of each side per round.
+/// Number of rounds, in which the sides alternate, and number of probes per side and round.
 const ROUNDS: usize = 5;
 const PROBES: usize = 1_000;
 const WARM_UP: usize = 200;
-/// Time between two probes, whether idle CPUs may halt, and the target relative to `tcpdump`. A virtual CPU that
-/// halted waits until its host runs it again, with cold caches: microseconds that belong to the machine.
+/// Time between two probes, whether idle CPUs may halt, and the target relative to `tcpdump`. A halted virtual CPU
+/// waits until its host schedules it again, and then has cold caches: this takes microseconds that depend on the
+/// machine.
 const LOADS: [(Duration, Halting, Option<Target>); 4] = [
     (
         Duration::from_micros(100),
@@ -32,20 +33,20 @@ const LOADS: [(Duration, Halting, Option<Target>); 4] = [
     (Duration::from_micros(100), Halting::Allowed, None),
     (Duration::from_millis(1), Halting::Allowed, None),
 ];
-/// File in which a process requests a limit of the CPUs' wake-up latency: a 32-bit number of microseconds, in force
-/// while the file is open (Linux, `Documentation/power/pm_qos_interface.rst`).
+/// File with which a process requests a limit of the CPUs' wake-up latency: it writes a 32-bit number of microseconds,
+/// which applies while the file is open (Linux, `Documentation/power/pm_qos_interface.rst`).
 const LATENCY_REQUEST: &str = "/dev/cpu_dma_latency";
 
 /// Whether idle CPUs may halt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Halting {
     Allowed,
-    /// They poll for work, as with `cyclictest`.
+    /// Idle CPUs poll for work instead, as with `cyclictest`.
     Prevented,
 }
 
 impl Halting {
-    /// In force as long as the returned file lives.
+    /// Applies the setting as long as the returned file is open.
     fn enforce(self) -> anyhow::Result<Option<File>> {
         if self == Self::Allowed {
             return Ok(None);
@@ -101,7 +102,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Spread and median of round trips, microseconds.
+/// Spread and median of round-trip times, microseconds.
 struct Spread {
     width: f64,
     median: f64,
@@ -133,7 +134,7 @@ impl Spread {
     }
 }
 
-/// Round trips that `fping` measures.
+/// Round-trip times measured by `fping`.
 fn fping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
     let millis = (gap.as_secs_f64() * 1e3).to_string();
     let ran = run(node
@@ -141,7 +142,7 @@ fn fping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
         .args(["-q", "-i", &millis, "-p", &millis])
         .args(["-C", &PROBES.to_string()])
         .arg(FAR.to_string()))?;
-    // `10.0.0.2 : 0.035 0.021 -`, milliseconds; a dash means a loss.
+    // `10.0.0.2 : 0.035 0.021 -` in milliseconds; a dash means a loss.
     let (_, times) = ran
         .stderr
         .split_once(" : ")
@@ -149,7 +150,7 @@ fn fping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
     read_times(times.split_whitespace().filter(|&time| time != "-"))
 }
 
-/// Round trips that `ping` measures.
+/// Round-trip times measured by `ping`.
 fn ping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
     let seconds = gap.as_secs_f64();
     let text = node.exec(&format!("ping -n -i {seconds} -c {PROBES} {FAR}"))?;
@@ -159,7 +160,7 @@ fn ping(node: &Node, gap: Duration) -> anyhow::Result<Vec<Duration>> {
     )
 }
 
-/// Parses numbers of milliseconds.
+/// Parses times in milliseconds.
 fn read_times<'a>(times: impl Iterator<Item = &'a str>) -> anyhow::Result<Vec<Duration>> {
     let times: Vec<Duration> = times
         .map(|time| {

@@ -1,5 +1,5 @@
-//! Two namespaces joined by a veth pair, or by a relay between two. The far one owns a whole prefix, so it can stand
-//! for any number of peers.
+//! Two namespaces joined by a veth pair, or by two veth pairs with a relay between them. The far one owns a whole
+//! prefix, so it can represent any number of peers.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -12,26 +12,26 @@ use crate::process::run;
 use crate::relay::{Handling, Relay};
 use crate::{Bed, Node};
 
-/// The device at both ends.
+/// Name of the device at both ends.
 pub(super) const DEVICE: &str = "up0";
-/// The near end's address.
+/// Address of the near end.
 pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 1);
-/// The far end's address.
+/// Address of the far end.
 pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 2);
 /// First address of the far end's /16 prefix.
 const PEERS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// The relay's devices: the veth peers of the near and the far end.
 const RELAYED: [&str; 2] = ["near0", "far0"];
 
-/// The two namespaces. Dropping it removes them.
+/// The two namespaces. Both are removed on drop.
 pub(super) struct Line {
-    // Dropped before the bed, which owns its devices.
+    // Dropped before the bed, which owns the relay's devices.
     relay: Option<Relay>,
     bed: Bed,
 }
 
 impl Line {
-    /// Joined by one veth pair.
+    /// Joins the namespaces by a veth pair.
     pub(super) fn direct() -> anyhow::Result<Self> {
         let bed = namespaces()?;
         let far = bed.node(2).name();
@@ -42,7 +42,7 @@ impl Line {
         Ok(Self { relay: None, bed })
     }
 
-    /// Joined by a relay.
+    /// Joins the namespaces by a relay.
     pub(super) fn relayed(handling: Handling) -> anyhow::Result<Self> {
         let bed = namespaces()?;
         for (node, device) in bed.nodes().iter().zip(RELAYED) {
@@ -60,23 +60,23 @@ impl Line {
 
     /// Makes the relay handle packets differently from now on. Packets in flight are lost.
     pub(super) fn set_relay(&mut self, handling: Handling) -> anyhow::Result<()> {
-        // The old one stops before the new one starts.
+        // The old relay must stop before the new one starts.
         self.relay = None;
         self.relay = Some(Relay::start(&NetNs::open(FABRIC)?, RELAYED, handling)?);
         Ok(())
     }
 
-    /// Starts to capture the next `packets` ICMP packets at the near end, in both directions.
+    /// Starts capturing the next `packets` ICMP packets at the near end, in both directions.
     pub(super) fn capture(&self, packets: usize) -> anyhow::Result<Capture> {
         Capture::start(self.near().command("tcpdump"), DEVICE, packets)
     }
 
-    /// The same at the relay's end of the veth pair.
+    /// Like [`Self::capture`], but at the relay's end of the near veth pair.
     pub(super) fn capture_at_relay(&self, packets: usize) -> anyhow::Result<Capture> {
         Capture::start(command_in(FABRIC, "tcpdump"), RELAYED[0], packets)
     }
 
-    /// Packets that the relay has dropped.
+    /// Number of packets that the relay has dropped.
     pub(super) fn dropped(&self) -> u64 {
         self.relay.as_ref().map_or(0, Relay::dropped)
     }

@@ -1,4 +1,4 @@
-//! Listing the rows of very many peers with the normal command line.
+//! Listing the rows of very many peers with the agent's command line.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
@@ -19,10 +19,10 @@ use crate::testrun::TestRun;
 
 const PEERS: u32 = 50_000;
 const ROUNDS: u32 = 11;
-/// Round trips per row.
+/// Number of round trips in each row.
 const SAMPLES: u64 = 200;
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
-/// Limits relative to bare look-ups of all rows.
+/// Limits relative to bare lookups of all rows.
 const JSON_RATIO: f64 = 6.0;
 const TABLE_RATIO: f64 = 20.0;
 
@@ -47,7 +47,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// Time of a listing in this format.
+/// Measures a list command with this output format.
 fn listing(bed: &TestRun, form: &str, limit: f64) -> anyhow::Result<Figure> {
     let pinned = bed.maps();
     let (mut times, mut lookups) = (Vec::new(), Vec::new());
@@ -82,7 +82,7 @@ fn list(bed: &TestRun, form: &str) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// Rows as after some time, all different.
+/// Adds rows that look as if the agent had run for some time, all of them different.
 fn fill(bed: &TestRun) -> anyhow::Result<()> {
     let map = MapData::from_pin(bed.location.pins().join(layout::RTT.name))?;
     let mut rows: HashMap<_, RttKey, RttRow> = HashMap::try_from(Map::from_map_data(map)?)?;

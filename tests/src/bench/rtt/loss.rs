@@ -1,4 +1,4 @@
-//! Losses in the map compared with those that a relay caused.
+//! The number of losses in the map compared with the number that a relay caused.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::prober::Prober;
 use crate::bench::{Figure, Target};
 use crate::relay::{Handling, is_echo_request};
 
-/// One probe per peer.
+/// Number of probes and of peers: one probe per peer.
 const PROBES: u16 = 50_000;
 const GAP: Duration = Duration::from_micros(50);
-/// One of this many probes is lost, at irregular positions.
+/// One in this many probes is lost, at irregular positions.
 const ONE_OF: u64 = 37;
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
@@ -64,7 +64,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// True for one of [`ONE_OF`] numbers, without a pattern (the finalizer of SplitMix64).
+/// Returns true for one in [`ONE_OF`] numbers, without a pattern (the finalizer of SplitMix64).
 fn scattered(number: u64) -> bool {
     let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! Round-trip times stamped in the kernel: their accuracy, that every probe is counted, and the cost of stamping.
+//! Round-trip times measured in the kernel: their accuracy, whether every probe is counted, and the cost of measuring.
 
 mod accounts;
 mod busy;
@@ -24,10 +24,10 @@ use super::{Options, Report};
 
 const ICMP_ID: u16 = 0x4a11;
 const SESSION: u32 = 1;
-/// No agent listens here.
+/// Port of `/hello`. No agent listens on it here.
 const HEALTH_PORT: u16 = 4240;
 
-/// The configuration that an agent writes for the programs.
+/// The configuration that an agent would write for the programs.
 fn settings() -> DatapathConfig {
     DatapathConfig {
         layout_version: LAYOUT_VERSION,

@@ -1,4 +1,4 @@
-//! A prober with the datapath's programs on its uplink, which also times each of its probes itself.
+//! A prober with the datapath's programs on its uplink, which also measures each round trip in user space.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read as _};
@@ -26,29 +26,29 @@ use crate::testrun::Bpffs;
 const INSTANCE: &str = "bench-rtt";
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
-/// Longest packet worth reading.
+/// Number of bytes to read of each packet.
 const PACKET_LEN: usize = 256;
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// How long an answer may take beyond the wire's delay.
+/// How long to wait for a reply, in addition to the wire's delay.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The outcome of a probe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProbeOutcome {
     pub(super) peer: Ipv4Addr,
-    /// How often the sequence numbers had wrapped.
+    /// Number of times that the sequence numbers have wrapped.
     round: u16,
     pub(super) sequence: u16,
-    /// `None` if no answer arrived in time, or no program matched it.
+    /// `None` if no reply arrived in time or no program matched it.
     pub(super) answer: Option<Answer>,
 }
 
-/// The round trip of one probe, measured twice.
+/// The round-trip time of a probe, measured twice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    /// By the programs on the uplink.
+    /// Measured by the programs on the uplink.
     pub(super) kernel: Duration,
-    /// By this process: from before the send call until after the receive call.
+    /// Measured by this process, from before the send call until after the receive call.
     pub(super) user: Duration,
 }
 
@@ -63,17 +63,17 @@ pub(super) struct Prober<'a> {
     _bpffs: Bpffs,
 }
 
-/// Probes of one call.
+/// The probes of one call.
 #[derive(Default)]
 struct Round {
-    /// In sending order.
+    /// All probes in sending order.
     probed: Vec<ProbeOutcome>,
-    /// Unanswered probes by sequence number: their sending time and index.
+    /// Unanswered probes by sequence number: sending time and index.
     waiting: HashMap<u16, (Instant, usize)>,
 }
 
 impl<'a> Prober<'a> {
-    /// Loads the programs and attaches them to the near end.
+    /// Loads the programs and attaches them to the near end's uplink.
     pub(super) fn new(line: &'a Line) -> anyhow::Result<Self> {
         let bpffs = Bpffs::mount();
         let location = Location {
@@ -101,7 +101,7 @@ impl<'a> Prober<'a> {
         Ok(prober)
     }
 
-    /// Attaches the programs to the near end.
+    /// Attaches the programs to the near end's uplink.
     pub(super) fn attach(&mut self) -> anyhow::Result<()> {
         self.attach_to(&Hook::uplink(DEVICE))
     }
@@ -117,12 +117,12 @@ impl<'a> Prober<'a> {
         Ok(())
     }
 
-    /// Also measures the round trips of the TCP connections to a peer.
+    /// Also measures the round-trip times of TCP connections to a peer.
     pub(super) fn follow(&self, peer: Ipv4Addr) -> anyhow::Result<()> {
         Ok(self.rows.follow(peer.into(), Path::Host)?)
     }
 
-    /// Number of counted round trips of such connections.
+    /// Number of measured round trips of TCP connections to a peer.
     pub(super) fn followed_samples(&self, peer: Ipv4Addr) -> anyhow::Result<u64> {
         let key = RttKey {
             protocol: PROTOCOL_TCP,
@@ -131,7 +131,7 @@ impl<'a> Prober<'a> {
         Ok(self.rows.row(key)?.map_or(0, |row| row.samples))
     }
 
-    /// Probes one address after the other, `gap` apart, and waits for the answers.
+    /// Probes the addresses one after another, `gap` apart, and waits for the replies.
     pub(super) fn probe(
         &mut self,
         peers: &[Ipv4Addr],
@@ -164,7 +164,7 @@ impl<'a> Prober<'a> {
         Ok(round.probed)
     }
 
-    /// Like [`Self::probe`], but fails if an answer is missing.
+    /// Like [`Self::probe`], but fails if any reply is missing.
     pub(super) fn probe_all(
         &mut self,
         peers: &[Ipv4Addr],
@@ -180,7 +180,7 @@ impl<'a> Prober<'a> {
         Ok(answers)
     }
 
-    /// Gives up a probe, as an agent does after its timeout.
+    /// Counts a probe as lost, like an agent does after its timeout.
     pub(super) fn give_up(&self, probe: &ProbeOutcome) -> anyhow::Result<LossOutcome> {
         Ok(self.rows.lost(key(probe.peer), id(probe))?)
     }
@@ -202,7 +202,7 @@ impl<'a> Prober<'a> {
         }
     }
 
-    /// Receives and records one answer, if one arrives before `end`.
+    /// Receives and records one reply if it arrives before `end`.
     fn receive(&self, end: Instant, round: &mut Round) -> anyhow::Result<()> {
         let mut packet = [0; PACKET_LEN];
         let len = match (&self.socket).read(&mut packet) {
@@ -273,12 +273,12 @@ fn key(peer: Ipv4Addr) -> RttKey {
     }
 }
 
-/// Source and sequence number of an answer to one of our probes. The packet starts at its IP header.
+/// Source and sequence number of a reply to one of our probes. The packet starts with its IP header.
 pub(super) fn read_reply(packet: &[u8]) -> Option<(Ipv4Addr, u16)> {
     read_echo(packet, ECHO_REPLY, 12)
 }
 
-/// Destination and sequence number of one of our probes. The packet starts at its IP header.
+/// Destination and sequence number of one of our probes. The packet starts with its IP header.
 pub(super) fn read_request(packet: &[u8]) -> Option<(Ipv4Addr, u16)> {
     read_echo(packet, ECHO_REQUEST, 16)
 }

@@ -1,6 +1,6 @@
-//! Compares each probe's round trip in the map with that of the same packets as `tcpdump` captures them on the
-//! uplink, with the kernel's timestamps, over a relay that delays them. For reference it also compares the latter
-//! with what `tcpdump` captures at the other end of the same veth pair.
+//! Compares the round-trip time of each probe in the map with that of the same packets captured by `tcpdump` on the
+//! uplink, with the kernel's timestamps. The packets cross a relay that delays them. For reference, the times captured
+//! on the uplink are also compared with those that `tcpdump` captures at the other end of the same veth pair.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -17,7 +17,7 @@ use crate::bench::{Figure, Target};
 use crate::process::print_line;
 use crate::relay::Handling;
 
-/// The relay's delay, both directions together.
+/// The relay's delay, in both directions together.
 const DELAYS: [Duration; 5] = [
     Duration::from_micros(10),
     Duration::from_micros(100),
@@ -25,7 +25,7 @@ const DELAYS: [Duration; 5] = [
     Duration::from_millis(10),
     Duration::from_millis(200),
 ];
-/// One probe per peer, so that each one's round trip is still in the map when all are back.
+/// One probe per peer, so that each peer's round-trip time is still in the map when all replies have arrived.
 const PEERS: u16 = 2_000;
 const GAP: Duration = Duration::from_millis(1);
 const WARM_UP: usize = 100;
@@ -48,7 +48,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
 fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
     let peers = peers(PEERS);
     let mut prober = Prober::new(line)?;
-    // The first probes wait for the peer's hardware address.
+    // The first probes wait until the peer's hardware address is resolved.
     prober.probe_all(&peers[..WARM_UP], GAP)?;
     let near = line.capture(2 * peers.len())?;
     let far = line.capture_at_relay(2 * peers.len())?;
@@ -104,7 +104,7 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The time from each probe to its answer.
+/// The time from each probe to its reply.
 pub(super) fn round_trips(packets: &[Packet]) -> HashMap<(Ipv4Addr, u16), Duration> {
     let sent: HashMap<_, Duration> = packets
         .iter()

@@ -1,4 +1,4 @@
-//! Cost of the uplink's programs per TCP segment, by test runs.
+//! Cost per TCP segment of the uplink's programs, measured by test runs.
 
 use std::net::IpAddr;
 
@@ -12,9 +12,9 @@ use crate::bench::program_cost::{Floor, NetCosts, PACKETS, ProgramCost};
 use crate::packet::{Tcp, timestamps};
 use crate::testrun::{GO_ON, TestRun};
 
-/// Runs of each program, alternating with the empty one.
+/// Runs of each program, alternating with the empty program.
 const ROUNDS: u32 = 201;
-/// Limit relative to the empty program's run.
+/// Limit relative to a run of the empty program.
 const RATIO: f64 = 1.8;
 /// Data bytes per segment.
 const DATA_LEN: u32 = 100;
@@ -25,7 +25,7 @@ struct Connection {
     name: &'static str,
     local: &'static str,
     peer: &'static str,
-    /// Whether its round trips are measured.
+    /// Whether its round-trip times are measured.
     is_followed: bool,
 }
 
@@ -50,8 +50,8 @@ const CONNECTIONS: [Connection; 3] = [
     },
 ];
 
-/// Cost of passive round-trip measurement for segments that are not timed themselves, which is all of a connection's
-/// but a hundred a second.
+/// Cost of passive round-trip measurement for segments that are not timed themselves. A connection has at most a
+/// hundred timed segments per second.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut bed = TestRun::load_alone();
     bed.datapath.configure(settings())?;
@@ -71,14 +71,14 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
             let segments = |round| connection.segments(round, is_outgoing, data_len);
             let costs = net_costs(&bed, &under_test, segments)?;
             let what = format!("TCP {what} {} ({program})", connection.name);
-            // The first round introduces the connection.
+            // In the first round, the connection is new to the programs.
             figures.push(costs.figure(&what, 1, Some(RATIO))?);
         }
     }
     Ok(figures)
 }
 
-/// Net cost of each round's segments.
+/// Net cost of the segments of each round.
 fn net_costs(
     bed: &TestRun,
     program: &SchedClassifier,
@@ -94,7 +94,7 @@ fn net_costs(
 }
 
 impl Connection {
-    /// The segments of one round, each of which continues where the last one ended.
+    /// The segments of a round. Each round continues where the last one ended.
     fn segments(
         &self,
         round: u32,

@@ -12,7 +12,7 @@ use crate::bench::{Figure, Target};
 use crate::process::{Running, print_line};
 use crate::wait_for;
 
-/// Runs of each side, alternating.
+/// Runs per side, alternating between the sides.
 const ROUNDS: u32 = 31;
 const SECONDS: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     }])
 }
 
-/// Rate that the far end received.
+/// Throughput at the far end in Gbit/s.
 fn gigabits(line: &Line) -> anyhow::Result<f64> {
     let json = line
         .near()

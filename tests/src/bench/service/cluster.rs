@@ -1,4 +1,4 @@
-//! The services of both sides: their number, their addresses, and the number of their endpoints.
+//! The services of all sides: how many there are, their addresses, and their endpoints.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
@@ -9,29 +9,29 @@ use crate::served::{Manifests, ServiceManifest, ServicePort, SliceEndpoint};
 
 /// Port of a service.
 pub(super) const PORT: u16 = 80;
-/// The first service has this port too, which echoes.
+/// Additional port of the first service, whose endpoints echo.
 pub(super) const ECHO_PORT: u16 = 81;
-/// The first service's node port, and the node port of its echo.
+/// NodePort of the first service, and NodePort of its echo port.
 pub(super) const NODE_PORT: u16 = 30_080;
 pub(super) const ECHO_NODE_PORT: u16 = 30_081;
-/// Ports on which endpoints accept connections and datagrams, and on which they echo.
+/// Ports on which endpoints accept connections and datagrams, and port on which they echo.
 pub(super) const BACKEND_PORT: u16 = 8080;
 pub(super) const BACKEND_ECHO_PORT: u16 = 8081;
-/// Number of endpoints.
+/// Number of endpoints on each side.
 pub(super) const BACKENDS: usize = 5;
-/// Number of services that have all of them; the other services have one each. By default the agent's maps have space
-/// for 65,535 backends.
+/// Number of services that have all endpoints. The other services have one each. By default, the agent's maps have
+/// space for 65,535 backends.
 const FULL_SERVICES: u32 = 3_000;
-/// Number of ports that the first service has in addition to the others'.
+/// Number of ports that the first service has in addition to those of the other services.
 const MORE_PORTS: u32 = 2;
 const FIRST_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
-/// Addresses of services and endpoints.
+/// Prefixes of the addresses of services and endpoints.
 pub(super) const CLUSTER_IPS: &str = "10.96.0.0/16";
 pub(super) const POD_CIDRS: &str = "10.244.0.0/15";
-/// Services per file.
+/// Number of services per manifest file.
 const FILE: usize = 1_000;
 
-/// The ports of the service with this number.
+/// The ports of service `number`.
 pub(super) fn ports(number: u32) -> Vec<ServicePort> {
     let port = ServicePort {
         name: "http",
@@ -64,7 +64,7 @@ pub(super) fn ports(number: u32) -> Vec<ServicePort> {
     ]
 }
 
-/// This number of services, in words.
+/// A number of services in words.
 pub(super) fn counted(services: u32) -> String {
     match services {
         1 => "1 service".to_owned(),
@@ -77,12 +77,12 @@ pub(super) fn cluster_ip_ports(services: u32) -> usize {
     (services + MORE_PORTS) as usize
 }
 
-/// ClusterIP of the service with this number.
+/// The ClusterIP of service `number`.
 pub(super) fn cluster_ip(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(FIRST_IP.to_bits() + number)
 }
 
-/// Indexes of the endpoints of the service with this number.
+/// Indexes of the endpoints of service `number`.
 pub(super) fn endpoints(number: u32) -> Range<usize> {
     if number < FULL_SERVICES {
         return 0..BACKENDS;
@@ -91,13 +91,13 @@ pub(super) fn endpoints(number: u32) -> Range<usize> {
     first..first + 1
 }
 
-/// Total number of endpoints over the ports of this many services.
+/// Total number of endpoints over all ports of this many services.
 pub(super) fn endpoint_count(services: u32) -> usize {
     let counts = (0..services).map(|number| ports(number).len() * endpoints(number).len());
     counts.sum()
 }
 
-/// A service in the format that an agent reads.
+/// Service `number` in the format that an agent reads.
 pub(super) fn manifest(number: u32, backends: &[Ipv4Addr], node: &str) -> ServiceManifest {
     let endpoints = backends.iter().map(|ip| {
         let addresses = vec![IpAddr::from(*ip)];
@@ -114,7 +114,7 @@ pub(super) fn manifest(number: u32, backends: &[Ipv4Addr], node: &str) -> Servic
     }
 }
 
-/// Writes services with these numbers into an agent's folder, many per file.
+/// Writes the services with these numbers into an agent's folder, many per file.
 pub(super) fn write(
     manifests: &Manifests,
     numbers: Range<u32>,

@@ -1,5 +1,5 @@
-//! Cost of a service per packet of an endpoint, by test runs: the same programs on the same kinds of packets with
-//! services and without.
+//! Cost of services per packet of an endpoint, measured by test runs: the same programs process the same kinds of
+//! packets with and without services.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,12 +18,12 @@ use crate::bench::{Figure, Options, Target};
 use crate::packet::{Tcp, timestamps};
 use crate::testrun::{GO_ON, IFINDEX, TestRun};
 
-/// Rounds, each with unique ports: limited by the ports available for new flows.
+/// Number of rounds, and its maximum. Each round uses new source ports, whose number is limited.
 const ROUNDS: u16 = 45;
 const ROUNDS_MAX: u16 = 60;
 const SERVICES_MANY: u32 = 50_000;
-/// Katran's times for a segment of a known flow and for a SYN on this kind of machine, nanoseconds net of an empty
-/// program.
+/// Katran's times for a segment of a known flow and for a SYN on this kind of machine, in nanoseconds minus the time of
+/// an empty program.
 pub(super) const KATRAN_KNOWN_NS: f64 = 65.0;
 const KATRAN_SYN_NS: f64 = 69.0;
 
@@ -38,7 +38,7 @@ const EMPTY: &str = "bench_empty";
 const EMPTY_CODE: u32 = 0;
 const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
 
-/// The packets of a round, in order.
+/// The packets of a round in order.
 const STEPS: [Step; 6] = [
     Step::of_all("SYN, a new flow (from_endpoint)", 0, SYN),
     Step::of_all("its answer (to_endpoint)", 1, SYN | ACK),
@@ -54,7 +54,7 @@ const KNOWN_STEP: usize = 4;
 /// Packets of one kind.
 struct Step {
     what: &'static str,
-    /// Index of the program.
+    /// Index of the program in [`Side::programs`].
     program: usize,
     flags: u8,
     flows: u32,
@@ -62,7 +62,7 @@ struct Step {
 }
 
 impl Step {
-    /// One packet per flow.
+    /// One packet of each flow.
     const fn of_all(what: &'static str, program: usize, flags: u8) -> Self {
         Self {
             what,
@@ -73,7 +73,7 @@ impl Step {
         }
     }
 
-    /// Many packets of the first flow, which is then in the CPU's caches.
+    /// Many packets of the first flow, whose entries are then in the CPU's caches.
     const fn of_one(what: &'static str, program: usize) -> Self {
         Self {
             what,
@@ -95,13 +95,13 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Programs with a number of services, or none.
+/// Programs with a number of services, possibly none.
 struct Side {
     bed: TestRun,
     cost: ProgramCost,
     programs: [SchedClassifier; 2],
     place: Place,
-    /// By step, one figure per round.
+    /// The times of each step, with one value per round.
     times: [Vec<f64>; STEPS.len()],
 }
 
@@ -163,14 +163,14 @@ fn figure(name: String, ours: f64, other: f64, target: Option<Target>) -> Figure
     }
 }
 
-/// Destination of packets.
+/// Where packets go.
 struct Place {
     services: u32,
     is_v4: bool,
 }
 
 impl Place {
-    /// A segment to a service, or to a backend if there are no services; or a backend's segment.
+    /// A segment to a service, or to a backend if there are no services; or a segment from a backend.
     fn packet(&self, round: u16, flow: u32, step: &Step) -> anyhow::Result<Vec<u8>> {
         let (client, backend) = (client(self.is_v4), backend(self.is_v4));
         let port = u16::try_from((u32::from(round) + 1) * PACKETS + flow)?;
@@ -186,7 +186,7 @@ impl Place {
         } else if self.services == 0 {
             segment(port, BACKEND_PORT).frame(client, backend)
         } else {
-            // The flows are distributed over all services.
+            // The flows are spread over all services.
             let number = u64::from(flow) * u64::from(self.services) / u64::from(PACKETS);
             let ip = cluster_ip(u32::try_from(number)?, self.is_v4);
             segment(port, PORT).frame(client, ip)
@@ -227,7 +227,7 @@ impl Side {
         })
     }
 
-    /// Runs each step on [`PACKETS`] new flows, with one packet per flow.
+    /// Runs each step on [`PACKETS`] new flows, or on the first of them.
     fn run(&mut self, round: u16) -> anyhow::Result<()> {
         for (step, times) in STEPS.iter().zip(&mut self.times) {
             let packets: Vec<_> = (0..step.flows)
@@ -245,7 +245,7 @@ impl Side {
         Ok(())
     }
 
-    /// Checks that the flows went through services, if there are any.
+    /// Checks that the flows went through services if there are any, and did not otherwise.
     fn check(&self) -> anyhow::Result<()> {
         let mut flows = 0;
         for rows in self.bed.maps().service_flow_rows()? {

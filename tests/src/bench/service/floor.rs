@@ -1,5 +1,5 @@
-//! A node whose endpoints' packets go directly into the destination's namespace after one look-up: the minimum of
-//! host routing.
+//! A node that moves packets from its endpoints directly into the destination's namespace after a single lookup: the
+//! minimum that host routing has to do.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -24,12 +24,12 @@ const ENDPOINTS: &str = "BENCH_ENDPOINTS";
 
 pub(super) struct Floor {
     pub(super) place: Place,
-    /// The program is attached as long as this exists.
+    /// Keeps the program attached.
     _ebpf: Ebpf,
 }
 
 impl Floor {
-    /// Starts it with the maps of another node's agent, which this node's program does not use.
+    /// Starts it with the maps of another node's agent, which the program of this node does not use.
     pub(super) fn start(node: &Node, maps_of: &Node) -> anyhow::Result<Self> {
         let place = Place::without_agent(node)?;
         let pods = Pod::all_of(node);
@@ -62,7 +62,7 @@ impl Floor {
     }
 }
 
-/// Interface index and hardware address of a device.
+/// Ifindex and hardware address of a device.
 fn device(mut ip: Command, name: &str) -> anyhow::Result<(u32, MacAddr)> {
     let listed = run(ip.args(["-j", "link", "show", "dev", name]))?.success()?;
     let listed: serde_json::Value = serde_json::from_str(&listed)?;

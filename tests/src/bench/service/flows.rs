@@ -1,5 +1,5 @@
-//! Connections, datagrams and requests through services, alternating between a node with the agent and one with
-//! kube-proxy's nftables rules; and where the kernel has IPVS, on nodes that serve with it.
+//! Connections, datagrams and requests through services, alternating between a node with the agent, a node with
+//! kube-proxy's nftables rules and, if the kernel has IPVS, nodes that serve with it.
 
 use std::iter;
 
@@ -14,21 +14,21 @@ use crate::bench::{Figure, Options, Target};
 use crate::process::print_line;
 
 const ROUNDS: u32 = 8;
-/// Numbers of services, ascending.
+/// Numbers of services in ascending order.
 const SIZES: [u32; 4] = [1, 1_000, 10_000, 50_000];
-/// Limit for the rate of connections relative to kube-proxy's.
+/// Limit for the rate of new connections relative to kube-proxy's.
 const NEW_LIMIT: Target = Target::RatioAtLeast(1.5);
 /// Limit for the rate of established traffic relative to kube-proxy's.
 const KNOWN_LIMIT: Target = Target::RatioAtLeast(1.0);
-/// Limit for the latency of connections relative to kube-proxy's.
+/// Limit for the latency of new connections relative to kube-proxy's.
 const LATENCY_LIMIT: Target = Target::RatioAtMost(1.0);
-/// Limit for connections with the most services relative to those with one.
+/// Limit for rates with the most services relative to those with the fewest.
 const FLAT_LIMIT: Target = Target::RatioAtLeast(0.9);
 
 /// Results for one number of services.
 struct Found {
     ours: Medians,
-    /// The other sides' medians, by name.
+    /// The medians of the other sides, by name.
     others: Vec<(&'static str, Medians)>,
 }
 
@@ -80,7 +80,8 @@ pub(super) fn figures(options: &Options, routing: HostRouting) -> anyhow::Result
     Ok(figures)
 }
 
-/// From an endpoint to ClusterIPs; and to endpoints on the bare path, and with redirection only.
+/// Traffic from an endpoint to ClusterIPs; and directly to endpoints on the bare node, and on the node that only
+/// redirects.
 fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Found, [Medians; 2])> {
     let others = stand.others().into_iter().map(|(_, place)| place);
     let served = iter::once(&stand.ours).chain(others);
@@ -96,7 +97,7 @@ fn cluster_ips(stand: &Stand, services: u32, rounds: u32) -> anyhow::Result<(Fou
     Ok((Found::new(stand, medians)?, [bare, floor]))
 }
 
-/// From an outside host to the node ports of the first service; `None` if the agent does not serve them.
+/// Traffic from an outside host to the NodePorts of the first service. Returns `None` if the agent does not serve them.
 fn node_ports(stand: &Stand, rounds: u32) -> anyhow::Result<Option<Found>> {
     if !stand.ours.node_ports().are_served(&stand.outside)? {
         return Ok(None);
@@ -108,7 +109,7 @@ fn node_ports(stand: &Stand, rounds: u32) -> anyhow::Result<Option<Found>> {
     Found::new(stand, medians).map(Some)
 }
 
-/// Runs rounds that alternate between the sides.
+/// Runs rounds in which the sides alternate.
 fn by_turns<'a>(
     stand: &Stand,
     client: impl Fn(&'a Place) -> &'a NetNs,
@@ -119,8 +120,8 @@ fn by_turns<'a>(
     let mut rates = empty();
     for round in 0..=rounds {
         stand.forget()?;
-        // All sides do the same work right after each other, and each is first as often as last: other load on the
-        // machine, and leftovers of earlier traffic, affect all of them alike.
+        // All sides do the same work right after each other, and each is first as often as last, so that other load on
+        // the machine and leftovers of earlier traffic affect all sides alike.
         for what in Traffic::ALL {
             let mut order: Vec<_> = sides.iter().zip(&mut rates).collect();
             if round % 2 == 0 {
@@ -139,7 +140,7 @@ fn by_turns<'a>(
 }
 
 impl Found {
-    /// The agent's node first, then the others.
+    /// The medians of the agent's node must come first, followed by those of the other sides.
     fn new(stand: &Stand, medians: Vec<Medians>) -> anyhow::Result<Self> {
         let mut medians = medians.into_iter();
         let ours = medians.next().context("no node with the agent")?;
@@ -165,7 +166,7 @@ fn side_by_side(named: &str, found: &Found) -> Vec<Figure> {
     if let [Some(ours), Some(theirs)] = [AGENT_BY_IPVS, KUBE_PROXY_BY_IPVS].map(|it| found.of(it)) {
         let named = format!("{named}, {AGENT_BY_IPVS}");
         let of_ipvs = compare(&named, ours, KUBE_PROXY_BY_IPVS, theirs).into_iter();
-        // Both run the same kernel code.
+        // No target, since both run the same kernel code.
         figures.extend(of_ipvs.map(|figure| Figure {
             target: None,
             ..figure
@@ -215,7 +216,7 @@ fn compare(named: &str, ours: &Medians, name: &str, other: &Medians) -> Vec<Figu
 /// Selects one of the medians.
 type Rate = fn(&Medians) -> f64;
 
-/// What each side adds to a bare node's time.
+/// The time that each side adds to that of a bare node.
 fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
     const WHATS: [(&str, Rate); 4] = [
         ("a connection", |it| it.connections),
@@ -242,7 +243,7 @@ fn added(named: &str, found: &Found, bare: &Medians) -> Vec<Figure> {
     figures
 }
 
-/// What could still be gained over each side: redirection only, without services, policy and conntrack.
+/// The potential gain over each side: redirection only, without services, policy and conntrack.
 fn least(named: &str, found: &Found, floor: &Medians) -> Vec<Figure> {
     let all = found.others.iter().map(|(name, other)| {
         let named = format!("{named}, redirection alone");
@@ -256,7 +257,8 @@ fn least(named: &str, found: &Found, floor: &Medians) -> Vec<Figure> {
         .collect()
 }
 
-/// Compares the most services with the fewest, each relative to a bare node at that time: minutes lie between them.
+/// Compares results with the most and the fewest services. Each is relative to the bare node at that time, since
+/// minutes lie between them.
 fn flat([few, many]: [u32; 2], [first, last]: [(Medians, Medians); 2]) -> Vec<Figure> {
     let figure = |what: &str, of: Rate| {
         let part = |(ours, bare): &(Medians, Medians)| 100.0 * of(ours) / of(bare);

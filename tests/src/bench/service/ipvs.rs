@@ -1,5 +1,5 @@
-//! Nodes that serve with IPVS, where the kernel has it: one with the agent in that mode, and one with kube-proxy's
-//! virtual servers, sets and rules.
+//! Nodes that serve with IPVS, if the kernel has it: one with the agent in that mode, and one with kube-proxy's virtual
+//! servers, sets and rules.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -18,9 +18,9 @@ use crate::process::run_with_input;
 use crate::served::Manifests;
 use crate::{Bed, Member, wait_for};
 
-/// kube-proxy's device with the services' addresses.
+/// kube-proxy's device that owns the addresses of services.
 const DEVICE: &str = "kube-ipvs0";
-/// kube-proxy's sets, as far as IPv4 ClusterIPs and NodePorts need them.
+/// kube-proxy's IP sets, as far as needed for IPv4 ClusterIPs and NodePorts.
 const SETS: &str = "\
 create KUBE-CLUSTER-IP hash:ip,port maxelem 65536
 create KUBE-LOOP-BACK hash:ip,port,ip maxelem 65536
@@ -44,18 +44,18 @@ pub(super) fn is_there() -> anyhow::Result<bool> {
     }
 }
 
-/// Both nodes.
+/// Both nodes, with their services.
 pub(super) struct Ipvs {
     pub(super) agent: Place,
     pub(super) kube_proxy: Place,
-    /// Indexes of the nodes in the bed, in this order.
+    /// Indexes of the agent's node and kube-proxy's node in the bed.
     nodes: [usize; 2],
     manifests: Manifests,
     _members: Vec<Member>,
 }
 
 impl Ipvs {
-    /// Starts both on these two nodes.
+    /// Starts both sides on these two nodes.
     pub(super) fn start(bed: &Bed, nodes: [usize; 2]) -> anyhow::Result<Self> {
         let [with_agent, other] = nodes.map(|index| bed.node(index));
         let manifests = Manifests::new()?;
@@ -78,7 +78,7 @@ impl Ipvs {
         Ok(ipvs)
     }
 
-    /// Adds services with these numbers on both nodes.
+    /// Adds the services with these numbers on both nodes.
     pub(super) fn serve(&self, bed: &Bed, new: Range<u32>) -> anyhow::Result<()> {
         let node = bed.node(self.nodes[0]);
         let backends = &self.agent.backends;
@@ -140,7 +140,7 @@ impl Ipvs {
         self.feed(bed, "ipvsadm -R", &servers)
     }
 
-    /// Feeds this text to a tool on the node without agent.
+    /// Feeds `text` to a tool on the node without an agent.
     fn feed(&self, bed: &Bed, command: &str, text: &str) -> anyhow::Result<()> {
         let mut words = command.split(' ');
         let mut tool = bed
@@ -151,7 +151,7 @@ impl Ipvs {
     }
 }
 
-/// The virtual servers of the service with this number, on a node with this address.
+/// The virtual servers of service `number` on a node with this address.
 fn keys(number: u32, node: Ipv4Addr) -> Vec<ServerKey> {
     let mut keys = Vec::new();
     for port in ports(number) {
@@ -172,7 +172,7 @@ fn keys(number: u32, node: Ipv4Addr) -> Vec<ServerKey> {
     keys
 }
 
-/// Fails unless the kernel has these virtual servers, each with a real server.
+/// Fails unless the kernel has these virtual servers, each with at least one real server.
 fn are_served(wanted: &[ServerKey]) -> anyhow::Result<()> {
     let mut client = Client::open()?;
     let servers = client.servers()?.into_iter().map(|server| server.id);
@@ -186,7 +186,7 @@ fn are_served(wanted: &[ServerKey]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// kube-proxy's rules for IPVS, as far as ClusterIPs and NodePorts need them.
+/// kube-proxy's iptables rules for IPVS, as far as needed for ClusterIPs and NodePorts.
 fn rules() -> String {
     format!(
         "\

@@ -1,5 +1,5 @@
-//! Maglev: the backend of each flow according to the agent's tables and the programs' hash, before and after a
-//! backend is removed.
+//! Maglev: the backend of each flow according to the agent's tables and the programs' hash, before and after a backend
+//! is removed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,11 +18,12 @@ use crate::testrun::TestRun;
 const CLIENTS: u32 = 1_000;
 const PORTS: u16 = 1_000;
 const FIRST_PORT: u16 = 32_768;
-/// Number of backends, and whether a million random flows are even enough for the target.
+/// Number of backends, and whether the target applies: with many backends, a million random flows are not spread evenly
+/// enough.
 const POOLS: [(u8, bool); 4] = [(3, true), (10, true), (64, false), (100, false)];
-/// Largest deviation of a backend's share from an even one, in percent of the latter.
+/// Maximum deviation of a backend's share from an even share, in percent of the even share.
 const SPREAD_PERCENT: f64 = 2.0;
-/// Limit for the flows that move relative to those that must.
+/// Limit for the number of flows that move relative to the number that must move.
 const MOVED_LIMIT: f64 = 2.0;
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
@@ -90,11 +91,11 @@ fn pool(number: u32, count: u8) -> PortSpec {
     }
 }
 
-/// The backend of each flow, according to the maps.
+/// Determines the backend of each flow from the maps.
 fn choose_all(bed: &TestRun, number: u32) -> anyhow::Result<Vec<IpAddr>> {
     let maps = bed.maps();
     let places: HashMap<u32, u32> = maps
-        .place_rows(&layout::MAGLEV)?
+        .slot_rows(&layout::MAGLEV)?
         .collect()?
         .into_iter()
         .collect();

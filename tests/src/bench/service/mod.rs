@@ -1,5 +1,5 @@
-//! Services: their cost per packet and connection, how soon a change takes effect, and the resources that they need,
-//! compared with kube-proxy's nftables rules.
+//! Services: their cost per packet and per connection, how soon a change takes effect, and the resources that they
+//! need, compared with kube-proxy's nftables rules.
 
 mod cluster;
 mod cost;
@@ -21,7 +21,7 @@ use health_model::settings::HostRouting;
 use super::parts::{self, Part};
 use super::{Options, Report};
 
-/// The maps of services.
+/// The maps for services.
 const MAPS: [&str; 12] = [
     layout::SVC4.name,
     layout::SVC6.name,

@@ -1,5 +1,5 @@
-//! kube-proxy's nftables rules, as it writes them for IPv4 services of type ClusterIP and NodePort: maps from
-//! addresses to a chain per service, which jumps to an endpoint's chain by a random number.
+//! kube-proxy's nftables rules, as it writes them for IPv4 services of type ClusterIP and NodePort: maps from addresses
+//! to one chain per service, which jumps to the chain of a random endpoint.
 
 use std::fmt::{self, Write as _};
 use std::net::Ipv4Addr;
@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use super::cluster::{CLUSTER_IPS, POD_CIDRS, cluster_ip, endpoints, ports};
 use crate::served::ServicePort;
 
-/// The table's name.
+/// Family and name of the table.
 const TABLE: &str = "ip kube-proxy";
 
 /// The table without services, for a node with this address.
@@ -84,7 +84,7 @@ table {TABLE} {{
     )
 }
 
-/// Adds the service with this number, which has some of these endpoints.
+/// Adds service `number`, whose endpoints are among `backends`.
 pub(super) fn add(text: &mut Text, number: u32, backends: &[Ipv4Addr]) {
     let ip = cluster_ip(number);
     let backends = &backends[endpoints(number)];
@@ -123,7 +123,7 @@ pub(super) fn add(text: &mut Text, number: u32, backends: &[Ipv4Addr]) {
     text.element("cluster-ips", &ip.to_string());
 }
 
-/// Makes the service use only these of its endpoints, as kube-proxy does when others become unready.
+/// Restricts the service to these endpoints, like kube-proxy does when the others become unready.
 pub(super) fn change(text: &mut Text, number: u32, backends: &[Ipv4Addr]) {
     for port in ports(number) {
         text.flush(&chain("service", number, &port));
@@ -150,8 +150,8 @@ fn choose(text: &mut Text, number: u32, port: &ServicePort, backends: &[Ipv4Addr
     text.rule(&service, &choice(&names));
 }
 
-/// Chooses a random endpoint. With a single one there is no random number: kube-proxy draws one all the same, but the
-/// kernel takes minutes to load 50,000 such maps.
+/// Chooses a random endpoint. A single endpoint is chosen without a random number: kube-proxy draws one even then, but
+/// the kernel takes minutes to load 50,000 maps of this kind.
 fn choice(chains: &[String]) -> String {
     if let [only] = chains {
         return format!("goto {only}");

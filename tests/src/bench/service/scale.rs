@@ -1,4 +1,4 @@
-//! Very many services: how soon a change takes effect, how long startup takes, and the memory that they need.
+//! Very many services: how soon a change takes effect, how long startup takes, and how much memory they need.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -38,10 +38,10 @@ const SERVICES: u32 = 50_000;
 const CHANGES: u32 = 101;
 /// Pause between two changes.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Services per call of `nft`.
+/// Number of services per `nft` call.
 const BATCH: usize = 500;
 const NODE: &str = "hnode1";
-/// First endpoint address; all endpoints are different.
+/// The first endpoint address. All endpoints have different addresses.
 const FIRST_ENDPOINT: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 1);
 
 const CHANGE_LIMIT_MS: f64 = 20.0;
@@ -51,7 +51,7 @@ const START_PATIENCE: Duration = Duration::from_secs(300);
 
 const SIZES: ServiceMapSizes = ServiceMapSizes {
     frontends: 65_536,
-    // One namespace can have 2^18 of these.
+    // A single network namespace can have 2^18 backends.
     backends: (1 << 18) + (1 << 15),
     slots: 1 << 19,
     maglev: health_service::maglev::SIZE,
@@ -155,7 +155,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Prints how long changes took. The times are sorted.
+/// Prints how long changes took. The times must be sorted.
 fn print_change_times(what: &str, times: &[Duration]) -> anyhow::Result<()> {
     let ms = |part| anyhow::Ok(quantile(times, part)?.as_secs_f64() * 1e3);
     print_line(format_args!(
@@ -166,12 +166,12 @@ fn print_change_times(what: &str, times: &[Duration]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measurements of the agent's parts that write objects into maps.
+/// Measurements of the agent's code that writes API objects into maps.
 struct Found {
     start: Duration,
-    /// Ascending.
+    /// Times of changes in ascending order.
     changes: Vec<Duration>,
-    /// MiB.
+    /// Resident memory, MiB.
     memory: f64,
 }
 
@@ -196,7 +196,7 @@ impl Objects {
         self.slices.insert(number, Arc::new(slice));
     }
 
-    /// All services, as a source provides them.
+    /// All services, as a source reports them.
     fn set(&mut self) -> Arc<ServiceSet> {
         self.gathered.take_services(&self.services);
         self.gathered.take_slices(&self.slices);
@@ -208,7 +208,7 @@ impl Objects {
     }
 }
 
-/// A service with this many endpoints, and its slice.
+/// The API objects of service `number` with this many endpoints: the service and its slice.
 fn objects(number: u32, endpoints: usize) -> anyhow::Result<[Value; 2]> {
     let first = FIRST_ENDPOINT.to_bits() + number * BACKENDS as u32;
     let endpoints: Vec<Ipv4Addr> = (first..).take(endpoints).map(Ipv4Addr::from_bits).collect();
@@ -216,7 +216,7 @@ fn objects(number: u32, endpoints: usize) -> anyhow::Result<[Value; 2]> {
     let items = list["items"]
         .as_array_mut()
         .context("not a list of objects")?;
-    // The items after these are a slice of the other IP version.
+    // The items that follow are a slice of the other IP version.
     items.truncate(2);
     <[Value; 2]>::try_from(std::mem::take(items))
         .ok()
@@ -259,7 +259,7 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
             intervals: Intervals {
                 min: Duration::from_millis(20),
                 retry: Duration::from_secs(1),
-                // So that only changes are measured.
+                // Long, so that only changes are measured.
                 max: Duration::from_secs(3_600),
             },
             families: Family::ALL.to_vec(),
@@ -313,9 +313,9 @@ async fn by_maps(changes: u32) -> anyhow::Result<Found> {
     })
 }
 
-/// How long `nft` takes for all services, and for changes to one; the latter ascending.
+/// How long `nft` takes to load all services and to change one of them. The change times are in ascending order.
 fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
-    // This thread takes the namespace with it when it exits.
+    // The namespace disappears when this thread exits.
     unshare(CloneFlags::CLONE_NEWNET).context("cannot create a network namespace")?;
     let backends: Vec<Ipv4Addr> = (1..=BACKENDS as u8)
         .map(|last| Ipv4Addr::new(10, 244, 1, last))
@@ -341,7 +341,7 @@ fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
     let mut times = Vec::new();
     for change in 0..changes {
         let mut text = Text::default();
-        // These services have all endpoints.
+        // The services to change have all endpoints.
         let of = &backends[..BACKENDS - 1];
         ruleset::change(&mut text, 1 + change, of);
         times.push(nft(&text.0)?);
@@ -351,15 +351,15 @@ fn by_nft(changes: u32) -> anyhow::Result<(Duration, Vec<Duration>)> {
     Ok((start, times))
 }
 
-/// Measurements of the agent.
+/// Measurements of a whole agent.
 struct AgentFound {
     start: Duration,
     memory: ResidentMemory,
-    /// MiB.
+    /// Memory of the maps for services, MiB.
     maps: f64,
 }
 
-/// An agent that starts with all services in its folder.
+/// Measures an agent that starts with all services in its folder.
 fn by_agent() -> anyhow::Result<AgentFound> {
     let manifests = Manifests::new()?;
     let bed = Bed::builder().nodes(1).without_agents();

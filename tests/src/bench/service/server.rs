@@ -1,4 +1,4 @@
-//! Endpoints of services that do as little as possible with a connection.
+//! Endpoints of services that do as little as possible with each connection.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Seek as _, Write as _};
@@ -18,25 +18,25 @@ use super::cluster::{BACKEND_ECHO_PORT, BACKEND_PORT};
 use crate::bench::sent::{SNMP, snmp};
 use crate::process::print_line;
 
-/// Length of the accept queue: the kernel's default limit.
+/// Length of the accept queue, which is the kernel's default limit.
 pub(super) const BACKLOG: usize = 4096;
-/// Longest time between two checks of the stop flag, if no client connects.
+/// Maximum time between two checks of the stop flag if no client connects.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Accepts connections and datagrams, and echoes on one connection at a time. It stops when this is dropped.
+/// A server that accepts connections and datagrams, and echoes on one connection at a time. It stops on drop.
 pub(super) struct Server {
-    /// No thread waits for its connections, so none is woken while they are measured.
+    /// No thread waits for connections, so none is woken during measurements.
     waiting: TcpListener,
     /// Never read: the kernel drops excess datagrams without an ICMP error.
     _datagrams: UdpSocket,
-    /// Counters of its namespace, whichever thread reads them.
+    /// Counters of the server's namespace, no matter which thread reads the file.
     counters: File,
     stop: Arc<AtomicBool>,
     echo: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Serves in a namespace, and echoes on this CPU.
+    /// Starts a server in a namespace, which echoes on this CPU.
     pub(super) fn start(netns: &NetNs, cpu: usize) -> anyhow::Result<Self> {
         let open = || {
             let datagrams = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, BACKEND_PORT))?;
@@ -65,9 +65,9 @@ impl Server {
         })
     }
 
-    /// Makes the kernel silently drop all segments of connecting clients, or stop doing so.
+    /// Makes the kernel silently drop all segments of clients that connect, or stop dropping them.
     pub(super) fn set_deaf(&self, is_deaf: bool) -> anyhow::Result<()> {
-        // A program of one instruction, "return": the number of bytes of each packet that pass.
+        // A program with the single instruction "return", whose value is the number of bytes to keep of each packet.
         let code = (libc::BPF_RET | libc::BPF_K) as u16;
         let bytes = if is_deaf { 0 } else { u32::MAX };
         SockRef::from(&self.waiting)
@@ -75,7 +75,8 @@ impl Server {
             .context("cannot attach a socket filter")
     }
 
-    /// Packets that its namespace has ever delivered to a protocol, whether a socket had space for them or not.
+    /// Number of packets ever delivered to a protocol in the server's namespace, whether or not a socket had space for
+    /// them.
     pub(super) fn delivered(&self) -> anyhow::Result<u64> {
         let mut counters = &self.counters;
         let mut text = String::new();
@@ -84,7 +85,7 @@ impl Server {
         snmp(&text, "Ip", "InDelivers").context("no counter of delivered packets")
     }
 
-    /// Accepts and drops all queued connections, at most [`BACKLOG`].
+    /// Accepts and closes all queued connections, at most [`BACKLOG`].
     pub(super) fn drain(&self) -> anyhow::Result<()> {
         loop {
             match self.waiting.accept() {

@@ -1,5 +1,5 @@
-//! A node with the agent, one with kube-proxy's rules, a bare one and one that only redirects, each with a client and
-//! endpoints, and a host outside.
+//! The nodes to compare: one with the agent, one with kube-proxy's rules, a bare one and one that only redirects, each
+//! with a client and endpoints; and an outside host.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
@@ -27,7 +27,7 @@ use crate::process::{print_line, run_with_input};
 use crate::served::Manifests;
 use crate::{Bed, Member, Node, PATIENCE, wait_for};
 
-/// Nodes of the bed, by role.
+/// Indexes of the bed's nodes by role.
 const AGENT: usize = 1;
 const NFTABLES: usize = 2;
 const BARE: usize = 3;
@@ -37,12 +37,12 @@ const IPVS: [usize; 2] = [6, 7];
 /// Names of the sides that serve with IPVS.
 pub(super) const AGENT_BY_IPVS: &str = "the agent by IPVS";
 pub(super) const KUBE_PROXY_BY_IPVS: &str = "kube-proxy's IPVS";
-/// Services per call of `nft`: for more, the kernel takes ever longer per service.
+/// Number of services per `nft` call. With more, the kernel takes longer per service.
 const BATCH: usize = 500;
-/// Longest time that the agent may take to load all services.
+/// How long to wait for the agent to load all services.
 pub(super) const LOAD_PATIENCE: Duration = Duration::from_secs(300);
 
-/// A node's client and endpoints.
+/// The client and the endpoints of a node.
 pub(super) struct Place {
     pub(super) client: NetNs,
     pub(super) backends: Vec<Ipv4Addr>,
@@ -60,13 +60,13 @@ pub(super) struct Stand {
     pub(super) ipvs: Option<Ipvs>,
     manifests: Manifests,
     _members: Vec<Member>,
-    /// Current number of services.
+    /// The current number of services.
     services: u32,
     bed: Bed,
 }
 
 impl Stand {
-    /// Starts it with an agent that routes packets to endpoints this way.
+    /// Starts all nodes. The agent uses this mode of host routing.
     pub(super) fn start(routing: HostRouting) -> anyhow::Result<Self> {
         let manifests = Manifests::new()?;
         let has_ipvs = ipvs::is_there()?;
@@ -107,7 +107,7 @@ impl Stand {
         self.bed.node(AGENT)
     }
 
-    /// The sides that the agent is compared with, by name.
+    /// The sides with which the agent is compared, by name.
     pub(super) fn others(&self) -> Vec<(&'static str, &Place)> {
         let mut others = vec![("nftables", &self.nftables)];
         if let Some(ipvs) = &self.ipvs {
@@ -157,14 +157,14 @@ impl Stand {
         })
     }
 
-    /// Feeds this text to `nft`.
+    /// Feeds `text` to `nft`.
     pub(super) fn nft(&self, text: &str) -> anyhow::Result<()> {
         let mut nft = self.bed.node(NFTABLES).command("nft");
         run_with_input(nft.args(["-f", "-"]), text)?.success()?;
         Ok(())
     }
 
-    /// Flushes all flows on all sides, so that none has to be evicted for those of a round.
+    /// Flushes all flows on all sides, so that none has to be evicted during a round.
     pub(super) fn forget(&self) -> anyhow::Result<()> {
         self.bed.node(NFTABLES).exec("conntrack -F")?;
         if let Some(ipvs) = &self.ipvs {
@@ -178,7 +178,7 @@ impl Stand {
             let known: Vec<Tuple4> = flows.keys().collect::<Result<_, _>>()?;
             for flow in known {
                 match flows.remove(&flow) {
-                    // The agent may have collected it.
+                    // The agent may have collected the entry already.
                     Ok(()) | Err(MapError::KeyNotFound) => {}
                     Err(MapError::SyscallError(error))
                         if error.io_error.kind() == ErrorKind::NotFound => {}
@@ -191,7 +191,7 @@ impl Stand {
 }
 
 impl Place {
-    /// From endpoints of the agent on a node, the client first.
+    /// Builds a place from endpoints of a node's agent. The first one is the client.
     fn of(members: &[Member], node: &Node) -> anyhow::Result<Self> {
         let [client, backends @ ..] = members else {
             bail!("no client");
@@ -213,7 +213,7 @@ impl Place {
         })
     }
 
-    /// From namespaces behind a node without agent.
+    /// Builds a place from namespaces behind a node without an agent.
     pub(super) fn without_agent(node: &Node) -> anyhow::Result<Self> {
         sysctl(node.name(), "net.ipv4.ip_forward=1")?;
         let pods = Pod::all_of(node);
@@ -247,9 +247,9 @@ impl Place {
         })
     }
 
-    /// The ClusterIPs of this many services, in a permuted order.
+    /// The ClusterIPs of this many services in a permuted order.
     pub(super) fn cluster_ips(services: u32) -> Targets {
-        // A prime that divides no number of services makes it a permutation.
+        // A prime that does not divide the number of services, so that the result is a permutation.
         const STEP: u64 = 7_919;
         let numbers = (0..u64::from(services)).map(|n| n * STEP % u64::from(services));
         let connect =
@@ -275,7 +275,7 @@ impl Place {
         })
     }
 
-    /// Addresses the first service at the node's address.
+    /// Addresses the first service by its NodePorts at the node's address.
     pub(super) fn node_ports(&self) -> Targets {
         Targets {
             connect: vec![(self.node, cluster::NODE_PORT).into()],
@@ -285,21 +285,21 @@ impl Place {
     }
 }
 
-/// A namespace behind a node without agent.
+/// A namespace behind a node without an agent.
 pub(super) struct Pod {
     pub(super) namespace: String,
-    /// The node's end of its veth pair.
+    /// The node's end of the namespace's veth pair.
     pub(super) device: String,
     pub(super) address: Ipv4Addr,
 }
 
 impl Pod {
-    /// The client, then the endpoints.
+    /// The pods of a node: the client followed by the endpoints.
     pub(super) fn all_of(node: &Node) -> Vec<Self> {
         let index = node.ipv4().octets()[3];
         let numbers = 0..=BACKENDS as u8;
         let pods = numbers.map(|number| Self {
-            // Named like a node, so that the bed removes it with them.
+            // Named like a node's namespace, so that the bed removes it too.
             namespace: format!("hnode{}", index * 10 + 200 + number - 20),
             device: format!("pod{number}"),
             address: Ipv4Addr::new(10, 245, index * 16 + number, 2),
@@ -308,7 +308,7 @@ impl Pod {
     }
 }
 
-/// The CPU of clients and of the echoing servers: the second one, if there are two.
+/// The CPU for clients and for echoing servers: the second one if the machine has several.
 pub(super) fn cpu() -> usize {
     thread::available_parallelism().map_or(0, |count| (count.get() - 1).min(1))
 }
@@ -334,7 +334,7 @@ pub(super) fn start_agent(
     Ok((Place::of(&members, node)?, members))
 }
 
-/// The maps of a node's agent.
+/// Opens the pinned maps of a node's agent.
 pub(super) fn pinned(node: &Node) -> anyhow::Result<Pinned> {
     let location = Location {
         instance: node.name().to_owned(),

@@ -1,4 +1,4 @@
-//! Services written directly into the maps, for measurements that need no agent.
+//! Writes services directly into the maps, for measurements that need no agent.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,18 +8,18 @@ use health_service::maglev::{Maglev, SEED, SIZE, SizeError};
 use health_service::provider::ebpf::MaglevTables;
 
 pub(super) const TCP: u8 = 6;
-/// The port of each service, and of its backends.
+/// The port of each service and the port of its backends.
 pub(super) const PORT: u16 = 80;
 pub(super) const BACKEND_PORT: u16 = 8080;
 const CLUSTER4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 0);
 const CLUSTER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0);
 
-/// Fills Maglev tables as the agent does.
+/// Fills Maglev tables like the agent does.
 pub(super) fn maglev() -> Result<MaglevTables, SizeError> {
     Maglev::new(SIZE, SEED).map(MaglevTables::new)
 }
 
-/// ClusterIP of the service with this number.
+/// The ClusterIP of service `number`.
 pub(super) fn cluster_ip(number: u32, is_v4: bool) -> IpAddr {
     if is_v4 {
         Ipv4Addr::from_bits(CLUSTER4.to_bits() + 1 + number).into()
@@ -28,7 +28,7 @@ pub(super) fn cluster_ip(number: u32, is_v4: bool) -> IpAddr {
     }
 }
 
-/// A service with these backends.
+/// Service `number` with these backends.
 pub(super) fn port(number: u32, backends: &[IpAddr]) -> PortSpec {
     let is_v4 = backends.first().is_none_or(IpAddr::is_ipv4);
     let backends = backends.iter().map(|ip| BackendSpec {

@@ -1,4 +1,4 @@
-//! A client's traffic, and its rate.
+//! Generates a client's traffic and measures its rate.
 
 use std::io::{IoSlice, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -17,41 +17,42 @@ use crate::conntrack::script::SYN;
 use crate::packet::{Ipv4, Tcp};
 use crate::{PATIENCE, slowness};
 
-/// Connections per round, fewer than a client has ports; and how many of them wait to be accepted at a time.
+/// Number of connections per round, which is below the number of a client's ports, and number of connections that wait
+/// to be accepted at a time.
 const CONNECTIONS: usize = 10_000;
 const WAITING: usize = 2_000;
 const _: () = assert!(WAITING < BACKLOG && CONNECTIONS.is_multiple_of(WAITING));
-/// Datagrams of one flow per round.
+/// Number of datagrams of one flow per round.
 const DATAGRAMS: u32 = 100_000;
-/// SYNs per round, each from a different port outside the kernel's range for sockets; the first port; and the number
-/// of SYNs per call.
+/// Number of SYNs per round, each from a different source port outside the kernel's ephemeral range; the first port;
+/// and the number of SYNs per system call.
 const FLOWS: u32 = 30_000;
 const FIRST_PORT: u16 = 1_024;
 const AT_ONCE: usize = 64;
-/// Share of the SYNs that must arrive for a rate to be the node's.
+/// Fraction of the SYNs that must arrive for the rate to be valid.
 const ARRIVING: f64 = 0.99;
 const IP_PROTOCOL_TCP: u8 = 6;
-/// Requests on one connection per round.
+/// Number of requests on one connection per round.
 const REQUESTS: u32 = 10_000;
-/// Divisor for all counts on a machine without a CPU of its own.
+/// Divisor for all counts on a slow machine.
 const FEWER_WHEN_SLOW: u32 = 10;
-/// After this time it is known whether anything answers.
+/// Time after which it is certain whether anything answers.
 const SOON: Duration = Duration::from_secs(2);
 
-/// A client's destinations, by traffic.
+/// A client's destinations by type of traffic.
 pub(super) struct Targets {
-    /// Targets of connections, used in turn.
+    /// Targets of connections, which are used in turn.
     pub(super) connect: Vec<SocketAddr>,
     pub(super) datagrams: SocketAddr,
     pub(super) echo: SocketAddr,
 }
 
-/// Kinds of traffic.
+/// Types of traffic.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Traffic {
-    /// TCP connections, one after the other.
+    /// TCP connections, one after another.
     Connections,
-    /// Unanswered SYNs, each of a different flow.
+    /// Unanswered SYNs, each of which starts a different flow.
     Flows,
     /// Datagrams of one flow.
     Datagrams,
@@ -68,12 +69,12 @@ impl Traffic {
     ];
 }
 
-/// Results of one client's rounds.
+/// Results of a client's rounds.
 #[derive(Default)]
 pub(super) struct Rates {
     /// Durations of `connect`.
     connects: Vec<Duration>,
-    /// Rates per second, by round.
+    /// Rates per second, one per round.
     connections: Vec<f64>,
     flows: Vec<f64>,
     datagrams: Vec<f64>,
@@ -88,7 +89,7 @@ impl Targets {
         Ok(connected.is_ok())
     }
 
-    /// Runs one round of one kind of traffic, from this namespace on this CPU to these servers.
+    /// Runs a round of one type of traffic, from this namespace on this CPU to these servers.
     pub(super) fn run(
         &self,
         what: Traffic,
@@ -120,7 +121,7 @@ impl Targets {
                 let stream = TcpStream::connect(target)
                     .with_context(|| format!("cannot connect to {target}"))?;
                 rates.connects.push(begun.elapsed());
-                // Closed with a reset, so that no port waits for a minute.
+                // Closed with a reset, so that the port is not blocked for a minute (TIME_WAIT).
                 SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
             }
             took += start.elapsed();
@@ -132,8 +133,8 @@ impl Targets {
         Ok(())
     }
 
-    /// Sends unanswered SYNs from a socket with as little overhead as possible: the kernel gets whole packets. Only
-    /// those that arrive count.
+    /// Sends unanswered SYNs from a raw socket, to which whole packets are passed to minimise overhead. Only the SYNs
+    /// that arrive are counted.
     fn begin(&self, servers: &[Server], rates: &mut Rates) -> anyhow::Result<()> {
         let count = FLOWS / fewer();
         let syns = self.syns(count)?;
@@ -172,7 +173,7 @@ impl Targets {
         Ok(())
     }
 
-    /// This many packets, each from a different port, and their destinations.
+    /// Builds this many SYNs, each from a different port, with their destinations.
     fn syns(&self, count: u32) -> anyhow::Result<Vec<(SockaddrStorage, Vec<u8>)>> {
         let first = *self.connect.first().context("no target")?;
         let source = own_address(first)?;
@@ -222,7 +223,7 @@ impl Targets {
     }
 }
 
-/// Medians of all rounds, and percentiles of `connect` over all of them.
+/// Medians over all rounds, and percentiles of `connect` over all rounds together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Medians {
     pub(super) connect_p50_us: f64,

@@ -1,5 +1,5 @@
-//! Cost of a packet that XDP forwards, for a flow between an outside client and a backend on another node, by test
-//! runs.
+//! Cost of a packet that XDP forwards, for a flow between an outside client and a backend on another node, measured by
+//! test runs.
 
 use aya::Pod;
 use aya::programs::Xdp;
@@ -22,7 +22,7 @@ pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     in_namespace(move |stand| {
         let [v4, v6] = hosts();
         let mut figures = of_version::<Tuple4>(stand, v4, rounds)?;
-        // The initial settings, in force when the last of these was looked up each time.
+        // Restores the initial settings. The last measurement ran with ways that were looked up each time.
         stand.configure(SERVICES)?;
         figures.extend(of_version::<Tuple6>(stand, v6, rounds)?);
         Ok(figures)
@@ -81,7 +81,7 @@ where
     Ok(figures)
 }
 
-/// Nanoseconds that the program takes for a packet that arrived at a device.
+/// Nanoseconds that the program takes for a packet that arrives at a device.
 fn cost(stand: &Stand, device: usize, frame: &[u8], code: u32, rounds: u32) -> anyhow::Result<f64> {
     let mut cost = ProgramCost::<Xdp>::new(&stand.run, &[frame.to_vec()])?;
     cost.set_context(Some(stand.context(device, frame.len())));

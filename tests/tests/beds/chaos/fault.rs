@@ -72,7 +72,7 @@ impl Fault {
         Self::ClockJumps,
     ];
 
-    /// Injects the fault at a node, counted from 0.
+    /// Injects the fault at a node, given by its index from 0.
     pub(super) fn begin<'a: 'f, 'f>(
         self,
         world: &mut World<'a>,
@@ -121,7 +121,7 @@ impl Fault {
     }
 }
 
-/// What is broken, until it is repaired.
+/// Something broken, until it is repaired.
 pub(super) enum Broken<'a> {
     Agent(&'a Node),
     Stalled(Pid),
@@ -141,7 +141,7 @@ impl Broken<'_> {
         Ok(Self::Stalled(pid))
     }
 
-    /// Repairs it.
+    /// Repairs the fault.
     pub(super) fn end(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Agent(node) => node.take_over(None),

@@ -22,7 +22,7 @@ const WHOLE: u32 = 128;
 /// Protocol of flows that do not exist.
 const PROTOCOL: u8 = 253;
 
-/// A full map, most of whose entries belong to nothing.
+/// A full map whose entries mostly belong to nothing.
 pub(super) struct FullMap {
     map: Box<dyn Fillable>,
     entries: u32,
@@ -58,7 +58,7 @@ impl FullMap {
         }
     }
 
-    /// Removes the entries that it added.
+    /// Removes the entries that were added.
     pub(super) fn empty(&mut self) -> anyhow::Result<()> {
         for number in 0..self.entries {
             match self.map.remove(number) {
@@ -141,7 +141,7 @@ fn rule(number: u32) -> PolicyKey {
     }
 }
 
-/// Makes a node forget its flows, and fills the flow maps with others.
+/// Makes a node forget its flows, and fills the flow maps with other entries.
 pub(super) fn flood_flows(node: &Node) -> anyhow::Result<()> {
     for name in [layout::CT4.name, layout::CT_ANY4.name] {
         flood(node, name, |number| Tuple4 {
@@ -169,7 +169,7 @@ fn flood<K: Pod>(node: &Node, name: &str, tuple: fn(u32) -> K) -> anyhow::Result
     let known: Vec<K> = map.keys().collect::<Result<_, _>>()?;
     for key in known {
         match map.remove(&key) {
-            // The agent collects and the programs evict in the meantime.
+            // In the meantime, the agent may have collected the entry, or the programs may have evicted it.
             Err(error) if has(&error, &[libc::ENOENT]) => {}
             result => result?,
         }
@@ -181,7 +181,7 @@ fn flood<K: Pod>(node: &Node, name: &str, tuple: fn(u32) -> K) -> anyhow::Result
             result => result?,
         }
     }
-    // As the programs do: entries that are not in a ring are not evicted.
+    // Record the keys as the programs do: entries whose keys are not in a ring are not evicted.
     let ring = format!("{name}_RING");
     if layout::MAPS.iter().any(|map| map.name == ring) {
         let mut ring: Array<_, K> = open(node, &ring)?;

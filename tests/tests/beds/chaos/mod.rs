@@ -1,5 +1,5 @@
-//! Faults at random moments, from a seed: after each one, all views agree, packets get the policy's verdicts, and
-//! nothing is left of what is gone.
+//! Faults at random moments, from a seed. After each one, all views agree, packets get the policy's verdicts, and
+//! nothing remains of whatever was removed.
 
 mod fault;
 mod maps;
@@ -25,7 +25,7 @@ const FAULT: Duration = Duration::from_secs(2);
 /// Number of faults in a long run, which takes about half an hour.
 const LONG_RUN: usize = 30 * Fault::ALL.len();
 
-/// Number of faults, injected one after the other. Each kind occurs equally often.
+/// Number of faults, injected one after another. Each kind occurs equally often.
 fn rounds() -> usize {
     if is_long() {
         LONG_RUN
@@ -68,7 +68,7 @@ fn after_each_fault_views_agree_and_packets_get_the_policys_verdicts() -> anyhow
     let mut world = World::new(&bed)?;
     world.populate()?;
     world.wait_true().context("before any fault")?;
-    // All kinds in a random order, repeatedly.
+    // All kinds in random order, again and again.
     let mut kinds = Vec::new();
     for round in 0..rounds() {
         if kinds.is_empty() {
@@ -81,7 +81,7 @@ fn after_each_fault_views_agree_and_packets_get_the_policys_verdicts() -> anyhow
         let mut end = || -> anyhow::Result<()> {
             let mut broken = fault.begin(&mut world, at, &mut store, &disks[at], &mut random)?;
             let changes = world.begin_changes(&mut random)?;
-            // Cutting work short is the point, so there is no condition to wait for.
+            // The aim is to interrupt work at a random moment, so there is no condition to wait for.
             thread::sleep(FAULT.mul_f64(random.f64()));
             broken.end()?;
             drop(broken);

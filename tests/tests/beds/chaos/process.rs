@@ -1,4 +1,4 @@
-//! Resource limits of a running process, and a process that is kept from running.
+//! Resource limits of a running process, and a process that is mostly kept from running.
 
 use std::fs;
 use std::process::Command;
@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use tests::process::run;
 
-/// How long a slowed process is stopped, and runs, in turn.
+/// How long a slowed process is stopped and how long it runs, alternately.
 const STANDS: Duration = Duration::from_millis(250);
 const RUNS: Duration = Duration::from_millis(20);
 
@@ -24,13 +24,13 @@ pub(super) struct ProcessLimit {
 }
 
 impl ProcessLimit {
-    /// Prevents it from opening any more files.
+    /// Prevents a process from opening any more files.
     pub(super) fn of_files(pid: Pid) -> anyhow::Result<Self> {
         let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count();
         Self::set(pid, "nofile", open as u64)
     }
 
-    /// Prevents it from mapping more memory than it has now.
+    /// Prevents a process from mapping more memory than it has now.
     pub(super) fn of_memory(pid: Pid) -> anyhow::Result<Self> {
         let text = fs::read_to_string(format!("/proc/{pid}/statm"))?;
         let pages = text.split(' ').next().context("no size")?;
@@ -64,7 +64,7 @@ fn prlimit(words: &str) -> anyhow::Result<String> {
     run(Command::new("prlimit").args(words.split(' ')))?.success()
 }
 
-/// A process that runs only for moments at a time while this value lives.
+/// A process that runs only for moments at a time for as long as this value lives.
 pub(super) struct SlowedProcess {
     ends: Arc<AtomicBool>,
     slows: Option<JoinHandle<nix::Result<()>>>,
@@ -89,7 +89,7 @@ impl SlowedProcess {
         }
     }
 
-    /// Lets it run normally again.
+    /// Lets the process run normally again.
     pub(super) fn release(&mut self) -> anyhow::Result<()> {
         self.ends.store(true, Ordering::Relaxed);
         let Some(slows) = self.slows.take() else {

@@ -18,7 +18,7 @@ use crate::endpoint_report::{EndpointReport, Place, addresses, is_whole, spawn};
 const APPS: [&str; 3] = [PROTECTED, "shop", CONFINED];
 const PROTECTED: &str = "web";
 const CONFINED: &str = "bot";
-/// The only destination of confined endpoints.
+/// The only destination that confined endpoints may reach.
 const REACHABLE: &str = "shop";
 /// Minimum and maximum number of endpoints.
 const FEWEST: usize = 4;
@@ -31,7 +31,7 @@ const CHANGES: usize = 3;
 struct Policy {
     /// The only client that may send to protected endpoints.
     client: &'static str,
-    /// Whether the policy also confines.
+    /// Whether the policy also restricts confined endpoints.
     confines: bool,
 }
 
@@ -55,22 +55,22 @@ impl Policy {
 /// An endpoint.
 struct Workload {
     place: Place,
-    /// Index of its node, from 0.
+    /// Index of the endpoint's node, from 0.
     node: usize,
     /// One of [`APPS`].
     app: &'static str,
-    /// Its number, once the agent has reported it.
+    /// The endpoint's ID, once the agent has reported it.
     id: Option<u16>,
 }
 
-/// A change that an agent was asked to make.
+/// A change that was requested from an agent.
 pub(super) struct Change {
     asker: Child,
     node: usize,
     words: String,
-    /// Number of the place that should get an endpoint.
+    /// Number of the place that is to get an endpoint.
     made: Option<usize>,
-    /// Dropped with the change.
+    /// The place whose endpoint is removed; dropped together with the change.
     _removed: Option<Place>,
 }
 
@@ -118,7 +118,8 @@ impl<'a> World<'a> {
         self.finish(changes)
     }
 
-    /// Starts changes without waiting for them. Since their order is open, no two of them concern the same object.
+    /// Starts changes without waiting for them. Since they may complete in any order, no two of them concern the same
+    /// object.
     pub(super) fn begin_changes(&mut self, random: &mut Rng) -> anyhow::Result<Vec<Change>> {
         let mut nodes: Vec<usize> = (0..self.policies.len()).collect();
         random.shuffle(&mut nodes);
@@ -207,7 +208,7 @@ impl<'a> World<'a> {
         })
     }
 
-    /// Waits for changes, and repeats failed ones in their order.
+    /// Waits for changes, and repeats the failed ones in order.
     pub(super) fn finish(&self, changes: Vec<Change>) -> anyhow::Result<()> {
         for mut change in changes {
             if change.asker.wait()?.success() {
@@ -243,7 +244,7 @@ impl<'a> World<'a> {
             .map(drop)
     }
 
-    /// Waits until everything is as expected.
+    /// Waits until everything matches the expected state.
     pub(super) fn wait_true(&mut self) -> anyhow::Result<()> {
         wait_for("all to be as it should", PATIENCE, || {
             self.check().map(Some)
@@ -286,7 +287,8 @@ impl<'a> World<'a> {
         self.check_packets(&reported)
     }
 
-    /// Sends an echo from each endpoint to every other one, and compares what arrives with what the policy allows.
+    /// Sends an echo request from each endpoint to every other one, and compares the results with what the policy
+    /// allows.
     fn check_packets(&self, reported: &[Endpoint]) -> anyhow::Result<()> {
         let pairs = self.workloads.iter().flat_map(|from| {
             let others = self.workloads.iter().zip(reported);

@@ -1,4 +1,4 @@
-//! One flow: its socket, its questions, and the answers.
+//! One flow: its socket, its requests and the replies.
 
 use std::io::{self, ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -51,9 +51,9 @@ pub(super) struct Flow {
     socket: Arc<Socket>,
     kind: Kind,
     destination: SocketAddr,
-    /// Prefix of all its questions.
+    /// Prefix of all requests of the flow.
     prefix: String,
-    /// Makes each question unique.
+    /// Makes each request unique.
     asked: u32,
     question: String,
     sent_at: Option<Instant>,
@@ -103,19 +103,19 @@ impl Flow {
         self.is_answered = true;
     }
 
-    /// Sets the question to ask next.
+    /// Sets the request to send next.
     pub(super) fn prepare(&mut self, question: &str) {
         question.clone_into(&mut self.question);
         (self.sent_at, self.is_answered) = (None, false);
     }
 
-    /// Sets a new question, not asked before.
+    /// Sets a new request that was not sent before.
     pub(super) fn prepare_next(&mut self) {
         self.asked += 1;
         self.prepare(&format!("{}-{}", self.prefix, self.asked));
     }
 
-    /// Sends its question, unless it is already on its way.
+    /// Sends the request, unless it is already on its way.
     pub(super) fn send(&mut self) -> io::Result<()> {
         let is_due = match self.sent_at {
             None => true,
@@ -136,14 +136,14 @@ impl Flow {
         };
         match sent {
             Ok(_) => self.sent_at = Some(Instant::now()),
-            // Not connected yet.
+            // The socket is not connected yet.
             Err(error) if is_early(&error) => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// The kernel fills in checksum and identifier.
+    /// Builds an echo request; the kernel fills in its checksum and identifier.
     fn echo_request(&self) -> Vec<u8> {
         let kind = if self.destination.is_ipv4() { 8 } else { 128 };
         let mut request = vec![kind, 0, 0, 0, 0, 0, 0, self.asked as u8];
@@ -151,7 +151,7 @@ impl Flow {
         request
     }
 
-    /// The next answer, without its line ending, and its source.
+    /// Returns the next reply without its line ending, and its source.
     pub(super) fn receive(&mut self) -> io::Result<Option<(String, SocketAddr)>> {
         if self.kind == Kind::Tcp {
             return Ok(self.receive_line()?.map(|line| (line, self.destination)));
@@ -206,7 +206,7 @@ impl Flow {
         }
     }
 
-    /// Makes a connection end with a reset when its socket is closed.
+    /// Makes the connection end with a reset when its socket is closed.
     pub(super) fn reset(&self) {
         if self.kind == Kind::Tcp {
             // A connection that is already over needs no reset.
@@ -220,7 +220,7 @@ fn socket_addr(from: &SockaddrStorage) -> Option<SocketAddr> {
     v4.or_else(|| Some(SocketAddr::V6((*from.as_sockaddr_in6()?).into())))
 }
 
-/// Whether to repeat a call later.
+/// Whether a call failed only because it is too early, and should be repeated later.
 fn is_early(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -23,7 +23,7 @@ impl Pod {
     /// Creates the pod with this number, and the routes to it from the other node of its side.
     pub(super) fn add(node: &Node, number: u8) -> anyhow::Result<Self> {
         let index = node.ipv4().octets()[3];
-        // Named like a node, so that the bed removes it with the nodes.
+        // Named like a node, so that the bed removes the pod together with the nodes.
         let namespace = format!("hnode{}", 200 + index * 4 + number);
         let first = 4 * number;
         let v4 = |last: u8| format!("10.244.{index}.{}", first + last);
@@ -80,7 +80,7 @@ pub(super) fn rules(side: &Side, node: &Node) -> String {
                 };
                 for protocol in ["tcp", "udp"] {
                     let to = format!("{family} daddr {} {protocol} dport {}", at.ip(), at.port());
-                    // Writing to a string never fails.
+                    // Writing to a string cannot fail.
                     let _ = writeln!(services, "    {to} {from} meta mark set {MARK}");
                     let destination = std::net::SocketAddr::new(*backend, PORT);
                     let _ = writeln!(services, "    {to} dnat to {destination}");

@@ -1,25 +1,25 @@
-//! Pairs that are not answered, and why. A test fails once none of a rule's pairs fails any more: these lists can
-//! only get shorter.
+//! Pairs that get no reply, and why. The test fails once all pairs of a rule succeed, so these lists can only get
+//! shorter.
 
 use super::table::{Client, Kind, Pair, Target, Way};
 
-/// Pairs that fail, or may fail, for one reason.
+/// Pairs that fail, or may fail, for the same reason.
 pub(super) struct Known {
     /// The reason.
     pub(super) why: &'static str,
-    /// Whether a pair is one of them.
+    /// Whether the rule covers a pair.
     pub(super) has: fn(&Pair) -> bool,
 }
 
-/// What the kernel's own NAT cannot do.
+/// Pairs that the kernel's own NAT cannot handle.
 pub(super) const KERNEL: &[Known] = &[];
 
-/// What the agents cannot do. The first rule that matches a pair counts.
+/// Pairs that the agents cannot handle. The first rule that matches a pair counts.
 pub(super) const AGENTS: &[Known] = &[
     Known {
         why: "sockets of the host with one port are connected to the backend itself: to the kernel they are one",
         has: |pair| {
-            // Sockets do not translate another node's NodePort: that node does.
+            // Sockets do not translate another node's NodePort; that node does so itself.
             let is_far = pair.flows.iter().any(|(_, way)| *way == Way::OtherNode);
             is_of(pair, Client::Host)
                 && !is_far

@@ -1,8 +1,8 @@
-//! Pairs of flows that meet in one tuple after translation: each is answered by its own backend, from the address
+//! Pairs of flows that get the same tuple after translation. Each flow is answered by its own backend, from the address
 //! that it was sent to, whatever else uses its port.
 //!
-//! The pairs are generated from a table of ways and clients. Each is tried with the agents and with the kernel's own
-//! NAT.
+//! The pairs are generated from a table of ways and clients. Each pair is tried with the agents and with the kernel's
+//! own NAT.
 
 mod flow;
 mod kernel;
@@ -33,13 +33,13 @@ use self::server::Server;
 use self::side::Side;
 use self::table::{Kind, Pair, State};
 
-/// Sockets of a batch and of its servers.
+/// Maximum number of open files: the sockets of a batch and of its servers.
 const OPEN_FILES: u64 = 8192;
 /// How long to wait for pairs that have failed once.
 const LONG_WAIT: Duration = Duration::from_secs(10);
-/// Random pairs per mode of the agents: in a short run, and in a long run.
+/// Number of random pairs for each mode of the agents, in a short run and in a long run.
 const RANDOM: [usize; 2] = [1500, 25_000];
-/// How many pairs of each known-failure rule are tried.
+/// Number of pairs to try for each rule of known failures.
 const OF_A_RULE: usize = 40;
 /// Destinations that the agents do not masquerade.
 const MASQUERADING: &str =
@@ -75,8 +75,8 @@ impl Stand {
         }
         let outside = side::add_outside(&bed)?;
         let agents = Side::of_agents(&bed, manifests)?;
-        // Senders compute their checksums: XDP cannot know that a device was supposed to. The other end of a veth
-        // accepts what XDP sends back if it merges segments.
+        // Senders compute their own checksums, because XDP cannot know that a device was supposed to. The other end of
+        // a veth pair accepts packets that XDP sends back if it merges segments.
         for namespace in [
             FAR,
             "hnode1",
@@ -112,7 +112,7 @@ fn judge(what: &str, side: &Side, pairs: &[Pair], list: &[Known]) -> anyhow::Res
     let mut others = pairs.to_vec();
     others.retain(|pair| known(pair, list).is_none());
     let failed: Vec<Pair> = run::run(side, &others, run::SOON)?.into_keys().collect();
-    // On a busy machine, a few may have been late.
+    // On a busy machine, a few replies may have been late.
     let failed = run::run(side, &failed, LONG_WAIT)?;
     println!(
         "{what}: {} of {} pairs are answered, {} others are known to fail ({:.1} s)",
@@ -135,7 +135,7 @@ fn judge(what: &str, side: &Side, pairs: &[Pair], list: &[Known]) -> anyhow::Res
     Ok(())
 }
 
-/// Checks that at least one pair fails for each known-failure rule.
+/// Checks that at least one pair fails for each rule of known failures.
 fn judge_list(what: &str, side: &Side, pairs: &[Pair], list: &[Known]) -> anyhow::Result<()> {
     for rule in list {
         let mut known = pairs.to_vec();
@@ -234,7 +234,7 @@ fn pairs_are_answered_through_the_hosts_stack() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn pairs_are_answered_by_xdp() -> anyhow::Result<()> {
-    // Only newer kernels report driver capabilities. On others, a veth's program forwards nothing.
+    // Only newer kernels report driver capabilities. On older ones, a program on a veth device forwards nothing.
     let mode = match xdp::sends(if_nametoindex("lo")?)? {
         Some(_) => "native",
         None => "generic",

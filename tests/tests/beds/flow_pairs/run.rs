@@ -1,4 +1,4 @@
-//! Opens the flows of many pairs side by side, and judges who answers them.
+//! Opens the flows of many pairs in parallel, and checks who answers them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Number of pairs open at a time.
 const BATCH: usize = 400;
 
-/// Opens all pairs, each from its own port, and returns those that failed, with the reason.
+/// Opens each pair from its own port. Returns the pairs that failed, with the reasons.
 pub(super) fn run(
     side: &Side,
     pairs: &[Pair],
@@ -48,8 +48,8 @@ pub(super) fn run(
 /// Number of ports that pairs have used, by protocol and IP version.
 static PORTS: [AtomicU16; 6] = [const { AtomicU16::new(0) }; 6];
 
-/// The next port for a kind of pair, so that no pair meets the remains of another. Most ports are in the range that
-/// agents give to translated flows.
+/// The next port for a kind of pair, so that no pair meets the remains of another. Most of these ports are in the range
+/// from which agents choose ports for translated flows.
 fn next_port(pair: &Pair) -> u16 {
     let protocol = match pair.kind {
         Kind::Tcp => 0,
@@ -84,7 +84,7 @@ impl Open {
         }
     }
 
-    /// Sends pending questions, and reads answers until each of these flows has its own.
+    /// Sends due requests, and reads replies until each of these flows has its own.
     fn ask(&mut self, asked: &[usize]) -> io::Result<bool> {
         for index in asked {
             if let Some(flow) = &mut self.flows[*index] {
@@ -92,7 +92,7 @@ impl Open {
             }
         }
         for index in asked {
-            // What follows the answer, such as the end of the connection, is for a later step.
+            // Anything after the reply, such as the end of the connection, is left to a later step.
             while self.is_waiting(*index)
                 && let Some((text, from)) = self.receive(*index)?
             {
@@ -115,7 +115,7 @@ impl Open {
         }
     }
 
-    /// Handles an answer that arrived at a flow's socket.
+    /// Checks a reply that arrived at a flow's socket.
     fn judge(&mut self, index: usize, text: &str, from: SocketAddr) -> io::Result<()> {
         let is_one_socket = self.pair.kind == Kind::Unconnected && self.pair.has_one_client();
         let name = match self.pair.flows[0].1 {
@@ -158,7 +158,7 @@ impl Open {
         Ok(false)
     }
 
-    /// Reads what has arrived on the first flow, if its client has closed its side.
+    /// Reads pending data on the first flow, if its client has closed its side.
     fn drain(&mut self) -> io::Result<bool> {
         if self.pair.state == State::HalfClosed {
             while self.receive(0)?.is_some() {}
@@ -175,7 +175,7 @@ impl Open {
     }
 }
 
-/// Pairs side by side: each step runs for all of them before the next one.
+/// A batch of pairs. Each step runs for all of them before the next one starts.
 struct Batch<'a> {
     side: &'a Side,
     open: Vec<Open>,
@@ -189,7 +189,7 @@ impl Batch<'_> {
         self.change_first();
         self.open(1)?;
         self.ask("the second flow", &[1]);
-        // Earlier data does not show that the flow is still alive.
+        // Data from before does not show that the flow is still alive.
         self.wait("the first flow beside the second", Open::drain);
         self.wait("the first flow beside the second", |open| {
             match open.pair.state {
@@ -257,7 +257,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Brings the first flow to the state in which the second one must meet it.
+    /// Brings the first flow into the state in which the second one must meet it.
     fn change_first(&mut self) {
         for open in &mut self.open {
             let question = match open.pair.state {
@@ -322,7 +322,7 @@ impl Batch<'_> {
         });
     }
 
-    /// Polls all pairs that have not failed, until the step is done for each or patience runs out.
+    /// Polls all pairs that have not failed, until the step is done for each of them or time runs out.
     fn wait(&mut self, what: &str, mut look: impl FnMut(&mut Open) -> io::Result<bool>) {
         let start = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! Servers that answer with their name: each line with a line, each datagram with a datagram.
+//! Servers that reply with their name, to each line with a line and to each datagram with a datagram.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -15,13 +15,13 @@ use mio::{Events, Interest, Poll, Token};
 use tests::process::print_line;
 use tests::served::PORT;
 
-/// How often a server sends a line to clients that have closed their side.
+/// Interval at which a server sends lines to clients that have closed their side.
 const TICK: Duration = Duration::from_millis(100);
-/// A request to close the connection after the answer.
+/// Request to close the connection after the reply.
 pub(super) const CLOSE: &str = "close";
-/// A request to close the connection once the client has closed its side.
+/// Request to close the connection once the client has closed its side.
 pub(super) const BYE: &str = "bye";
-/// What a server sends after the client has closed its side.
+/// Line that a server sends after the client has closed its side.
 pub(super) const STILL: &str = "still";
 
 const LISTENER: Token = Token(0);
@@ -77,7 +77,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Answers what has arrived. Returns whether the connection stays open.
+    /// Replies to the data that has arrived. Returns whether the connection stays open.
     fn go_on(&mut self, name: &str) -> io::Result<bool> {
         let mut buffer = [0; 512];
         loop {
@@ -172,11 +172,11 @@ fn answer_all(socket: &UdpSocket, name: &str) {
             Ok((length, peer)) => {
                 let mut answer = format!("{name} ").into_bytes();
                 answer.extend_from_slice(&buffer[..length]);
-                // The client may be gone.
+                // The client may already be gone.
                 let _ = socket.send_to(&answer, peer);
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-            // An ICMP error about an earlier answer.
+            // An ICMP error about an earlier reply.
             Err(_) => {}
         }
     }

@@ -1,5 +1,5 @@
-//! The translating side: the agents of two nodes, or the kernel's own NAT on two others, with the same pods, servers
-//! and services.
+//! The side that translates: the agents of two nodes, or the kernel's own NAT on two other nodes, with the same pods,
+//! servers and services.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,7 +19,7 @@ use super::{kernel, run};
 
 /// Name of the server outside.
 pub(super) const OUTSIDE: &str = "outside";
-/// Allows sockets of all groups to send echo requests.
+/// Lets sockets of all groups send echo requests.
 const PING: &str = "net.ipv4.ping_group_range=0 2147483647";
 
 /// Name of a backend.
@@ -35,7 +35,7 @@ pub(super) const fn name(target: Target) -> &'static str {
 pub(super) struct Service {
     pub(super) target: Target,
     pub(super) way: Way,
-    /// Part of its addresses.
+    /// Distinguishes the service's addresses from those of others.
     number: u8,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// Uses the first two nodes of a bed, whose agents run.
+    /// Uses the first two nodes of a bed, which run agents.
     pub(super) fn of_agents(bed: &Bed, manifests: Manifests) -> anyhow::Result<Self> {
         let [here, there] = [1, 2].map(|index| bed.node(index));
         for node in [here, there] {
@@ -154,7 +154,7 @@ impl Side {
         Ok(side)
     }
 
-    /// Adds the router's routes to what the nodes serve, and the nodes' routes to the router.
+    /// Adds the router's routes to the addresses that the nodes serve, and the nodes' routes to the router.
     fn add_routes(&self, nodes: [&Node; 2]) -> anyhow::Result<()> {
         let [first, _] = &self.nodes;
         for (is_v4, cidr) in [(true, 24), (false, 112)] {
@@ -171,7 +171,7 @@ impl Side {
         Ok(())
     }
 
-    /// Makes the agents serve, until each client is known to have its lasting backend.
+    /// Makes the agents serve the services, and waits until the affinity of each client is known.
     pub(super) fn serve(&self, bed: &Bed) -> anyhow::Result<()> {
         for service in Service::all() {
             self.write(service, &[service.target], bed)?;
@@ -193,7 +193,7 @@ impl Side {
         self.wait_served()
     }
 
-    /// Waits until each client reaches each backend by each way.
+    /// Waits until each client reaches each backend in each way.
     pub(super) fn wait_served(&self) -> anyhow::Result<()> {
         wait_for("all ways to be served", PATIENCE, || {
             let mut singles: Vec<Pair> = table::all();
@@ -202,7 +202,7 @@ impl Side {
                     && pair.state == State::ClosedByServer
                     && pair.kind == Kind::Tcp
             });
-            // Datagrams have an affinity of their own.
+            // Datagrams have a separate affinity.
             let datagrams = singles.clone().into_iter().map(|pair| Pair {
                 kind: Kind::Unconnected,
                 state: State::Open,
@@ -316,7 +316,7 @@ impl Side {
     }
 }
 
-/// The kind of address that a service is reached at.
+/// The kind of address at which a service is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frontend {
     Cluster,
@@ -324,7 +324,7 @@ pub(super) enum Frontend {
     Outward,
 }
 
-/// An address of this IP version.
+/// Returns the address with this IP version.
 fn of_version(addresses: &[IpAddr], is_v4: bool) -> anyhow::Result<IpAddr> {
     let mut addresses = addresses.iter();
     let found = addresses.find(|ip| ip.is_ipv4() == is_v4);
@@ -339,7 +339,7 @@ fn servers([near, far]: [&NetNs; 2]) -> anyhow::Result<Vec<Server>> {
     ])
 }
 
-/// Gives the bed its router, the outside host with its server, and all nodes a route there.
+/// Adds the bed's router and the outside host with its server, and gives all nodes a route to that host.
 pub(super) fn add_outside(bed: &Bed) -> anyhow::Result<Server> {
     tests::bed::add_router()?;
     add_host(

@@ -1,4 +1,4 @@
-//! Who opens flows, by which ways, and which two flows may meet in one tuple after translation.
+//! Who opens flows, in which ways, and which two flows may get the same tuple after translation.
 
 use std::fmt;
 
@@ -32,11 +32,11 @@ impl Client {
 pub(super) enum Way {
     /// The backend's own address.
     Direct,
-    /// The ClusterIP of a service with this backend alone.
+    /// The ClusterIP of a service with only this backend.
     Cluster,
-    /// The ClusterIP of another such service.
+    /// The ClusterIP of another service with only this backend.
     Other,
-    /// The ClusterIP of a service with both backends, whose affinity keeps all clients at this one.
+    /// The ClusterIP of a service with both backends, whose affinity pins all clients to this one.
     Sticky,
     /// The NodePort of the first service at the first node.
     NodePort,
@@ -46,7 +46,7 @@ pub(super) enum Way {
     External,
     /// The NodePort, at the first node, of a service whose backend answers clients directly.
     DirectReturn,
-    /// A server behind the router, to which pods are masqueraded.
+    /// A server behind the router. Traffic from pods to it is masqueraded.
     Outside,
 }
 
@@ -63,7 +63,7 @@ impl Way {
         Self::Outside,
     ];
 
-    /// The clients that use this way. A new way is one row.
+    /// The clients that use this way. A new way takes one row.
     const fn clients(self) -> &'static [Client] {
         use Client::{Backend, Far, Host, Neighbour, Pod};
         match self {
@@ -90,13 +90,13 @@ impl Target {
     pub(super) const BOTH: [Self; 2] = [Self::Near, Self::Far];
 }
 
-/// The kind of socket that the clients have.
+/// The kind of socket that the clients use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Tcp,
     /// Connected UDP sockets.
     Udp,
-    /// A UDP socket that sends to any destination: one for both flows, if one client opens both.
+    /// A UDP socket that sends to any destination. One socket serves both flows if the same client opens both.
     Unconnected,
     /// Echo requests, whose identifiers act as ports.
     Echo,
@@ -105,17 +105,17 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Unconnected, Self::Echo];
 
-    /// Services do not handle echo requests.
+    /// Whether this kind of socket can use a way: services do not handle echo requests.
     fn goes(self, way: Way) -> bool {
         self != Self::Echo || matches!(way, Way::Direct | Way::Outside)
     }
 }
 
-/// State of the first flow when the second one is opened. Only the first state applies to protocols other than TCP.
+/// State of the first flow when the second one is opened. Protocols other than TCP have only the first state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum State {
     Open,
-    /// The client has closed its side. The server still sends.
+    /// The client has closed its side, but the server still sends.
     HalfClosed,
     /// The client closed first, and is in TIME_WAIT.
     ClosedByClient,
@@ -133,16 +133,16 @@ impl State {
         Self::Reset,
     ];
 
-    /// Whether the first flow must continue beside the second one.
+    /// Whether the first flow must continue alongside the second one.
     pub(super) const fn goes_on(self) -> bool {
         matches!(self, Self::Open | Self::HalfClosed)
     }
 }
 
-/// A flow: the client that opens it, and its way.
+/// A flow: the client that opens it and the way that the client uses.
 pub(super) type FlowKey = (Client, Way);
 
-/// Two flows from one port, one after the other.
+/// Two flows from the same port, opened one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pair {
     pub(super) kind: Kind,
@@ -170,12 +170,12 @@ impl Pair {
         self.flows[0].0 == self.flows[1].0
     }
 
-    /// Whether the pair can be opened at all, and may lead to one tuple twice.
+    /// Whether the pair can be opened at all, and may lead to the same tuple twice.
     fn is_meant(&self) -> bool {
         let [(client, way), (other_client, other_way)] = self.flows;
         let is_outside = [way, other_way].map(|way| way == Way::Outside);
         let is_echo = self.kind == Kind::Echo;
-        // All ways but one lead to the backend.
+        // All ways except `Outside` lead to the backend.
         if is_outside[0] != is_outside[1] || is_outside[0] && self.target != Target::Near {
             return false;
         }
@@ -186,7 +186,7 @@ impl Pair {
         if self.state != State::Open && self.kind != Kind::Tcp {
             return false;
         }
-        // The client's own socket blocks another one to the same address.
+        // The client's own socket prevents another one with the same address.
         let needs_other = self.state.goes_on() || self.state == State::ClosedByClient;
         if self.flows[0] == self.flows[1] && needs_other {
             return false;

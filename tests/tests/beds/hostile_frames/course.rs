@@ -15,7 +15,7 @@ use tests::seed;
 use super::stand::Stand;
 use super::{BATCH, NUMBERS};
 
-/// Longest frame that gets through a device without segmentation, bytes.
+/// Longest frame in bytes that gets through a device without segmentation.
 const LONGEST: usize = 1514;
 /// Maximum number of findings to report.
 const FINDINGS_MAX: usize = 12;
@@ -23,7 +23,7 @@ const FINDINGS_MAX: usize = 12;
 const FENCE: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const FENCE_MAC: [u8; 6] = [2, 0, 0, 0, 0xfe, 1];
 
-/// A place to watch frames. Frames from its own outlet, at the other end of its wire, arrive there last.
+/// A point where frames are watched. Frames from its own outlet, at the other end of its wire, arrive there last.
 pub(super) struct Watch {
     pub(super) name: &'static str,
     pub(super) tap: Tap,
@@ -32,7 +32,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Everything that arrived before a fence. The fence is sent now, behind everything that the kernel has queued.
+    /// Returns everything that arrived before a fence. The fence is sent now, after everything that the kernel has
+    /// queued.
     pub(super) fn arrivals(&self, fence: u64) -> anyhow::Result<Vec<Vec<u8>>> {
         let last = arp(2, (FENCE_MAC, FENCE), (self.mac, FENCE));
         let last = [&last[..], &fence.to_be_bytes()].concat();
@@ -42,12 +43,12 @@ impl Watch {
     }
 }
 
-/// What to look for among a sender's frames, apart from those behind the programs at its own wire.
+/// What to look for among a sender's frames, other than those behind the programs at the sender's own wire.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sought {
-    /// None of them may arrive anywhere.
+    /// None of the frames may arrive anywhere.
     Nothing,
-    /// They arrive at others, but none arrives at the endpoint that may be sent nothing.
+    /// The frames arrive at others, but none may arrive at the endpoint that may receive nothing.
     Others,
 }
 
@@ -60,7 +61,7 @@ pub(super) struct Course<'a> {
     pub(super) landed: Vec<(u16, Tap)>,
     /// Whether policy is enforced on these frames.
     pub(super) is_enforced: bool,
-    /// The endpoint that may be sent nothing.
+    /// The endpoint that may receive nothing.
     pub(super) victim: Watch,
     pub(super) others: Vec<Watch>,
     pub(super) sought: Sought,
@@ -76,7 +77,7 @@ pub(super) struct Totals {
     pub(super) refused_by_kernel: u64,
     pub(super) fates: BTreeMap<Fate, u64>,
     pub(super) landed: u64,
-    /// By the place where they were seen.
+    /// Number of frames seen, by the place where they were seen.
     pub(super) seen: BTreeMap<&'static str, u64>,
     pub(super) findings: Vec<String>,
 }
@@ -96,7 +97,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Sends a batch of frames from this number on. Returns those that the kernel accepted, with their numbers.
+/// Sends a batch of frames, numbered from `first`. Returns the frames that the kernel accepted, with their numbers.
 pub(super) fn send_batch(
     outlet: &Outlet,
     scene: &Scene,
@@ -117,7 +118,7 @@ pub(super) fn send_batch(
 }
 
 impl Course<'_> {
-    /// Sends frames until `goes_on` returns false, on one processor, so that none overtakes another.
+    /// Sends frames until `goes_on` returns false. Runs on one processor, so that no frame overtakes another.
     pub(super) fn run(&self, mut goes_on: impl FnMut(u64) -> bool) -> anyhow::Result<Totals> {
         let mut totals = Totals::default();
         let mut number = 0;
@@ -134,7 +135,7 @@ impl Course<'_> {
         let sent = send_batch(&self.outlet, &self.scene, first, totals)?;
         self.check_landed(first, &sent, totals)?;
         for arrived in self.victim.arrivals(first)? {
-            // The datapath turns an ARP request into its reply, including everything behind it.
+            // The datapath turns an ARP request into its reply, along with any bytes after it.
             let is_arp = arrived[12..14] == ARP.to_be_bytes();
             let number = self.number(&arrived).filter(|_| !is_arp);
             if number.is_some() || !is_of_host(&arrived) {
@@ -167,8 +168,8 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// The number of this course's frame that `bytes` stem from. Errors about fragments of earlier courses arrive
-    /// once those have waited in vain for the rest of their packets.
+    /// Returns the number of this course's frame from which `bytes` originate. Errors about fragments of earlier
+    /// courses arrive late, after those fragments have waited in vain for the rest of their packets.
     fn number(&self, bytes: &[u8]) -> Option<u64> {
         let number = marked_number(seed(), bytes)?.into();
         (self.first..self.first + NUMBERS)
@@ -176,7 +177,7 @@ impl Course<'_> {
             .then_some(number)
     }
 
-    /// Checks that exactly what the programs at the sender's wire should let pass is found behind them.
+    /// Checks that exactly the frames that the programs at the sender's wire should let pass are found behind them.
     fn check_landed(
         &self,
         first: u64,
@@ -202,7 +203,7 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// Compares what arrived, unchanged, with its expected fate.
+    /// Compares the frames that arrived unchanged with their expected fates.
     pub(super) fn compare(
         &self,
         sent: &[(u64, Frame)],

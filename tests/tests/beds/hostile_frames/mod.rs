@@ -1,5 +1,6 @@
-//! Hostile frames, generated from a seed, on the wires of real endpoints: wherever we look, nothing arrives beyond
-//! what docs/policy.md lists under "What passes without policy". Where policy allows them, the same frames arrive.
+//! Hostile frames, generated from a seed, on the wires of real endpoints. At every observed point, nothing arrives
+//! beyond what docs/policy.md lists under "What passes without policy". Where policy allows them, the same frames
+//! arrive.
 
 mod course;
 mod stand;
@@ -17,17 +18,17 @@ use tests::{RaisedAtEnd, is_long};
 use self::course::Sought;
 use self::stand::Stand;
 
-/// Frames between two checks of what has arrived; fewer than the kernel queues.
+/// Number of frames between two checks of what has arrived; fewer than the kernel can queue.
 const BATCH: u64 = 100;
-/// Frame numbers per course; those of the next course follow.
+/// Number of frame numbers per course; the next course uses the numbers that follow.
 const NUMBERS: u64 = 1 << 24;
 
-/// Frames of the main course; each other course has a quarter.
+/// Number of frames in the main course. Each other course has a quarter of that.
 fn frames() -> u64 {
     if is_long() { 1_000_000 } else { 10_000 }
 }
 
-/// Runs `work` on a thread pinned to one processor: frames sent from there are received in order.
+/// Runs `work` on a thread pinned to one processor, so that frames are received in the order in which they are sent.
 fn pinned<T: Send>(work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! The bed of hostile frames: endpoints, the places where frames are sent and seen, and the courses between them.
+//! The bed for hostile frames: endpoints, the points where frames are sent and seen, and the courses between them.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -50,7 +50,7 @@ fn device(namespace: &NetNs, name: &str) -> anyhow::Result<([u8; 6], Ipv6Addr)> 
         .iter()
         .filter_map(|one| one["local"].as_str()?.parse::<Ipv6Addr>().ok())
         .find(Ipv6Addr::is_unicast_link_local);
-    // A device without a link-local address sends from the one that it would have.
+    // A device without a link-local address sends from the address that it would have.
     let IpAddr::V6(own) = Addr::link_local(mac).to_ip() else {
         bail!("not an IPv6 address");
     };
@@ -74,11 +74,11 @@ fn node_party(node: &Node, on: &str) -> anyhow::Result<Party> {
     })
 }
 
-/// An endpoint, the parties at both ends of its wire, and where its frames are sent and seen.
+/// An endpoint, the parties at both ends of its wire, and the namespace where its frames are sent and seen.
 pub(super) struct Place {
     pub(super) endpoint: Endpoint,
     pub(super) party: Party,
-    /// The host at the other end.
+    /// The host at the other end of the wire.
     host: Party,
     gateway: (Ipv4Addr, Ipv6Addr),
     /// The endpoint's namespace.
@@ -109,8 +109,8 @@ impl Place {
     }
 }
 
-/// A node with an endpoint that may neither send nor receive, one without policy, and the health endpoint; and
-/// another node.
+/// A node with three endpoints (one that may neither send nor receive, one without policy, and the health endpoint),
+/// and another node.
 pub(super) struct Stand {
     pub(super) hostile: Place,
     open: Place,
@@ -129,7 +129,7 @@ impl Stand {
             .start()?;
         bed.wait_all_reachable(PATIENCE)?;
         let (node, far) = (bed.node(1), bed.node(2));
-        // Frames from there also have other parties' hardware addresses.
+        // Frames from there also carry the hardware addresses of other parties.
         ip(
             FABRIC,
             &format!("link set {} type bridge_slave learning off", far.name()),
@@ -138,7 +138,7 @@ impl Stand {
             let world = if via.is_ipv4() { WORLD4 } else { WORLD6 };
             node.exec(&format!("ip route add {world} via {via}"))?;
         }
-        // Imported before any endpoint that it selects exists, so that no state of such an endpoint might let packets
+        // Imported before any endpoint that it selects exists, so that no state of such an endpoint could let packets
         // pass.
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("policy");
@@ -173,7 +173,7 @@ impl Stand {
             _members: [hostile, open],
             bed,
         };
-        // Resolves neighbours that packets would have to wait for.
+        // Resolve neighbours now, because packets would otherwise have to wait for them.
         for address in stand
             .open
             .endpoint
@@ -213,7 +213,7 @@ impl Stand {
         })
     }
 
-    /// Frames from an endpoint.
+    /// Creates a course of frames from an endpoint.
     pub(super) fn course(
         &self,
         name: &'static str,
@@ -261,8 +261,8 @@ impl Stand {
         self.course(name, index, &self.hostile, Sought::Nothing)
     }
 
-    /// Frames to the endpoint that may be sent nothing: from an endpoint without policy, from another node, and from
-    /// the host itself.
+    /// Sends frames to the endpoint that may receive nothing: from an endpoint without policy, from another node, and
+    /// from the host itself.
     pub(super) fn to_hostile(&self, index: u64, count: u64) -> anyhow::Result<()> {
         let open = self.course("from the open endpoint", index, &self.open, Sought::Others)?;
         let totals = pinned(|| open.run(|sent| sent < count))?;
@@ -360,7 +360,7 @@ impl Stand {
         })
     }
 
-    /// Prints what happened to a course, and keeps its findings for the end.
+    /// Prints the totals of a course, and keeps its findings for the end.
     pub(super) fn note(&self, course: &str, totals: &mut Totals) {
         println!("{course}: {totals:?}");
         let found = totals.findings.drain(..);
@@ -375,7 +375,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Checks that the host has learned no neighbour at the hostile endpoint except that endpoint.
+    /// Checks that the only neighbour the host has learned at the hostile endpoint is that endpoint itself.
     pub(super) fn check_neighbours(&self) -> anyhow::Result<()> {
         let command = format!("ip -j neigh show dev {}", self.hostile.endpoint.interface);
         let listed: Value = serde_json::from_str(&self.node().exec(&command)?)?;

@@ -1,5 +1,5 @@
-//! Many containers at once, each with a different life, and an agent that is killed in between: what is restarted, what
-//! is ready and what is reported matches the specification for each.
+//! Many containers at once with different lives, and an agent that is killed in between: restarts, readiness and events
+//! of each container match the specification.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use tests::is_long;
 
 use super::Stand;
 
-/// What happens to a container.
+/// The life of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
-    /// It is killed: it exits by itself.
+    /// It is killed from outside, and exits.
     Killed,
-    /// It hangs: its liveness probe causes a restart.
+    /// It hangs, so its liveness probe causes a restart.
     Hangs,
-    /// It starts late: until then, only its startup probe runs.
+    /// It starts slowly; until then, only its startup probe runs.
     Slow,
-    /// It cannot serve for a while.
+    /// It is temporarily unable to serve.
     Flaps,
 }
 
@@ -54,13 +54,13 @@ impl Life {
         }
     }
 
-    /// The reasons that must be reported in the end, and those that may be.
+    /// The reasons that must have been reported at the end, and those that may have been.
     const fn reasons(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
-            // It may be probed before its exit is seen.
+            // It may be probed before the agent sees its exit.
             Self::Killed => (&["Started"], &["Unhealthy"]),
             Self::Hangs => (&["Killing", "Started", "Unhealthy"], &[]),
-            // What the earlier agent reported is gone with it.
+            // Reports of an earlier agent are lost with it.
             Self::Slow => (&[], &["Unhealthy"]),
             Self::Flaps => (&["Unhealthy"], &[]),
         }

@@ -1,4 +1,4 @@
-//! The expected outcome of each probe of each hostile server.
+//! The expected outcome of every probe of every hostile server.
 
 use health_probe::mechanism::grpc::{self, GrpcProbe};
 use health_probe::mechanism::http::{self, HttpProbe, Scheme};
@@ -22,22 +22,22 @@ pub(super) enum Way {
     GrpcTls,
 }
 
-/// Expected outcome of a probe. Texts are a prefix of the message or, for errors, a part of it.
+/// Expected outcome of a probe. The strings are a prefix of the message or, for errors, a part of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expected {
     /// The target is healthy.
     Succeeds,
-    /// It fails, and not by timeout.
+    /// The probe fails, but not by timeout.
     Fails(&'static str),
-    /// It times out at this stage.
+    /// The probe times out at this stage.
     TimesOut(&'static str),
-    /// It errs: nothing is concluded.
+    /// The probe ends with an error, which says nothing about the target.
     Errs(&'static str),
-    /// It may or may not see the connection before that closes.
+    /// The connection closes at once, and the probe may or may not see it open.
     SucceedsOrFails,
 }
 
-/// A probe of a hostile server; of port 0 without one.
+/// A probe of a hostile server, or of port 0 without a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     pub(super) behaviour: Option<Behaviour>,
@@ -89,7 +89,7 @@ pub(super) const CASES: &[Case] = &[
     of(TlsReset, Https, Fails(NO_TLS)),
     of(TlsHugeHandshake, Https, Fails(NO_TLS)),
     of(TlsSlow, Https, TimesOut(LATE_TLS)),
-    // gRPC waits for a server until its time is up.
+    // gRPC keeps trying to connect until its timeout.
     at(None, Grpc, TimesOut(LATE_SERVICE)),
     of(Silence, Grpc, TimesOut(LATE_SERVICE)),
     of(HalfOpen, Grpc, TimesOut(LATE_SERVICE)),
@@ -131,12 +131,12 @@ const fn at(behaviour: Option<Behaviour>, way: Way, expected: Expected) -> Case 
 }
 
 impl Case {
-    /// Whether it ends only by timeout.
+    /// Whether the probe ends only by timeout.
     pub(super) fn times_out(&self) -> bool {
         matches!(self.expected, TimesOut(_))
     }
 
-    /// Whether a container with this outcome counts as unhealthy; `None` if that is not certain.
+    /// Whether a container with this outcome counts as unhealthy; `None` if that is uncertain.
     pub(super) fn is_ill(&self) -> Option<bool> {
         match self.expected {
             Fails(_) | TimesOut(_) => Some(true),
@@ -145,13 +145,13 @@ impl Case {
         }
     }
 
-    /// The server's port.
+    /// The server's port, or 0.
     pub(super) fn port(&self, hostile: &Hostile) -> u16 {
         self.behaviour
             .map_or(0, |behaviour| hostile.port(behaviour))
     }
 
-    /// Probes once.
+    /// Runs the probe once.
     pub(super) async fn probe(&self, hostile: &Hostile, deadline: Deadline) -> Outcome {
         let target = Target {
             host: Host::Ip(Ipv4Addr::LOCALHOST.into()),
@@ -186,7 +186,7 @@ impl Case {
         }
     }
 
-    /// Whether this is the expected outcome. With little time, the timeout may strike at any stage.
+    /// Whether this is the expected outcome. If time is short, the timeout may hit any stage.
     pub(super) fn expects(&self, outcome: &Outcome, has_time: bool) -> bool {
         let Outcome {
             result,

@@ -1,4 +1,4 @@
-//! Commands that are hard to kill, run by this host itself.
+//! Commands that are hard to kill, which this host runs itself.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,9 +16,9 @@ use tests::{PATIENCE, is_long, wait_for};
 
 use super::runtime;
 
-/// Appears on the command lines of all processes that the commands start.
+/// Part of the command lines of all processes that the commands start.
 const WORD: &str = "777791";
-/// How late one run in a thousand may end.
+/// How long after its deadline all but one run in a thousand must have ended.
 const LATENESS_MAX: Duration = Duration::from_millis(50);
 const AT_ONCE: usize = 4;
 const FEW: usize = 4 * COMMANDS.len();
@@ -28,31 +28,31 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 /// How a command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// Not by itself.
+    /// Not on its own: it is killed.
     Killed,
-    /// With this exit code.
+    /// On its own, with this exit code.
     Code(i32),
 }
 
-/// Shell commands; `$0` is the word.
+/// Shell commands, in which `$0` is [`WORD`].
 const COMMANDS: [(&str, End); 7] = [
-    // It ignores signals, and so do its children.
+    // Ignores signals, and so do its children.
     ("trap '' TERM HUP INT; sleep $0 & sleep $0", End::Killed),
-    // In a session of their own, they start others when one is killed.
+    // Runs children in a separate session that start another process when one is killed.
     (
         "trap '' TERM; setsid sh -c 'trap \"\" TERM; while :; do sleep $0; done' $0 & sleep $0",
         End::Killed,
     ),
-    // A process that is never the same: each one starts the next and exits.
+    // A chain of processes, each of which starts the next one and exits.
     (
         "export hop='setsid sh -c \"$hop\" $0 & exit'; sh -c \"$hop\" $0; sleep $0",
         End::Killed,
     ),
-    // It is stopped.
+    // Stops itself.
     ("sleep $0 & kill -STOP $$", End::Killed),
-    // It writes output all the time.
+    // Writes output continuously.
     ("trap '' TERM; yes $0", End::Killed),
-    // It exits, and leaves a process in another session that holds its output open.
+    // Exits, and leaves a process in another session that keeps its output open.
     (
         "setsid sh -c 'trap \"\" TERM; sleep $0; sleep $0' $0 & exit 0",
         End::Code(0),
@@ -60,9 +60,9 @@ const COMMANDS: [(&str, End); 7] = [
     ("(setsid sleep $0 &); exit 3", End::Code(3)),
 ];
 
-/// What is probed.
+/// The environment of the probes.
 struct Stand {
-    /// As good as a container's first process.
+    /// Stands in for a container's first process.
     process: Running,
     names: String,
 }
@@ -71,7 +71,7 @@ impl Stand {
     fn new() -> anyhow::Result<Self> {
         Ok(Self {
             process: Running::start(Command::new("sleep").arg("1000001"))?,
-            // Machines share the control groups of their host.
+            // Unique, because machines share the control groups of their host.
             names: format!("hostile-{:x}-", fastrand::u64(..)),
         })
     }
@@ -92,8 +92,8 @@ impl Stand {
     }
 }
 
-/// Runs a command. If a timeout ended it, returns how long after its deadline it ended. A busy machine gets more time
-/// to start it.
+/// Runs a command, and returns how long after its deadline it ended if it timed out. On a busy machine, it gets more
+/// time to start.
 async fn run(stand: &Stand, number: usize) -> anyhow::Result<Option<Duration>> {
     let (script, end) = COMMANDS[number % COMMANDS.len()];
     let probe = stand.probe(number)?;
@@ -123,13 +123,13 @@ fn is_expected(outcome: &Outcome, end: End) -> bool {
     outcome.result == result && !outcome.errored && outcome.message.starts_with(&start)
 }
 
-/// The long form also checks that they end in time.
+/// The long form also checks how late runs end.
 #[test]
 #[ignore = "needs root"]
 fn commands_that_ignore_signals_and_fork_leave_nothing_behind() -> anyhow::Result<()> {
     let stand = Arc::new(Stand::new()?);
     let runtime = runtime()?;
-    // What a runtime opens for its own child processes stays open.
+    // A runtime keeps open whatever it has opened for its own child processes.
     runtime.block_on(run(&stand, 0))?;
     let rest = || {
         wait_for("nothing to be left of the commands", PATIENCE, || {

@@ -1,4 +1,4 @@
-//! Very many probes of hostile servers at once: what they leave behind, and how late they end.
+//! Very many concurrent probes of hostile servers: what they leave behind, and how late they end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,25 +16,25 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use super::cases::{CASES, is_timeout};
 use super::{SHORT, hostile, runtime};
 
-/// Upper limit for the growth of the prober's memory, KiB.
+/// Upper limit for the growth of the prober's memory, in KiB.
 const GROWTH_MAX: u64 = 32 * 1024;
-/// How late one probe in a thousand may end.
+/// How long after its deadline all but one probe in a thousand must have ended.
 const LATENESS_MAX: Duration = Duration::from_millis(50);
 
-/// State of a TCP socket: include/net/tcp_states.h of Linux.
+/// State of a TCP socket, from include/net/tcp_states.h in the kernel tree.
 const TIME_WAIT: u8 = 6;
 
-/// How much is probed.
+/// The amount of load.
 #[derive(Clone, Copy)]
 struct Amount {
     probes: usize,
     at_once: usize,
     timeout: Duration,
-    /// Time from one probe to the next of each concurrent task.
+    /// Time between two probes of the same task.
     period: Duration,
 }
 
-/// Before anything is measured: sets up threads, buffers, tables.
+/// A warm-up before all measurements, which sets up threads, buffers and tables.
 const WARM_UP: Amount = Amount {
     probes: 10 * CASES.len(),
     at_once: 50,
@@ -51,18 +51,18 @@ const LARGE: Amount = Amount {
     probes: 100_000,
     at_once: 200,
     timeout: Duration::from_millis(100),
-    // A saturated machine makes all probes late, which says nothing about the prober.
+    // A saturated machine delays all probes, whatever the prober does.
     period: Duration::from_millis(300),
 };
 
 /// Outcome of a probe.
 struct Sample {
     case: usize,
-    /// How long after its deadline it ended, without the time that this thread waited for a CPU; `None` if it ended
-    /// before its deadline.
+    /// How long after its deadline the probe ended, minus the time for which this thread waited for a CPU; `None` if
+    /// the probe ended in time.
     late: Option<Duration>,
     is_timeout: bool,
-    /// The outcome, if unexpected.
+    /// The outcome if it was unexpected.
     odd: Option<Outcome>,
 }
 
@@ -70,7 +70,7 @@ async fn probe_all(hostile: &Arc<Hostile>, amount: Amount) -> anyhow::Result<Vec
     let next = Arc::new(AtomicUsize::new(0));
     let begin = |task: usize| {
         let (hostile, next) = (hostile.clone(), next.clone());
-        // Deadlines are spread over time, like a prober's.
+        // Spreads the deadlines over time, as a prober does.
         let first = Instant::now() + amount.period * task as u32 / amount.at_once as u32;
         tokio::spawn(async move {
             let mut ticks = interval_at(first, amount.period);
@@ -103,7 +103,7 @@ async fn probe_all(hostile: &Arc<Hostile>, amount: Amount) -> anyhow::Result<Vec
     Ok(samples)
 }
 
-/// Prints how late probes ended, and returns the lateness that at most one in a thousand exceeds.
+/// Prints how late probes ended. Returns the lateness that at most one probe in a thousand exceeds.
 fn report_lateness(samples: &[Sample]) -> Duration {
     let mut late: Vec<_> = samples.iter().filter_map(|sample| sample.late).collect();
     late.sort_unstable();
@@ -137,14 +137,14 @@ fn report_lateness(samples: &[Sample]) -> Duration {
     share(0.999)
 }
 
-/// CPU time that this process has used.
+/// CPU time used by this process.
 fn processor_time() -> anyhow::Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let time = usage.user_time() + usage.system_time();
     Ok(Duration::from_micros(time.num_microseconds().try_into()?))
 }
 
-/// The long form also checks how late they end.
+/// The long form also checks how late the probes end.
 #[test]
 #[ignore = "needs root"]
 fn probes_of_hostile_servers_leave_nothing_behind() -> anyhow::Result<()> {
@@ -152,7 +152,7 @@ fn probes_of_hostile_servers_leave_nothing_behind() -> anyhow::Result<()> {
     let servers = hostile.ports();
     let runtime = runtime()?;
     let at_rest = Held::now(&servers)?;
-    // Servers take a moment to see that a client has gone.
+    // Servers need a moment to notice that a client has disconnected.
     let rest = || {
         wait_for("nothing to be left of the probes", PATIENCE, || {
             let held = Held::now(&servers)?;
@@ -201,7 +201,7 @@ fn probes_of_hostile_servers_leave_nothing_behind() -> anyhow::Result<()> {
         );
     }
     assert!(peak - before < GROWTH_MAX, "{} KiB", peak - before);
-    // Other states pass; this one would last a minute per probe.
+    // Sockets leave other states soon, but this one would last a minute per probe.
     assert_eq!(left.sockets.get(&(Side::Client, TIME_WAIT)), None);
     rest()?;
     assert!(!is_long() || lateness < LATENESS_MAX, "{lateness:?} late");

@@ -1,4 +1,4 @@
-//! The prober on containers whose servers misbehave.
+//! The prober with containers whose servers misbehave.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use tests::{PATIENCE, wait_for};
 use super::cases::{CASES, Case, Expected, Way};
 use super::{SHORT, hostile, runtime};
 
-/// Enough runs of each probe.
+/// Number of runs that each probe needs.
 const RUNS: u64 = 3;
 
 struct NoContainers;
@@ -33,8 +33,7 @@ impl Containers for NoContainers {
     }
 }
 
-/// A pod whose container is probed this way for readiness and liveness. A probe that ends by itself gets all the time
-/// that it needs.
+/// A pod whose readiness and liveness probe use this case. A probe that ends on its own gets as much time as it needs.
 fn pod(index: usize, case: &Case, hostile: &Hostile) -> anyhow::Result<Arc<PodSpec>> {
     let port = case.port(hostile);
     let handler = match case.way {
@@ -83,7 +82,7 @@ fn running(index: usize) -> PodStatus {
     }
 }
 
-/// How often a pod's readiness probe succeeded, failed and erred.
+/// Number of successes, failures and errors of a pod's readiness probe.
 fn runs(prober: &Prober, pod: &PodSpec) -> [u64; 3] {
     let stats = prober.statistics();
     let key = (pod.uid.clone(), Arc::from("app"), ProbeType::Readiness);
@@ -108,7 +107,7 @@ fn containers_of_hostile_servers_are_killed_unless_nothing_is_known_of_them() ->
         manager: ManagerOptions {
             limits: Limits {
                 per_second: 10_000,
-                // There is always a slot for each: the slow ones must not hold up the others.
+                // There is a slot for every probe, so that slow ones do not delay others.
                 concurrent: 10_000,
                 pod_per_second: 1000,
             },
@@ -118,7 +117,7 @@ fn containers_of_hostile_servers_are_killed_unless_nothing_is_known_of_them() ->
         containers: Arc::new(NoContainers),
         certificates: PathBuf::new(),
     });
-    // A manifest cannot have port 0.
+    // Manifests do not allow port 0.
     let cases = CASES.iter().enumerate();
     let cases = cases.filter(|(_, case)| case.behaviour.is_some());
     let mut pods = Vec::new();

@@ -1,4 +1,4 @@
-//! A client outside with flows through a NodePort to a backend on another node: XDP forwards them, with and without an
+//! An outside client with flows through a NodePort to a backend on another node, which XDP forwards with and without an
 //! agent.
 
 use std::net::SocketAddr;
@@ -18,10 +18,11 @@ use tests::{Bed, Node, PATIENCE, wait_for};
 use super::{UPLINK, flags, wait_program};
 
 const NODE_PORT: u16 = 30_080;
-/// How long to wait for an answer to a datagram before asking again.
+/// How long to wait for an answer to a datagram before sending another.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Only newer kernels report what drivers can do. Without that, a veth's program redirects nothing.
+/// Only newer kernels report XDP features of drivers. On older kernels, the XDP program of a veth cannot redirect
+/// packets.
 fn mode() -> anyhow::Result<(&'static str, Mode)> {
     Ok(match xdp::sends(if_nametoindex("lo")?)? {
         Some(_) => ("native", Mode::Native),
@@ -29,7 +30,7 @@ fn mode() -> anyhow::Result<(&'static str, Mode)> {
     })
 }
 
-/// Packets that XDP has sent on.
+/// Number of packets that XDP has forwarded.
 fn forwarded(node: &Node) -> anyhow::Result<u64> {
     let listed = node.listing("bpf metrics list")?;
     let rows = listed.as_array().context("the metrics are no list")?;
@@ -39,7 +40,7 @@ fn forwarded(node: &Node) -> anyhow::Result<u64> {
     Ok(rows.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
-/// A client's connection and datagram socket, to one NodePort.
+/// A client's connection and UDP flow to one NodePort.
 struct Flows {
     connection: Connection,
     datagrams: Datagrams,
@@ -62,7 +63,7 @@ impl Flows {
         })
     }
 
-    /// Continues with both, until XDP has forwarded packets of each in both directions.
+    /// Continues both flows until XDP has forwarded packets of each in both directions.
     fn go_on(&mut self, node: &Node) -> anyhow::Result<()> {
         let expected = self.target.ip();
         let judge = |answer: &Answer| {
@@ -73,7 +74,7 @@ impl Flows {
         let (connection, datagrams) = (&mut self.connection, &mut self.datagrams);
         let segments = || judge(&connection.upload(100_000)?);
         wait_carried(node, segments).with_context(|| format!("segments to {}", self.target))?;
-        // Each question and its answer are two packets.
+        // A question and its answer are two packets.
         let datagrams = || {
             for _ in 0..2 {
                 let answer = wait_for("an answer", PATIENCE, || Ok(datagrams.ask(SOON)?));
@@ -85,7 +86,7 @@ impl Flows {
     }
 }
 
-/// Continues until XDP has forwarded four packets at once.
+/// Repeats `go_on` until XDP forwards at least four packets during one call.
 fn wait_carried(node: &Node, mut go_on: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
     wait_for("XDP to carry packets", PATIENCE, || {
         let before = forwarded(node)?;
@@ -108,10 +109,10 @@ fn flows_to_another_node_go_on_by_xdp_with_an_agent_and_without() -> anyhow::Res
     let (node, other) = (bed.node(1), bed.node(2));
     outside::add(node)?;
     let backend = Backend::start(other, "web", "")?;
-    // Senders compute checksums in software: XDP cannot know that a device was meant to do it.
+    // The senders compute checksums in software, because XDP cannot see that a checksum was left to the device.
     offload::set(FAR, "eth0", Offload::TxChecksums, false)?;
     offload::set(&backend.member.name, "eth0", Offload::TxChecksums, false)?;
-    // The other end of a veth accepts what XDP sends back only if that end merges segments.
+    // The peer of a veth accepts the packets that XDP sends back only if GRO is enabled on the peer.
     offload::set(FABRIC, node.name(), Offload::Gro, true)?;
     let mut service = ServiceManifest::new("web", 1).of([&backend]);
     for port in &mut service.ports {

@@ -1,4 +1,4 @@
-//! The flag loads the program, which outlives its agent; without the flag, it is removed. Programs of others stay.
+//! The flag loads the program, which outlives its agent; an agent without the flag removes it. Programs of others stay.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use tests::{Node, PATIENCE, wait_for};
 
 use super::{UPLINK, bed, flags, programs, wait_program};
 
-/// Pins below the node's folder.
+/// Pins, relative to the node's folder.
 const LINK: &str = "links/xdp_netdev_eth0";
 const PROGRAM: &str = "programs/xdp_netdev";
 
@@ -34,7 +34,7 @@ fn the_program_comes_stays_and_goes_as_those_of_tc_do() -> anyhow::Result<()> {
     let node = bed.node(1);
     node.start_agent()?;
     let first = wait_program(node, Mode::Native, None)?;
-    // The link is pinned right after the program is attached.
+    // The agent pins the link right after it attaches the program.
     bed.wait_all_reachable(PATIENCE)?;
     node.kill_agent(Signal::SIGKILL)?;
     assert_eq!(programs(node, UPLINK)?, [(Mode::Native, first)]);
@@ -140,7 +140,7 @@ fn a_driver_without_xdp_is_named_in_one_line() -> anyhow::Result<()> {
     let bed = bed(&manifests, "native --device plain")?;
     let node = bed.node(1);
     node.exec("ip link add plain up type bridge")?;
-    // It serves its API before it attaches anything.
+    // The agent serves its API before it attaches any program.
     let _ = node.start_agent();
     wait_for("the refusal", PATIENCE, || {
         let named = "driver bridge of device plain does not support XDP";

@@ -1,5 +1,5 @@
-//! The XDP program of services on the uplinks of real nodes: how it is attached, kept and removed, and what it sends
-//! on.
+//! The services' XDP program on the uplinks of real nodes: how it is attached, kept and removed, and which packets it
+//! forwards.
 
 mod flows;
 mod life;
@@ -9,7 +9,7 @@ use nix::net::if_::if_nametoindex;
 use tests::served::Manifests;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
-/// Device with the program.
+/// The device to which the program is attached.
 const UPLINK: &str = "eth0";
 
 /// The XDP programs on a device of a node.
@@ -18,7 +18,7 @@ fn programs(node: &Node, device: &str) -> anyhow::Result<Vec<(Mode, u32)>> {
     Ok(node.run_in(look)??)
 }
 
-/// Waits until the uplink has exactly one program, in this mode, other than `former`.
+/// Waits until the uplink has exactly one program, in this mode and different from `former`.
 fn wait_program(node: &Node, mode: Mode, former: Option<u32>) -> anyhow::Result<u32> {
     wait_for("an XDP program", PATIENCE, || {
         match programs(node, UPLINK)?.as_slice() {
@@ -28,12 +28,12 @@ fn wait_program(node: &Node, mode: Mode, former: Option<u32>) -> anyhow::Result<
     })
 }
 
-/// Flags of an agent that serves a folder's services by XDP.
+/// Flags for an agent that serves the services in a folder with XDP.
 fn flags(manifests: &Manifests, mode: &str) -> String {
     format!("{} --service-xdp {mode}", manifests.agent_args())
 }
 
-/// One node whose agent is not started yet.
+/// A bed with one node, whose agent is not running yet.
 fn bed(manifests: &Manifests, mode: &str) -> anyhow::Result<Bed> {
     Bed::builder()
         .nodes(1)

@@ -1,4 +1,4 @@
-//! Services that cannot be served as written: each is reported, and all others are served.
+//! Services that cannot be served as written are reported, and all others are served.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,7 +12,7 @@ use tests::{Node, PATIENCE, wait_for};
 
 use super::{Mode, Stand, targets, wait_answered_by};
 
-/// Waits until a line of `service list`, or of `service get` for one service, contains all these words.
+/// Waits until a line of `service list`, or of `service get` if a service is given, contains all these words.
 fn wait_reported(node: &Node, service: Option<&str>, words: &[&str]) -> anyhow::Result<()> {
     let ask = match service {
         Some(name) => format!("service get {name}"),
@@ -48,7 +48,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     };
     is_served("alone")?;
 
-    // The neighbour owns the address: its name comes first.
+    // The neighbour owns the address, because its name sorts first.
     let taken = ServiceManifest {
         cluster_ips: neighbour.cluster_ips.clone(),
         ..ServiceManifest::new("taken", 2).of(&stand.backends[..1])
@@ -70,7 +70,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     )?;
     is_served("another one with its node port")?;
     for target in targets(&taken) {
-        // Its other addresses are served.
+        // The other addresses of the service are served.
         wait_answered_by(&client.name, target, &names[..1])?;
     }
 
@@ -85,7 +85,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
         Some("unnamed"),
         &["default/unnamed", "spec.ports[2].name"],
     )?;
-    // Addresses of a family that the service lacks affect neither the other addresses nor the service.
+    // Addresses of a family that the service lacks affect neither its other addresses nor the service itself.
     let mut wrong = stand
         .service("wrong", 4)
         .spec(json!({ "externalIPs": ["203.0.113.4", "fd00::77", "203.000.113.05"] }))
@@ -103,7 +103,7 @@ fn bad_services_are_named_and_their_neighbours_are_served() -> anyhow::Result<()
     {
         wait_answered_by(&client.name, (ip, 80).into(), &names)?;
     }
-    // The same goes for an invalid endpoint, and for a slice port without a number.
+    // The same holds for an invalid endpoint, and for a slice port without a number.
     let mut torn = stand.service("torn", 6).json();
     let slices = torn["items"].as_array_mut().context("no list")?;
     for slice in slices.iter_mut().skip(1) {
@@ -142,7 +142,7 @@ fn no_service_takes_an_address_that_its_node_uses() -> anyhow::Result<()> {
     let health: BTreeSet<_> = node.health_addresses()?.into_iter().collect();
     let health: Vec<_> = health.into_iter().collect();
     let endpoint = web.member.addresses();
-    // Without backends, it would refuse whatever it gets.
+    // Without backends, the service would reject all packets to its addresses.
     let mut usurper = ServiceManifest::new("usurper", 5);
     usurper.ports = vec![ServicePort::http(PORT)];
     let own = usurper.cluster_ips.clone();
@@ -166,13 +166,13 @@ fn no_service_takes_an_address_that_its_node_uses() -> anyhow::Result<()> {
         Ok(())
     };
     undisturbed().context("external addresses")?;
-    // Its own addresses are served all the same.
+    // The service's own addresses are still served.
     usurper = usurper.of(&stand.backends[..1]);
     stand.write(&usurper.clone().spec(json!({ "externalIPs": all })))?;
     for ip in own {
         wait_answered_by(&client.name, (ip, PORT).into(), &["web-1"])?;
     }
-    // As a ClusterIP too.
+    // The same addresses are refused as ClusterIPs too.
     usurper.cluster_ips = health;
     stand.write(&usurper)?;
     let words = ["spec.clusterIPs", "of this node"];
@@ -180,7 +180,7 @@ fn no_service_takes_an_address_that_its_node_uses() -> anyhow::Result<()> {
     undisturbed().context("a ClusterIP")
 }
 
-/// The gateway of a node's pods: the address after the network address.
+/// The gateway of a node's pods, which is the address after the network address.
 fn gateway(cidr: &str) -> anyhow::Result<IpAddr> {
     Ok(match cidr.parse()? {
         IpNet::V4(v4) => Ipv4Addr::from_bits(v4.network().to_bits() + 1).into(),
@@ -188,10 +188,10 @@ fn gateway(cidr: &str) -> anyhow::Result<IpAddr> {
     })
 }
 
-/// One more than fits: the first backend is never used.
+/// One more than fits, because the first entry of the backend map is never used.
 const TOO_MANY: u32 = 1_024;
 
-/// Number of failed syncs.
+/// Number of syncs that have failed.
 fn failures(node: &Node) -> anyhow::Result<u64> {
     const NAME: &str = "kubeproxy_sync_proxy_rules_ebpf_sync_failures_total ";
     let metrics = node.exec("curl -sS http://127.0.0.1:10249/metrics")?;
@@ -236,7 +236,7 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
         Some("crowded"),
         &["Not in force:", "IPv4: HEALTH_BACKENDS has no room"],
     )?;
-    // It is retried all the time, and reported once.
+    // The sync is retried continuously, but reported only once.
     let before = failures(node)?;
     wait_for("more syncs to fail", PATIENCE, || {
         Ok((failures(node)? > before + 2).then_some(()))
@@ -246,7 +246,7 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
     for target in targets(&neighbour) {
         wait_answered_by(&client.name, target, &names)?;
     }
-    // Later services are served, and so is the oversized one once it has shrunk.
+    // Later services are served, and the oversized service is served once it has shrunk.
     let later = stand.service("later", 3);
     stand.write(&later)?;
     for target in targets(&later) {
@@ -259,7 +259,7 @@ fn a_service_with_too_many_backends_is_named_and_its_neighbours_are_served() -> 
     Ok(())
 }
 
-/// Writes a service with this creation time: the older service owns what both claim.
+/// Writes a service with this creation time: an older service wins a contested address.
 fn write_created(stand: &Stand, service: &ServiceManifest, created: &str) -> anyhow::Result<()> {
     let mut manifest = service.json();
     manifest["items"][0]["metadata"]["creationTimestamp"] = created.into();
@@ -268,7 +268,7 @@ fn write_created(stand: &Stand, service: &ServiceManifest, created: &str) -> any
         .write_file(&service.name, &manifest.to_string())
 }
 
-/// A service of `web-1` at this port of its ClusterIPs and external addresses.
+/// A service with `web-1` as its only backend, at this port of its ClusterIPs and external addresses.
 fn at_port(stand: &Stand, (name, number): (&str, u8), port: u16) -> ServiceManifest {
     let mut service = ServiceManifest::new(name, number).of(&stand.backends[..1]);
     service.ports = vec![ServicePort::http(port)];
@@ -313,12 +313,12 @@ fn no_service_captures_what_its_nodes_need() -> anyhow::Result<()> {
         Some("captor-mesh"),
         &["spec.ports.nodePort", "--health-port", "node port 4240"],
     )?;
-    // Neither the mesh nor clients of the node's health notice.
+    // Neither the mesh nor clients of the node's health servers are affected.
     stand.bed.wait_all_reachable(PATIENCE)?;
     for node in [here, there] {
         for ip in own.iter().chain(&peers) {
             let pages = [(4240, "hello"), (10_256, "healthz")];
-            // By default, health is served over IPv4 only.
+            // By default, node health is served over IPv4 only.
             for (port, path) in &pages[..if ip.is_ipv4() { 2 } else { 1 }] {
                 let url = format!("http://{}/{path}", SocketAddr::new(*ip, *port));
                 let asked = format!("curl -sS -m 10 -o /dev/null -w %{{http_code}} {url}");
@@ -331,7 +331,7 @@ fn no_service_captures_what_its_nodes_need() -> anyhow::Result<()> {
             }
         }
     }
-    // What they may have is served all the same.
+    // Addresses that these services may have are still served.
     let [client, _] = &stand.clients;
     for ip in at_port(&stand, ("captor-mesh", 30), 80).cluster_ips {
         wait_answered_by(&client.name, (ip, 80).into(), &["web-1"])?;
@@ -345,13 +345,14 @@ fn the_older_of_a_node_port_and_an_external_address_of_the_node_is_served() -> a
     show_that_the_older_is_served(Mode::Ebpf)
 }
 
-/// One service has a NodePort, and another has an external address of the node with the same port.
+/// One service has a NodePort, and another has one of the node's addresses as external address with the same port.
 pub(crate) fn show_that_the_older_is_served(mode: Mode) -> anyhow::Result<()> {
     let stand = Stand::start_with(mode, ["", ""], "--service-external-ips all")?;
     let node = stand.bed.node(1);
     let own = node.addresses();
     let [client, _] = &stand.clients;
-    // Here too: with IPVS, another node treats an external address of this one as its own, and answers would end there.
+    // The backend is on the node itself: with IPVS, the other node treats this node's external address as its own, and
+    // replies would end there.
     let beside = [Backend::start(node, "web-4", "")?];
     let mut port = 30_080;
     for (external, node_port, winner, loser, field) in [
@@ -392,7 +393,7 @@ pub(crate) fn show_that_the_older_is_served(mode: Mode) -> anyhow::Result<()> {
             )?;
             wait_answered_by(&client.name, target, &[of_winner])?;
         }
-        // What it held is free once it is gone, even if no agent was running.
+        // An address that a removed service held is free, even if no agent was running when the service went away.
         node.kill_agent(Signal::SIGKILL)?;
         stand.manifests.remove(winner)?;
         node.take_over(None)?;
@@ -437,7 +438,7 @@ fn line_breaks_in_names_make_no_rows() -> anyhow::Result<()> {
         let is_false = |line: &&str| line.trim_start().starts_with("10.9.9.9");
         ensure!(said.lines().find(is_false).is_none(), "{said}");
     }
-    // An object with an invalid name has one line in the log.
+    // An object with an invalid name causes one line in the log.
     let other = json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": { "name": "a\n2026-01-01T00:00:00Z ERROR false" }, "spec": { "clusterIP": "10.96.0.9" },

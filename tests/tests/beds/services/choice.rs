@@ -1,4 +1,4 @@
-//! Which endpoints get new flows.
+//! Selection of endpoints for new flows.
 
 use std::thread;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
-/// With IPVS, a client stays as long as its connections are known; ended ones are known for minutes.
+/// With IPVS, a client's affinity lasts as long as the kernel knows its connections, which is minutes after they end.
 pub(super) const EBPF_ROWS: &[Row] =
     &[("a_client_may_go_elsewhere_after_the_timeout", affinity_ends)];
 
@@ -60,7 +60,7 @@ fn with_affinity(stand: &Stand, name: &str, number: u8, seconds: u32) -> Service
     }))
 }
 
-/// All TCP connections of a client go to one backend while it is usable, then to another one.
+/// All TCP connections of a client go to one backend while it is usable, and then to another one.
 fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = with_affinity(stand, "affinity", number, 600);
     stand.write(&service)?;
@@ -93,7 +93,7 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
 }
 
 fn affinity_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    // Ages are counted in whole seconds.
+    // The programs count ages in whole seconds.
     const PAUSE: Duration = Duration::from_millis(2100);
     let service = with_affinity(stand, "forgets", number, 1);
     stand.write(&service)?;
@@ -124,7 +124,7 @@ fn internal_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Hints count if all ready endpoints have one; a single endpoint without a hint turns them off.
+/// Hints apply only if all ready endpoints have one; a single endpoint without a hint disables them.
 fn zone_hints(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("zones", number);
     for (endpoint, zone) in service
@@ -158,7 +158,7 @@ fn node_hints(stand: &Stand, number: u8) -> anyhow::Result<()> {
         .zip(["hnode1", "hnode2", "hnode2"])
     {
         endpoint.nodes = vec![node];
-        // Nodes take precedence.
+        // Node hints take precedence over zones.
         endpoint.zones = vec!["zone-1", "zone-2"];
     }
     stand.write(&service)?;
@@ -182,7 +182,7 @@ fn serving_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_answered_by(&client.name, target, &ALL[1..])?;
     }
-    // A ready endpoint gets all traffic.
+    // Once there is a ready endpoint, it gets all traffic.
     service.endpoints[0].set_ready(true);
     service.endpoints[0].terminating = false;
     stand.write(&service)?;
@@ -192,7 +192,7 @@ fn serving_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each list falls back independently: ready endpoints elsewhere do not matter for traffic that must stay on the node.
+/// Each list falls back by itself: ready endpoints on other nodes do not matter for traffic that must stay on the node.
 fn local_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("ends-here", number)
@@ -208,7 +208,7 @@ fn local_terminating(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An address that a new pod has while the old pod's entry still exists, in both orders, in one slice and in two.
+/// A new pod has an address whose old entry still exists: in both orders, in one slice and in two.
 fn reused_address(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let service = stand.service("reused", number);
@@ -247,7 +247,7 @@ fn reused_address(stand: &Stand, number: u8) -> anyhow::Result<()> {
                 wait_answered_by(&client.name, target, &ALL)
                     .with_context(|| format!("old first: {is_old_first}, slices: {slices}"))?;
             }
-            // The next order starts from scratch.
+            // The service is removed so that the next order starts from scratch.
             stand.manifests.remove(&service.name)?;
             for target in targets(&service) {
                 wait_for("the service to be gone", PATIENCE, || {
@@ -280,14 +280,14 @@ fn round_robin(stand: &Stand, number: u8) -> anyhow::Result<()> {
             repeats += usize::from(last == backend);
             last = backend;
         }
-        // A reused source port belongs to a known flow, which keeps its backend. With random choice, a third would
-        // repeat.
+        // A reused source port belongs to a known flow, which keeps its backend. Random choice would repeat the last
+        // backend for a third of the requests.
         ensure!(repeats <= EACH / 3, "{repeats} went where the last one did");
     }
     Ok(())
 }
 
-/// Weights are set on slices, so the heavy endpoints have their own slice.
+/// Weights apply to slices, so the heavy endpoints have their own slice.
 fn weights(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const WEIGHT: usize = 9;
     const REQUESTS: usize = 200;
@@ -311,7 +311,7 @@ fn weights(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_answered_by(&client.name, target, &ALL[..2])?;
         let answers = curl(&client.name, target, REQUESTS)?;
-        // A tenth of them is 20; random choice stays within these bounds.
+        // A tenth of the requests is 20, and random choice stays within these bounds.
         let light = answers.of("web-1");
         ensure!((2..=50).contains(&light), "{target}: {answers}");
         ensure!(answers.of("web-2") == REQUESTS - light, "{answers}");

@@ -1,4 +1,4 @@
-//! Draining and replacing backends under load.
+//! Backends are drained and replaced under load.
 
 use anyhow::ensure;
 use tests::bed::command_in;
@@ -9,7 +9,7 @@ use tests::{PATIENCE, wait_for};
 use super::load::{Load, users};
 use super::{Stand, targets, wait_answered_by};
 
-/// How many connections are open on the backend's side.
+/// Number of connections that are open at the backend.
 fn connections(backend: &Backend) -> anyhow::Result<usize> {
     let mut ss = command_in(&backend.member.name, "ss");
     ss.args([
@@ -49,7 +49,7 @@ fn no_request_fails_while_each_backend_is_drained_and_replaced() -> anyhow::Resu
     let users = users(&clients, &targets, &[Load::connect, Load::keep_alive]);
     load.during(&users, || {
         for index in 0..backends.len() {
-            // As when a pod terminates: no new connections, existing ones continue.
+            // As for a terminating pod: it gets no new connections, and existing ones continue.
             let ending = &mut service.endpoints[index];
             (ending.ready, ending.terminating) = (false, true);
             manifests.write(&service)?;
@@ -70,7 +70,7 @@ fn no_request_fails_while_each_backend_is_drained_and_replaced() -> anyhow::Resu
                 .iter()
                 .find(|node| node.name() == backends[index].node);
             let node = node.expect("it was started there");
-            // Needs a new name, which also names its network namespace.
+            // The new backend needs a new name, which is also the name of its network namespace.
             let new = Backend::start(node, &format!("{}-new", names[index]), "")?;
             service.endpoints.insert(index, new.slice_endpoint());
             drop(std::mem::replace(&mut backends[index], new));

@@ -1,4 +1,4 @@
-//! ICMP errors about flows of services, and spoofed sources.
+//! ICMP errors about service flows, and spoofed sources.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -31,10 +31,10 @@ pub(super) const EBPF_ROWS: &[Row] = &[
     ),
 ];
 
-/// A port where nothing listens.
+/// A port on which no process listens.
 const NOBODY: u16 = 9;
 
-/// The client sees a backend's ICMP error as one about the service.
+/// A backend's ICMP error reaches the client as an error about the service.
 fn port_unreachable(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     for (backend, number) in stand.backends[..2].iter().zip([number, number + 100]) {
@@ -66,7 +66,7 @@ fn port_unreachable(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many datagrams arrived at ports of a backend where nothing listens.
+/// Number of datagrams that arrived at closed ports of a backend.
 fn unheard(backend: &Backend, like: SocketAddr) -> anyhow::Result<u64> {
     let read = |file: &str| {
         let path = format!("/proc/thread-self/net/{file}");
@@ -89,7 +89,7 @@ fn unheard(backend: &Backend, like: SocketAddr) -> anyhow::Result<u64> {
     Ok(count.parse()?)
 }
 
-/// At a ClusterIP and at a NodePort.
+/// The backend is its own client, at a ClusterIP and at a NodePort.
 fn own_port_unreachable(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let backend = &stand.backends[0];
     let mut service = ServiceManifest::new("nobody-at-home", number).of([backend]);
@@ -123,7 +123,7 @@ fn own_port_unreachable(stand: &Stand, number: u8) -> anyhow::Result<()> {
 
 const SMALLER: u32 = 1300;
 
-/// The node forwards a packet to a backend, finds it too large, and the client sees an error about the service.
+/// A packet that the node forwards to a backend exceeds the MTU, and the client gets an error about the service.
 fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let backend = &stand.backends[2];
     learn_smaller_path(stand, backend, number, |client, target, _| {
@@ -131,7 +131,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     })
 }
 
-/// The same while the client has a connection to the backend itself between the same ports.
+/// The same test while the client also has a direct connection to the backend between the same ports.
 fn smaller_path_by_another_port(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut port = 21_000 + 10 * u16::from(number);
     let backend = &stand.backends[1];
@@ -143,8 +143,8 @@ fn smaller_path_by_another_port(stand: &Stand, number: u8) -> anyhow::Result<()>
     })
 }
 
-/// Makes a client send more through a service than fits into a packet on the path to the backend, whose own address is
-/// the last argument.
+/// Makes a client send packets through a service that exceed the path MTU to the backend. The last argument of `send`
+/// is the backend's own address.
 fn learn_smaller_path(
     stand: &Stand,
     backend: &Backend,
@@ -182,7 +182,7 @@ fn learn_smaller_path(
     learned
 }
 
-/// The path MTU to a destination that the kernel has learned.
+/// The path MTU to a destination that the kernel has learned, if any.
 fn known_mtu(client: &Member, to: IpAddr) -> anyhow::Result<Option<u32>> {
     let mut route = command_in(&client.name, "ip");
     let route = run(route.args(["route", "get", &to.to_string()]))?.success()?;
@@ -191,7 +191,7 @@ fn known_mtu(client: &Member, to: IpAddr) -> anyhow::Result<Option<u32>> {
     Ok(at.and_then(|_| words.next()?.parse().ok()))
 }
 
-/// An endpoint must not send from the address of a service.
+/// An endpoint must not use a service's address as its source.
 fn spoofed(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("spoofed", number);
     stand.write(&service)?;

@@ -1,4 +1,4 @@
-//! Flows while backends come and go; fragments and SCTP.
+//! Flows while backends come and go, fragments, and SCTP.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -28,18 +28,18 @@ pub(super) const ROWS: &[Row] = &[
     ("sctp_is_translated", sctp),
 ];
 
-/// Asks until an answer arrives.
+/// Sends datagrams until an answer arrives.
 fn ask(flow: &mut Datagrams) -> anyhow::Result<Answer> {
     wait_for("an answer", PATIENCE, || Ok(flow.ask(SOON)?))
 }
 
-/// The names of all backends but one.
+/// The names of all backends except this one.
 fn others<'a>(stand: &'a Stand, name: &str) -> Vec<&'a str> {
     let names = stand.backends.iter().map(|backend| backend.name.as_str());
     names.filter(|other| *other != name).collect()
 }
 
-/// Connections last even when the slice no longer contains the backend. New ones go elsewhere.
+/// Existing connections survive the removal of their backend from the slice. New ones use other backends.
 fn connections_last(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let whole = stand.service("lasting", number);
     stand.write(&whole)?;
@@ -73,7 +73,7 @@ fn connections_last(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Datagrams stay with a backend as long as it serves, ready or not.
+/// Datagrams stay with a backend as long as it serves, whether it is ready or not.
 fn datagrams_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let whole = stand.service("datagrams", number);
     stand.write(&whole)?;
@@ -114,7 +114,7 @@ fn datagrams_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// In both directions.
+/// Fragments get through in both directions.
 fn fragments(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let backends = [&stand.backends[0], &stand.backends[1]];
     let service = ServiceManifest::new("fragments", number).of(backends);
@@ -123,7 +123,7 @@ fn fragments(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for target in targets(&service) {
         wait_datagrams_answered_by(&client.name, target, &["web-1", "web-2"])?;
         let mut seen = std::collections::BTreeSet::new();
-        // Each is a separate flow, so that both backends come up.
+        // Each datagram socket is a separate flow, so that both backends are chosen eventually.
         while seen.len() < backends.len() {
             let mut flow = Datagrams::open(&client.name, target)?;
             for length in [1600, 4000, 20_000] {
@@ -139,7 +139,7 @@ fn fragments(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Through a service, and from endpoint to endpoint.
+/// Sends fragments in reverse order, through a service and directly to an endpoint.
 fn backwards(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = ServiceManifest::new("backwards", number).of([&stand.backends[1]]);
     stand.write(&service)?;
@@ -151,7 +151,7 @@ fn backwards(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A datagram in two fragments, and one of nearly the maximum length.
+/// Sends a datagram in two fragments, and one of nearly the maximum length, with the last fragment first.
 pub(super) fn arrive_backwards(namespace: &str, target: SocketAddr) -> anyhow::Result<()> {
     for length in [2000, 60_000] {
         let question = vec![b'b'; length];
@@ -164,11 +164,11 @@ pub(super) fn arrive_backwards(namespace: &str, target: SocketAddr) -> anyhow::R
     Ok(())
 }
 
-/// The same port at service and backend: SCTP's checksum covers the ports, and the datapath does not recompute it.
+/// The port of both service and backend: SCTP's checksum covers the ports, and the datapath does not recompute it.
 const SCTP_PORT: u16 = 3868;
 const SCTP: i32 = 132;
 
-/// With crafted packets, since not every kernel has SCTP.
+/// Uses crafted packets, since not every kernel supports SCTP.
 fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let server = &stand.backends[1];
     let mut service = ServiceManifest::new("sctp", number).of([server]);
@@ -196,7 +196,7 @@ fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
         .with_context(|| ip.to_string())?;
         let packet = sctp_packet([ports[1], ports[0]], INIT_ACK, INITIATE_TAG);
         sender.connect(&SockAddr::from(SocketAddr::new(*ip, 0)))?;
-        // Accepts only packets from the service.
+        // The sender accepts only packets from the service's address.
         wait_for("an answer by SCTP", PATIENCE, || {
             listener.send_to(&packet, &SockAddr::from(SocketAddr::new(own, 0)))?;
             Ok(receive(&sender, &packet)?.then_some(()))
@@ -215,7 +215,7 @@ fn raw(member: &Member, like: SocketAddr) -> anyhow::Result<Socket> {
     Ok(socket)
 }
 
-/// Receives packets until one ends with these bytes; false if none does in time.
+/// Receives packets until one ends with these bytes. Returns false if none arrives in time.
 fn receive(socket: &Socket, wanted: &[u8]) -> anyhow::Result<bool> {
     let mut bytes = [0; 256];
     loop {
@@ -224,7 +224,7 @@ fn receive(socket: &Socket, wanted: &[u8]) -> anyhow::Result<bool> {
             Ok(_) => {}
             Err(error) => {
                 let error = std::io::Error::from(error);
-                // A kernel without SCTP says so.
+                // A kernel without SCTP rejects the packet.
                 let is_end = [ErrorKind::WouldBlock, ErrorKind::ConnectionRefused];
                 ensure!(is_end.contains(&error.kind()), "{error}");
                 return Ok(false);
@@ -236,15 +236,15 @@ fn receive(socket: &Socket, wanted: &[u8]) -> anyhow::Result<bool> {
 /// Chunk types (RFC 9260 section 3.2).
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
-/// Identifies the other side.
+/// Identifies the peer.
 const INITIATE_TAG: u32 = 0x0102_0304;
 
-/// A packet that starts an association, or answers one that does (RFC 9260 sections 3.3.2 and 3.3.3): connection
-/// trackers accept no other packet as the first one.
+/// A packet that starts an association or accepts one (RFC 9260 sections 3.3.2 and 3.3.3). Connection trackers accept
+/// only these as first packets.
 fn sctp_packet([from, to]: [u16; 2], chunk: u8, verification_tag: u32) -> Vec<u8> {
     let value = [
         &INITIATE_TAG.to_be_bytes()[..],
-        // Receiver window, streams out and in, first sequence number.
+        // Receiver window, number of outbound and inbound streams, initial TSN.
         &65_536_u32.to_be_bytes(),
         &[0, 1, 0, 1],
         &u32::from(chunk).to_be_bytes(),

@@ -1,4 +1,4 @@
-//! Host routing: packets to endpoints of a node bypass its stack, and everything else works as without it.
+//! Host routing: packets between endpoints of one node bypass its stack, and everything else works as without it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -34,8 +34,8 @@ fn through_the_hosts_stack_nothing_is_reached_that_policy_refuses() -> anyhow::R
     policy::refused(FLAGS)
 }
 
-/// A client's TCP traffic with a backend on its own node, in both directions, passes no forward chain; traffic to a
-/// backend on another node does.
+/// TCP traffic between a client and a backend on its own node bypasses the forward chain in both directions; traffic to
+/// a backend on another node does not.
 fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let node = stand.node_of(client);
@@ -75,11 +75,11 @@ fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A port of the node that netfilter redirects to an endpoint, as for a `hostPort`, serves endpoints of the same node,
-/// too.
+/// A port of the node that netfilter redirects to an endpoint, as for a `hostPort`, also works for endpoints on the
+/// same node.
 fn translated(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     const PORT: u16 = 18_080;
-    // The other row counts what the other client sends.
+    // The other row counts the packets of the first client.
     let [_, client] = &stand.clients;
     let node = stand.node_of(client);
     let backend = stand.backend("web-2")?;
@@ -101,7 +101,7 @@ fn translated(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A router decrements the time to live, and reports a packet that has none left to its sender.
+/// A router decrements the TTL, and reports an expired packet to its sender.
 fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     let [client, _] = &stand.clients;
     let backend = &stand.backend("web-1")?.member;
@@ -111,7 +111,7 @@ fn too_far(stand: &Stand, _number: u8) -> anyhow::Result<()> {
                 .contains("1 received")
                 .then_some(()))
         })?;
-        // The kernel limits how many such errors it sends (`net.ipv4.icmp_ratelimit`), and other rows cause some.
+        // The kernel limits the rate of such errors (`net.ipv4.icmp_ratelimit`), and other rows cause some too.
         wait_for("an error to be reported", PATIENCE, || {
             let answer = ping(client, address, 1)?;
             assert!(answer.contains("0 received"), "{answer}");

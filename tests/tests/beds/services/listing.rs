@@ -1,4 +1,4 @@
-//! What `bpf lb list` shows of one service.
+//! `bpf lb list` for one service.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::{Row, Stand, targets, wait_answered_by};
 
 pub(super) const ROWS: &[Row] = &[("maps_are_listed_of_one_service", of_one_service)];
 
-/// A field of each row, as text.
+/// One field of all rows, as strings.
 fn column(node: &Node, words: &str, field: &str) -> anyhow::Result<Vec<String>> {
     let listed = node.listing(&format!("bpf lb list {words}"))?;
     let rows = listed.as_array().context("no list")?;

@@ -10,14 +10,14 @@ use anyhow::{Context as _, ensure};
 use tests::served::{Connection, Datagrams};
 use tests::{Member, PATIENCE, wait_for};
 
-/// Requests that must be answered before a step is over.
+/// Requests that must be answered before a step ends.
 const REQUESTS: usize = 80;
-/// Requests on each kept-alive connection before it is closed.
+/// Number of requests on each kept-alive connection before it is closed.
 const KEPT_ALIVE: usize = 50;
-/// Pause between requests of a user; without it, clients and servers would starve the agents of CPU time.
+/// Pause between a user's requests, without which clients and servers would starve the agents of CPU time.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What users of a service do until it is over.
+/// The load that users put on a service until it is over.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     is_over: AtomicBool,
@@ -27,7 +27,7 @@ pub(crate) struct Load {
     step: Mutex<Option<(String, Instant)>>,
 }
 
-/// Stops all users, also on a panic.
+/// Stops all users, even after a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -36,7 +36,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// What a client does at an address.
+/// How one client uses one address.
 pub(crate) type Use = fn(&Load, &str, SocketAddr) -> anyhow::Result<()>;
 
 impl Load {
@@ -68,7 +68,7 @@ impl Load {
         Ok(done)
     }
 
-    /// Names the next step, and waits until enough new requests are answered.
+    /// Names the next step, and waits until enough further requests are answered.
     pub(crate) fn goes_on(&self, step: String) -> anyhow::Result<()> {
         let before = self.done.load(Ordering::Relaxed);
         *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some((step, Instant::now()));
@@ -96,7 +96,7 @@ impl Load {
         Ok(())
     }
 
-    /// On new connections, which the server closes.
+    /// Uses a new connection for each request, which the server closes.
     pub(crate) fn connect(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
         self.until_over(|| {
             let answer = Connection::open(from, target).and_then(Connection::ask_last);
@@ -105,7 +105,7 @@ impl Load {
         })
     }
 
-    /// On connections that are used for a while, each with one backend.
+    /// Uses connections for several requests each, all answered by the same backend.
     pub(crate) fn keep_alive(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
         self.until_over(|| {
             let mut connection = Connection::open(from, target)?;
@@ -119,7 +119,7 @@ impl Load {
         })
     }
 
-    /// On one open connection and one UDP flow, which keep their backends all the time.
+    /// Uses one connection and one UDP flow, which keep their backends all the time.
     pub(crate) fn stay(&self, from: &str, target: SocketAddr) -> anyhow::Result<()> {
         let mut connection = Connection::open(from, target)?;
         let mut flow = Datagrams::open(from, target)?;
@@ -136,7 +136,7 @@ impl Load {
     }
 }
 
-/// Each client does all of these at its target.
+/// Every client uses its target in all of these ways.
 pub(crate) fn users<'a>(
     clients: &'a [Member],
     targets: &[SocketAddr],

@@ -1,4 +1,4 @@
-//! Services on real nodes, with real clients and servers: which backends answer, which requests are refused, and what
+//! Services on real nodes, with real clients and servers: which backends reply, which requests are refused, and what
 //! happens to flows when backends come and go.
 
 pub(crate) mod bad_input;
@@ -32,12 +32,12 @@ use health_common::metrics::Reason;
 use tests::served::{Answers, Backend, Datagrams, Manifests, ServiceManifest, curl_soon};
 use tests::{Bed, Member, Node, PATIENCE, slowness, wait_for};
 
-/// How long to wait for an answer to a datagram before asking again.
+/// How long to wait for an answer to a datagram before sending another.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
-/// Requests per backend that may answer: enough that chance leaves none out.
+/// Requests per backend, enough that random choice leaves no backend out.
 pub(crate) const EACH: usize = 15;
 
-/// How agents serve.
+/// How agents implement services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Ebpf,
@@ -45,7 +45,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// The flags for this mode.
+    /// Agent flags for this mode.
     pub(crate) const fn flags(self) -> &'static str {
         match self {
             Self::Ebpf => "--service-proxy-mode ebpf",
@@ -63,7 +63,7 @@ pub(crate) struct Stand {
     pub(crate) bed: Bed,
 }
 
-/// Gives the node with this index its own zone.
+/// Assigns a separate zone to the node with this index.
 fn zones(index: u8) -> String {
     format!(
         "--nodes-file {} --service-node-zone zone-{index}",
@@ -76,7 +76,7 @@ impl Stand {
         Self::start_with(Mode::Ebpf, ["", ""], "")
     }
 
-    /// With flags for the endpoints of backends and clients, and for the agents.
+    /// Starts the nodes with flags for the endpoints of backends and clients, and for the agents.
     pub(crate) fn start_with(
         mode: Mode,
         [backend, client]: [&str; 2],
@@ -107,7 +107,7 @@ impl Stand {
         })
     }
 
-    /// A service of all backends.
+    /// A service with all backends.
     pub(crate) fn service(&self, name: &str, number: u8) -> ServiceManifest {
         ServiceManifest::new(name, number).of(&self.backends)
     }
@@ -136,7 +136,7 @@ pub(crate) fn targets(service: &ServiceManifest) -> Vec<SocketAddr> {
     addresses.map(|ip| (*ip, 80).into()).collect()
 }
 
-/// Waits until requests are answered by exactly these backends.
+/// Waits until exactly these backends answer requests.
 pub(crate) fn wait_answered_by(
     from: &str,
     target: SocketAddr,
@@ -153,7 +153,7 @@ pub(crate) fn wait_answered_by(
     .with_context(|| format!("{from} to {target}, wanted {names:?}"))
 }
 
-/// The same for datagrams, each in its own flow.
+/// Like [`wait_answered_by`] for datagrams, each in its own flow.
 pub(crate) fn wait_datagrams_answered_by(
     from: &str,
     target: SocketAddr,
@@ -174,7 +174,7 @@ pub(crate) fn wait_datagrams_answered_by(
     .with_context(|| format!("datagrams of {from} to {target}, wanted {names:?}"))
 }
 
-/// Packets that a node counted for this reason.
+/// Number of packets that a node has counted for this reason.
 pub(crate) fn counted(node: &Node, reason: Reason) -> anyhow::Result<u64> {
     let listed = node.listing("bpf metrics list")?;
     let rows = listed.as_array().context("the metrics are no list")?;
@@ -182,12 +182,12 @@ pub(crate) fn counted(node: &Node, reason: Reason) -> anyhow::Result<u64> {
     Ok(rows.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
-/// A row of the specification: what it shows, and how. Each row has its own service number.
+/// A row of the specification: its name and its test. Each row has its own service number.
 pub(crate) type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
 
-/// Rows that share a bed, side by side.
+/// Rows that share a bed and run at the same time.
 pub(crate) const ROWS: &[&[Row]] = &[reach::ROWS, choice::ROWS, flows::ROWS, errors::ROWS];
-/// Rows of one mode only.
+/// Rows for one mode only.
 const EBPF_ROWS: &[&[Row]] = &[
     choice::EBPF_ROWS,
     errors::EBPF_ROWS,
@@ -199,10 +199,10 @@ const EBPF_ROWS: &[&[Row]] = &[
     trace::ENDPOINT_ROWS,
     trace::HOST_ROWS,
 ];
-/// How many rows run at once on a slow machine: each waits for its own answers.
+/// How many rows run at once on a slow machine. Each row waits for its own answers.
 const AT_ONCE_WHEN_SLOW: usize = 6;
 
-/// Runs rows on a stand, and reports which failed.
+/// Runs rows on a stand, and fails with the names of those that failed.
 pub(crate) fn show(stand: &Stand, rows: &[Row]) -> anyhow::Result<()> {
     let names: BTreeSet<&str> = rows.iter().map(|(name, _)| *name).collect();
     assert_eq!(names.len(), rows.len());
@@ -212,7 +212,7 @@ pub(crate) fn show(stand: &Stand, rows: &[Row]) -> anyhow::Result<()> {
     };
     let rows = Mutex::new((1_u8..).zip(rows));
     let next = || rows.lock().unwrap_or_else(PoisonError::into_inner).next();
-    // Each thread takes one row after the other, so a long one holds up no other.
+    // Each thread takes one row at a time, so that a long row holds up no other.
     let show_some = || {
         let mut failed = Vec::new();
         while let Some((number, (name, show))) = next() {
@@ -220,7 +220,7 @@ pub(crate) fn show(stand: &Stand, rows: &[Row]) -> anyhow::Result<()> {
             match panic::catch_unwind(AssertUnwindSafe(|| show(stand, number))) {
                 Ok(Ok(())) => println!("ok {name} ({:.1} s)", start.elapsed().as_secs_f64()),
                 Ok(Err(error)) => failed.push(format!("{name}: {error:#}")),
-                // Its message was already printed.
+                // The panic message has already been printed.
                 Err(_) => failed.push(format!("{name} panicked")),
             }
         }

@@ -1,5 +1,5 @@
-//! Clients outside the cluster, behind a router: what they reach of services by the addresses of a node, and which
-//! client address the backends see.
+//! Clients outside the cluster, behind a router: which services they reach at a node's addresses, and which client
+//! address the backends see.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -24,10 +24,10 @@ use super::{Mode, SOON, Stand, counted, targets, wait_answered_by, wait_datagram
 
 pub(super) const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
-/// A test of clients outside; these run one after the other on a bed.
+/// A test with outside clients. The rows on a bed run one after another.
 pub(super) type Row = (&'static str, fn(&Stand, u8) -> anyhow::Result<()>);
 
-/// The row that only holds without direct return.
+/// The row that holds only without direct server return.
 pub(super) const ELSEWHERE: &str = "a_backend_elsewhere_sees_the_node";
 
 pub(super) const ROWS: &[Row] = &[
@@ -109,19 +109,19 @@ fn clients_outside_are_served_by_nodes_that_masquerade() -> anyhow::Result<()> {
     show_rows("--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48")
 }
 
-/// A NodePort for both protocols.
+/// The NodePort of a row, used for both protocols.
 pub(super) fn node_port(number: u8) -> u16 {
     30_000 + u16::from(number)
 }
 
-/// Addresses of a NodePort on the first node, one per IP version, each with the client's address there.
+/// The first node's NodePort addresses, one per IP version, each with the source address of the outside client.
 pub(super) fn node_targets(stand: &Stand, number: u8) -> Vec<(SocketAddr, IpAddr)> {
     let addresses = stand.bed.node(1).addresses().into_iter();
     let targets = addresses.map(|ip| SocketAddr::new(ip, node_port(number)));
     targets.map(|target| (target, own(target))).collect()
 }
 
-/// The client's address of a target's IP version.
+/// The outside client's address of the target's IP version.
 fn own(target: SocketAddr) -> IpAddr {
     match target {
         SocketAddr::V4(_) => FAR4.into(),
@@ -129,8 +129,8 @@ fn own(target: SocketAddr) -> IpAddr {
     }
 }
 
-/// Checks that these answer over TCP and UDP and see this client address, and that segments that are cut later get
-/// through.
+/// Checks that these backends answer over TCP and UDP and see this client address, and that segments that are split
+/// later get through.
 pub(super) fn is_answered_by(
     target: SocketAddr,
     names: &[&str],
@@ -164,7 +164,7 @@ fn here(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// nf_conntrack would consider packets of half a connection invalid, and firewalls drop such packets.
+/// nf_conntrack would treat half a connection's packets as invalid, and firewalls drop invalid packets.
 fn unseen(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let backend = &stand.backend("web-1")?.member;
@@ -200,7 +200,7 @@ fn elsewhere(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Clients of the cluster may still use all endpoints.
+/// The policy does not apply to clients in the cluster, which may use all endpoints.
 fn local_policy(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand
         .service("kept", number)
@@ -234,7 +234,7 @@ fn connect_within(
     Ok(NetNs::open(FAR)?.run_in(connect)?)
 }
 
-/// Waits until connections are dropped silently, and counted for this reason.
+/// Waits until connections time out and their packets are counted as dropped for this reason.
 pub(super) fn wait_dropped(node: &Node, target: SocketAddr, reason: Reason) -> anyhow::Result<()> {
     let before = counted(node, reason)?;
     wait_for("packets to be dropped", PATIENCE, || {
@@ -245,7 +245,7 @@ pub(super) fn wait_dropped(node: &Node, target: SocketAddr, reason: Reason) -> a
     .with_context(|| target.to_string())
 }
 
-/// Addresses that the router sends here: external ones, or those of a load balancer.
+/// External or load balancer addresses that the router sends to the first node.
 fn external_ips(number: u8) -> [IpAddr; 2] {
     let [v4, v6] = [
         format!("203.0.113.{number}").parse(),
@@ -269,11 +269,11 @@ fn external(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Source ranges with the client, and without it.
+/// Source ranges that contain the client, and ranges that do not.
 pub(super) const RANGES_WITH: [&str; 2] = ["192.0.2.0/24", "2001:db8::/64"];
 pub(super) const RANGES_WITHOUT: [&str; 2] = ["198.51.100.0/24", "2001:db8:7::/64"];
 
-/// Writes a service with a load balancer at the external addresses, for sources in these ranges.
+/// Writes a service with a load balancer at the external addresses, for clients in these source ranges.
 pub(super) fn write_balanced(
     stand: &Stand,
     (name, number): (&str, u8),
@@ -294,7 +294,7 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_answered_by(FAR, target, &ALL)?;
     }
     let [v4, v6] = external_targets(number);
-    // An IPv4 network in IPv6 form, and one with leading zeros, count as IPv4.
+    // An IPv4-mapped IPv6 network counts as IPv4, and so does an IPv4 network with leading zeros.
     for ranges in [
         RANGES_WITHOUT,
         ["::ffff:198.51.100.0/120", RANGES_WITHOUT[1]],
@@ -334,11 +334,11 @@ fn cluster_ip(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where servers of [`host_backend`] listen.
+/// The port on which the servers of [`host_backend`] listen.
 const HOST_PORT: u16 = 7070;
 
-/// A pod in a node's own network, whose address is the node's: it answers until dropped. Comes with a service that has
-/// only this pod.
+/// A server in a node's own network, like a host network pod, which answers until dropped, and a service with only this
+/// backend.
 pub(super) fn host_backend(
     stand: &Stand,
     node: &Node,
@@ -379,7 +379,7 @@ fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers with a name and the client address that it sees.
+/// Answers with a name and the client address that the server sees.
 const HOST_SERVER: &str = r#"
 import sys, socket, http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -398,7 +398,7 @@ class Server(http.server.ThreadingHTTPServer):
 Server(("::", int(sys.argv[1])), Handler).serve_forever()
 "#;
 
-/// At once, in the name of the service; existing flows continue.
+/// New connections are refused at once from the service's address; existing flows continue.
 fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("nobody", number)
@@ -414,7 +414,7 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for (target, _) in &all {
         wait_answered_by(FAR, *target, &ALL)?;
         let mut flow = Connection::open(FAR, *target)?;
-        // A server waits a minute for the first request, and an hour for the next.
+        // The server waits one minute for the first request, and one hour for later ones.
         flow.ask()?;
         flows.push(flow);
     }
@@ -422,7 +422,8 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for (target, _) in all {
         wait_for("connections to be refused", PATIENCE, || {
-            // If the first error arrives while Linux is still sending, it waits for the answer to its second SYN.
+            // If the first error arrives while Linux is still sending, the connection waits for the answer to its
+            // second SYN.
             let kind = connect_within(target, PATIENCE)?
                 .err()
                 .map(|error| error.kind());
@@ -445,7 +446,7 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The health check port of a service with local policy; also when an agent starts and knows no service yet.
+/// The health check port of a service with a local policy works, even right after an agent starts without any services.
 fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let check = 31_000 + u16::from(number);
     let service = stand.service("checked", number).spec(json!({
@@ -486,7 +487,7 @@ fn others(stand: &Stand, number: u8) -> anyhow::Result<()> {
     all_answer()
 }
 
-/// Like kube-proxy's listener: a load balancer may check over either IP version.
+/// Like kube-proxy's listener, it answers over both IP versions: a load balancer may use either.
 fn check_by_both(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let check = 31_000 + u16::from(number);
     for family in 0..2 {
@@ -524,7 +525,7 @@ fn check_by_both(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Moves to another backend when its own no longer serves; here and elsewhere.
+/// A UDP flow moves to another backend when its own stops serving, on this node and on others.
 fn udp_moves(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("moving", number)
@@ -592,7 +593,7 @@ fn connections(stand: &Stand, number: u8) -> anyhow::Result<()> {
     all_answer(&mut open)
 }
 
-/// At backends of both nodes.
+/// Tests backends on both nodes.
 fn backwards(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for backend in &stand.backends[..2] {
         let service = ServiceManifest::new("backwards", number)
@@ -607,14 +608,14 @@ fn backwards(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes of a datagram that is sent in fragments.
+/// Length of a datagram that is sent in fragments.
 const LONG: usize = 4000;
 
-/// Fragments follow the first one, both ways, and a router's errors about packets too large for the path to the client
-/// reach the backend.
+/// Later fragments follow the first one in both directions, and a router's errors about packets that exceed the MTU
+/// towards the client reach the backend.
 fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const SMALLER: u32 = 1300;
-    // Sent whole: the router fragments IPv4 fragments further without reporting it.
+    // Fits into one packet: the router splits IPv4 fragments further without an error.
     const WHOLE: usize = 1400;
     let service = stand
         .service("far", number)
@@ -630,7 +631,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
                         return Ok(None);
                     }
                     let question = "long".repeat(length / 4);
-                    // The first answer may be the packet that triggers the error.
+                    // The first answer may be the packet that causes the error.
                     let answer = match flow.ask_with(question.as_bytes(), SOON)? {
                         Some(answer) => answer,
                         None => flow
@@ -660,7 +661,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     };
     change("add", &format!("mtu {SMALLER}"))?;
     let learned = ask_all(WHOLE).and_then(|()| {
-        // A backend that sees the client knows the path to it.
+        // A backend that sees the client's address learns the MTU of the path to the client.
         for backend in &stand.backends[..1] {
             for client in far() {
                 let mut route = command_in(&backend.member.name, "ip");
@@ -677,7 +678,7 @@ fn smaller_path(stand: &Stand, number: u8) -> anyhow::Result<()> {
     learned
 }
 
-/// A flow without a conntrack entry is not kept as a flow of a service.
+/// A service flow without a conntrack entry is not kept.
 fn flows_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let service = stand
@@ -693,7 +694,7 @@ fn flows_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
         Ok(listed.lines().filter(|line| line.contains(&port)).count())
     };
     ensure!(count()? > 0, "no flow is listed");
-    // Closed connections expire after 10 s, and are collected every 10 s.
+    // Closed connections expire after 10 s and are collected every 10 s.
     wait_for("the flows to be forgotten", 2 * PATIENCE, || {
         Ok((count()? == 0).then_some(()))
     })

@@ -1,4 +1,4 @@
-//! Connections of the node's own processes whose port is also a NodePort.
+//! Connections of the node's own processes from ports that are also NodePorts.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -16,7 +16,7 @@ use super::{SOON, Stand, wait_answered_by};
 const QUESTION: &[u8] = b"question";
 const ANSWER: &[u8] = b"the answer";
 
-/// Answers of clients outside and of endpoints reach the process that asked, and not a backend.
+/// Answers from outside hosts and from endpoints reach the process that asked, not a backend.
 pub(super) fn are_kept(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand
         .service("own", number)
@@ -39,7 +39,7 @@ pub(super) fn are_kept(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A socket of the node that is bound to the target and connected.
+/// A connected socket of the node that is bound to the target's address and port.
 fn connected(
     stand: &Stand,
     target: SocketAddr,
@@ -49,7 +49,7 @@ fn connected(
     let node = NetNs::open(stand.bed.node(1).name())?;
     let socket = node.run_in(|| Socket::new(Domain::for_address(target), kind, None))??;
     socket.set_reuse_address(true)?;
-    // A connection that was closed before does not hold the port.
+    // A closed connection must not keep the port in use.
     if kind == Type::STREAM {
         socket.set_linger(Some(Duration::ZERO))?;
     }

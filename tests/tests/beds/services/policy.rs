@@ -1,4 +1,4 @@
-//! Services and policy: the client's egress rules see the backend, the backend's ingress rules see the client.
+//! Services and policy: egress rules of the client see the backend, and ingress rules of the backend see the client.
 
 use std::fs;
 
@@ -12,10 +12,10 @@ use super::{
     Mode, SOON, Stand, counted, targets, trace, wait_answered_by, wait_datagrams_answered_by,
 };
 
-/// The backends.
+/// The names of the backends.
 pub(crate) const NAMES: [&str; 3] = ["web-1", "web-2", "web-3"];
-/// Only friends reach the backends, at the backends' port. Caged endpoints may reach only other endpoints, and the
-/// backends at the service's port, where no backend listens.
+/// Only friends and caged endpoints reach the backends, at the backends' port. Caged endpoints may reach only other
+/// endpoints, and the backends at the service's port, on which no backend listens.
 const RULES: &str = r#"[
 {"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
  "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}, {"matchLabels": {"role": "caged"}}],
@@ -27,7 +27,7 @@ const RULES: &str = r#"[
  "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}], "toPorts": [{"ports": [{"port": "8080", "protocol": "ANY"}]}]}]}
 ]"#;
 
-/// Checks that nothing from a client gets through, because this node's policy drops it.
+/// Checks that nothing from a client gets through and that this node's policy drops its packets.
 pub(crate) fn is_kept_out(
     client: &Member,
     service: &ServiceManifest,
@@ -48,17 +48,17 @@ pub(crate) fn is_kept_out(
     Ok(())
 }
 
-/// Backends that only friends may reach, and a foe and a caged endpoint on the second node. All reach the backends
-/// before the rules are in force.
+/// Backends that only friends may reach, and a foe and a caged endpoint on the second node. All clients reach the
+/// backends until the rules are in force.
 pub(crate) struct Guarded {
     pub(crate) stand: Stand,
-    /// A service of all backends.
+    /// A service with all backends.
     pub(crate) service: ServiceManifest,
-    /// A service of the first backend only.
+    /// A service with only the first backend.
     pub(crate) own: ServiceManifest,
     pub(crate) foe: Member,
     pub(crate) caged: Member,
-    /// Holds the identities of all agents.
+    /// Holds the identities that all agents share.
     _folder: TempDir,
 }
 
@@ -108,7 +108,7 @@ fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<
     refused("")
 }
 
-/// With these agent flags, friends reach the backends, and no one else does.
+/// Checks, with these agent flags, that friends reach the backends and others do not.
 pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
     let Guarded {
         stand,
@@ -127,7 +127,7 @@ pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
             wait_datagrams_answered_by(&client.name, target, &NAMES)?;
         }
     }
-    // The foe is dropped by the backend's node, the caged endpoint by its own.
+    // The backend's node drops the foe's packets, and the caged endpoint's own node drops those of the caged endpoint.
     is_kept_out(&foe, &own, here)?;
     let near = ServiceManifest::new("guarded-2", 3).of(&stand.backends[1..2]);
     stand.write(&near)?;
@@ -137,7 +137,7 @@ pub(super) fn refused(agent: &str) -> anyhow::Result<()> {
     is_kept_out(&foe, &near, there)?;
     is_kept_out(&caged, &own, there)?;
     for target in targets(&service) {
-        // Of the three backends, one is on the other node, which applies its own policy.
+        // One of the three backends is on the other node, which applies its own policy.
         trace::is_refused(there, &foe, target, ["partly", "ingress"])?;
         trace::is_refused(there, &caged, target, ["refused", "egress"])?;
     }

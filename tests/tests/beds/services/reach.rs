@@ -31,7 +31,7 @@ pub(super) const ROWS: &[Row] = &[
     ("headless_and_external_services_are_not_served", skipped),
 ];
 
-/// All backends answer from either node, by TCP and UDP, and see the client's own address.
+/// All backends answer clients on either node, over TCP and UDP, and see the client's own address.
 fn here_and_elsewhere(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("everywhere", number);
     stand.write(&service)?;
@@ -42,7 +42,7 @@ fn here_and_elsewhere(stand: &Stand, number: u8) -> anyhow::Result<()> {
             ensure!(answers.clients.iter().eq([&own]), "{:?}", answers.clients);
             let answers = wait_datagrams_answered_by(&client.name, target, &names)?;
             ensure!(answers.clients.iter().eq([&own]), "{:?}", answers.clients);
-            // Segments that are cut later, and a window that grows.
+            // The upload has segments that are split later, and a window that grows.
             let mut connection = Connection::open(&client.name, target)?;
             for _ in 0..3 {
                 connection.upload(3 << 20)?;
@@ -52,7 +52,7 @@ fn here_and_elsewhere(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A client whose flow goes to itself gets an answer like any other.
+/// A client whose flow leads back to itself gets an answer like any other client.
 fn hairpin(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let own = &stand.backends[0];
     let mut service = ServiceManifest::new("hairpin", number).of([own]);
@@ -72,7 +72,7 @@ fn hairpin(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each port of an address leads to its own ports of the endpoints, and other ports lead nowhere.
+/// Each service port leads to the matching port of the endpoints, and other ports lead nowhere.
 fn ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("ports", number);
     service.ports = vec![
@@ -107,7 +107,7 @@ fn connect(stand: &Stand, target: SocketAddr, within: Duration) -> std::io::Resu
     netns.run_in(connect).map_err(std::io::Error::other)?
 }
 
-/// New flows are refused with an ICMP error; known ones go on.
+/// New flows are rejected with an ICMP error, and known ones continue.
 fn rejected(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("empty", number);
     stand.write(&service)?;
@@ -142,7 +142,7 @@ fn rejected(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Traffic that must not leave its node cannot use endpoints elsewhere, and is dropped silently.
+/// Traffic that must stay on its node cannot use endpoints on other nodes, and is dropped silently.
 fn local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = ServiceManifest::new("local", number)
         .of(&stand.backends[1..])
@@ -156,7 +156,7 @@ fn local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_for("packets to be dropped", PATIENCE, || {
             let kind = connect(stand, target, SOON).err().map(|error| error.kind());
             ensure!(kind == Some(ErrorKind::TimedOut), "{kind:?}");
-            // IPVS does not count.
+            // IPVS has no such counter.
             let is_counted = counted(node, Reason::ServiceNoLocal)? > before;
             Ok((is_counted || stand.mode == Mode::Ipvs).then_some(()))
         })
@@ -167,7 +167,7 @@ fn local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A service whose ClusterIP changes is reached at the new one only.
+/// When a service's ClusterIP changes, the service is reachable only at the new one.
 fn moved(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("moves", number);
     let [client, _] = &stand.clients;
@@ -187,7 +187,7 @@ fn moved(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing answers at the address of a deleted service, not even in known UDP flows.
+/// No backend replies at the address of a deleted service, not even in known UDP flows.
 fn deleted(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("goes", number);
     stand.write(&service)?;
@@ -206,7 +206,7 @@ fn deleted(stand: &Stand, number: u8) -> anyhow::Result<()> {
             Ok(connect(stand, target, SOON).is_err().then_some(()))
         })?;
         wait_for("no datagram to be answered", PATIENCE, || {
-            // A single datagram may be lost.
+            // One lost datagram proves nothing.
             let is_answered = (0..3).any(|_| matches!(flow.ask(SOON), Ok(Some(_))));
             Ok((!is_answered).then_some(()))
         })?;
@@ -214,7 +214,7 @@ fn deleted(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An ExternalName service and one without an address have no frontend, whatever their endpoints are.
+/// An ExternalName service and a headless one have no frontend, whatever endpoints they have.
 fn skipped(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let addresses: [IpAddr; 2] = cluster_ips(number);
     let headless = stand
@@ -226,7 +226,7 @@ fn skipped(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for service in [&headless, &external] {
         stand.write(service)?;
     }
-    // Services written after them are served.
+    // Services written after these are served.
     let mut witness = stand.service("witness", number);
     witness.cluster_ips = cluster_ips(number + 100).to_vec();
     stand.write(&witness)?;

@@ -1,4 +1,4 @@
-//! Restarts and upgrades of agents under load.
+//! Agents are restarted and upgraded under load.
 
 use anyhow::{Context as _, ensure};
 use health_common::LAYOUT_VERSION;
@@ -8,8 +8,8 @@ use tests::upgrade::{pretend_layout, with_other_programs};
 use super::load::{Load, users};
 use super::{Stand, targets, wait_answered_by};
 
-/// Sizes of the service maps, first larger than usual and then smaller, each with the size of the backend map: an
-/// eighth more than one namespace can have.
+/// Sizes of the service maps, first larger than the default and then smaller. Each comes with the expected size of the
+/// backend map: an eighth more than one namespace may use.
 const SIZES: [(u32, &str); 2] = [
     (
         147_456,
@@ -49,7 +49,7 @@ fn no_request_fails_while_agents_are_killed_restarted_upgraded_and_resized() -> 
             (Signal::SIGKILL, None),
         ] {
             for node in stand.bed.nodes() {
-                // Either way, there is load in between.
+                // There is load while the agent is down and after it is back.
                 node.kill_agent(signal)?;
                 load.goes_on(format!("{signal} for {}", node.name()))?;
                 node.take_over(binary)?;
@@ -79,7 +79,7 @@ fn no_request_fails_while_agents_are_killed_restarted_upgraded_and_resized() -> 
         Ok(())
     })?;
 
-    // The new agents have processed their changes.
+    // Checks that the new agents process changes.
     let mut fewer = service;
     fewer.endpoints[0].set_ready(false);
     stand.write(&fewer)?;

@@ -1,5 +1,5 @@
-//! One client port to one backend over several paths at once: each is answered, whichever comes first, and the backend
-//! stays the same.
+//! One client port and one backend, over several paths at once: each flow is answered, whichever comes first, and all
+//! reach the same backend.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -20,8 +20,8 @@ pub(super) const ROWS: &[Row] = &[(
     of_endpoints,
 )];
 
-/// The first node's clients go through a ClusterIP, through the NodePort of the backend's own node, and to the backend
-/// itself, in each order. The backend is on another node, or on the client's.
+/// The first node's clients reach the backend through a ClusterIP, through the NodePort of the backend's own node, and
+/// directly, in every order. The backend is on the client's node or on the other one.
 fn of_endpoints(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut port = 20_000 + 100 * u16::from(number);
     let [client, _] = &stand.clients;
@@ -56,9 +56,9 @@ fn of_endpoints(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A client outside, and processes of the node that serves it, through one port to one backend on another node.
+/// An outside client and processes of the node that serves it use the same source port to one backend on another node.
 pub(super) fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
-    // Above the kernel's ephemeral ports, and among those that agents assign to flows.
+    // Above the kernel's ephemeral ports, and within the range from which agents assign ports to flows.
     let mut port = 61_000 + 20 * u16::from(number);
     let backend = &stand.backends[1];
     let service = stand
@@ -80,7 +80,7 @@ pub(super) fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
                 all_answer(&order, port, &backend.name)?;
             }
         }
-        // Through the NodePort of the backend's own node, and through the ClusterIP.
+        // The flows go through the NodePort of the backend's own node, and through the ClusterIP.
         let theirs = stand.bed.node(2).addresses()[version];
         let theirs = SocketAddr::new(theirs, node_port(number));
         for order in [
@@ -100,7 +100,7 @@ pub(super) fn of_the_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a flow to each target, one after the other, from the same port, and asks through all of them in turn.
+/// Opens one flow after another from the same port, one to each target, and then uses all of them in turn.
 fn all_answer(ways: &[(&str, SocketAddr)], port: u16, backend: &str) -> anyhow::Result<()> {
     let reported = || format!("{ways:?} from port {port}");
     let mut connections = Vec::new();
@@ -127,8 +127,8 @@ fn all_answer(ways: &[(&str, SocketAddr)], port: u16, backend: &str) -> anyhow::
     Ok(())
 }
 
-/// SYNs with spoofed sources to a NodePort whose only backend is on another node: more than this node has ports for.
-/// The backend's answers are never acknowledged.
+/// Sends SYNs with spoofed sources to a NodePort whose only backend is on another node, more than this node has ports
+/// for. The backend's replies are never acknowledged.
 pub(super) fn are_left_by_a_flood(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const SYNS: u32 = 80_000;
     const FROM_EACH: u32 = 40_000;
@@ -151,7 +151,7 @@ pub(super) fn are_left_by_a_flood(stand: &Stand, number: u8) -> anyhow::Result<(
     };
     let sender = NetNs::open(FAR)?.run_in(raw)??;
     for syn in 0..SYNS {
-        // An unused address of the same network.
+        // An unused address in the client's network.
         let source = IpAddr::from(Ipv4Addr::from(FAR4.to_bits() + 1 + syn / FROM_EACH));
         let port = 10_000 + (syn % FROM_EACH) as u16;
         let segment = Tcp::between((port, target.port()), SYN).segment(source, node);

@@ -1,4 +1,4 @@
-//! One namespace asks for all the capacity there is. Its neighbours are served as before, and can still grow.
+//! One namespace asks for all the space in the maps. Its neighbours are served as before, and can still grow.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,14 +12,14 @@ use super::{Mode, Stand, targets, wait_answered_by};
 const GREEDY: &str = "tenant";
 const SERVICES: u8 = 6;
 const PORTS: u16 = 100;
-/// 66,000 backends: more than fit by default.
+/// 66,000 backends, which exceed the default capacity.
 const ENDPOINTS: u32 = 110;
 const FIRST_ENDPOINT: u32 = 0x0ac8_0001;
 const FIRST_PORT: u16 = 20_000;
-/// Each in both IP versions: more than there are tables by default.
+/// Each port needs a table per IP version, so these exceed the default number of tables.
 const MAGLEV_PORTS: u16 = 40;
 
-/// A service with this many ports, and its slice.
+/// A service with this many ports, and its EndpointSlice.
 fn wide(number: u8, ports: u16, algorithm: Option<&str>, endpoints: &[IpAddr]) -> Value {
     let name = format!("wide-{number}");
     let ports: Vec<u16> = (0..ports).collect();
@@ -69,7 +69,7 @@ fn wide(number: u8, ports: u16, algorithm: Option<&str>, endpoints: &[IpAddr]) -
     })
 }
 
-/// The output of `service get` for a service, once a line of it contains these words.
+/// The output of `service get` for a service, once one of its lines contains all these words.
 fn wait_reported(node: &Node, service: &str, words: &[&str]) -> anyhow::Result<String> {
     wait_for("the agent to report who has no room", PATIENCE, || {
         let said = node.cli(&format!("service get {service}"))?.stdout;
@@ -80,7 +80,7 @@ fn wait_reported(node: &Node, service: &str, words: &[&str]) -> anyhow::Result<S
     })
 }
 
-/// Ports of a namespace that are not in force according to the metrics, after the first sync.
+/// Number of a namespace's ports that are not in force, from the metrics after the first sync.
 fn refused(node: &Node, namespace: &str) -> anyhow::Result<u64> {
     const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds ";
     let metrics = wait_for("a sync", PATIENCE, || {
@@ -136,7 +136,7 @@ fn a_namespace_that_fills_the_maps_is_refused_and_no_neighbour_is() -> anyhow::R
     let logged = node.logged(&["cannot update the port in the maps", GREEDY])?;
     ensure!(!logged.is_empty(), "the log reports nothing");
 
-    // Its neighbour's only backend is replaced, twice, and another service is added.
+    // Replaces the neighbour's only backend twice, and adds another service.
     for (backend, name) in [(1, "web-2"), (2, "web-3")] {
         let neighbour = one("neighbour", 1, backend);
         stand.write(&neighbour)?;
@@ -149,7 +149,7 @@ fn a_namespace_that_fills_the_maps_is_refused_and_no_neighbour_is() -> anyhow::R
     }
     ensure!(refused(node, "default")? == 0);
 
-    // The next start enlarges the maps that were nearly full.
+    // At the next start, the agent enlarges the maps that were nearly full.
     node.kill_agent(nix::sys::signal::Signal::SIGKILL)?;
     node.take_over(None)?;
     let left = refused(node, GREEDY)?;
@@ -179,13 +179,13 @@ fn without_a_maglev_table_backends_are_chosen_at_random() -> anyhow::Result<()> 
     let without = said.matches("maglev is not in force").count() as u64;
     ensure!((1..u64::from(MAGLEV_PORTS)).contains(&without), "{said}");
     ensure!(refused(node, GREEDY)? == without);
-    // All of them are served.
+    // Ports without a table are served too.
     for port in [1, MAGLEV_PORTS] {
         let target = (Ipv4Addr::new(10, 96, 100, 0), port).into();
         wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
     }
 
-    // A neighbour gets a table for each IP version, and keeps it as its backends change.
+    // A neighbour gets a table for each IP version, and keeps it when its backends change.
     let mut neighbour = stand.service("neighbour", 1);
     neighbour.ports = vec![ServicePort::http(PORT)];
     neighbour.annotations = json!({ "service.health-agent.io/algorithm": "maglev" });

@@ -1,4 +1,4 @@
-//! Agents that serve by IPVS: the rows shared with the eBPF programs, and rows for traffic from elsewhere.
+//! Agents that serve through IPVS: the rows shared with the eBPF mode, and rows for outside traffic.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -36,7 +36,7 @@ const IPVS_ROWS: &[Row] = &[
     ("a_client_may_go_elsewhere_after_the_timeout", affinity_ends),
 ];
 
-/// Flags that set how long idle connections are kept, and how the tool lists these timeouts.
+/// Flags for the timeouts of idle connections, and how `ipvsadm` shows these timeouts.
 const TIMEOUTS: &str = "--ipvs-tcp-timeout 20m --ipvs-tcpfin-timeout 90s --ipvs-udp-timeout 4m";
 const TIMEOUTS_LISTED: &str = "Timeout (tcp tcpfin udp): 1200 90 240";
 
@@ -54,7 +54,7 @@ fn the_older_of_a_node_port_and_an_external_address_is_served_by_ipvs() -> anyho
     show_that_the_older_is_served(Mode::Ipvs)
 }
 
-/// What a tool prints on a node, once the output has all these lines, ignoring differences in blanks.
+/// The output of a command on a node, once it contains all these lines. Whitespace differences are ignored.
 fn wait_listed(node: &Node, command: &str, lines: &[String]) -> anyhow::Result<String> {
     wait_for("a tool to list what was asked for", PATIENCE, || {
         let listed = node.exec(command)?;
@@ -67,7 +67,7 @@ fn wait_listed(node: &Node, command: &str, lines: &[String]) -> anyhow::Result<S
     .with_context(|| command.to_owned())
 }
 
-/// Virtual and real servers, and the sets.
+/// Checks the virtual and real servers and the sets with their own tools.
 fn tools(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("tools", number);
     stand.write(&service)?;
@@ -101,7 +101,7 @@ fn tools(stand: &Stand, number: u8) -> anyhow::Result<()> {
             &[ip.to_string()],
         )?;
     }
-    // Only backends on this node may reach themselves.
+    // Only backends on this node have entries for connections to themselves.
     for (own, backend) in stand.backends.iter().enumerate() {
         for address in backend.addresses() {
             let prefix = if address.is_ipv6() {
@@ -124,7 +124,7 @@ fn tools(stand: &Stand, number: u8) -> anyhow::Result<()> {
     })
 }
 
-/// On the node where no other row changes them.
+/// Runs on the node where no other row changes the timeouts.
 fn timeouts(stand: &Stand, _: u8) -> anyhow::Result<()> {
     let listed = stand.bed.node(1).exec("ipvsadm -L --timeout")?;
     assert_eq!(listed.trim(), TIMEOUTS_LISTED);
@@ -150,7 +150,7 @@ fn mode_is_reported(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// To ClusterIPs.
+/// Connections from a node to ClusterIPs.
 fn from_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("from-node", number);
     stand.write(&service)?;
@@ -163,7 +163,7 @@ fn from_node(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The client outside, of this IP version.
+/// The outside client's address of this IP version.
 fn outsider(like: &IpAddr) -> anyhow::Result<IpAddr> {
     let own = if like.is_ipv6() {
         "fd00:77::5"
@@ -173,7 +173,7 @@ fn outsider(like: &IpAddr) -> anyhow::Result<IpAddr> {
     Ok(own.parse()?)
 }
 
-/// Masqueraded: endpoints know no route back.
+/// Outside clients are masqueraded, because endpoints have no route back to them.
 fn from_outside(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("from-outside", number);
     stand.write(&service)?;
@@ -186,12 +186,12 @@ fn from_outside(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A node port that only this row uses.
+/// A NodePort that only this row uses.
 fn node_port(number: u8) -> u16 {
     30_000 + u16::from(number)
 }
 
-/// Where the first node is reached from outside.
+/// The first node's addresses with this port, as outside clients use them.
 fn node_targets(stand: &Stand, port: u16) -> Vec<SocketAddr> {
     let addresses = stand.bed.node(1).addresses().into_iter();
     addresses.map(|ip| (ip, port).into()).collect()
@@ -232,7 +232,7 @@ fn external_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Traffic from this node and its endpoints may go anywhere.
+/// The local policy does not apply to traffic from this node and its endpoints.
 fn external_local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = ServiceManifest::new("elsewhere", number).of(&stand.backends[1..]);
     let service = service
@@ -247,7 +247,7 @@ fn external_local_without_local(stand: &Stand, number: u8) -> anyhow::Result<()>
     Ok(())
 }
 
-/// How a client is refused.
+/// The error with which a client's connection is refused.
 fn refusal(from: &str, target: SocketAddr) -> anyhow::Result<ErrorKind> {
     let connect = || TcpStream::connect_timeout(&target, SOON);
     let connected = NetNs::open(from)?.run_in(connect)?;
@@ -257,7 +257,7 @@ fn refusal(from: &str, target: SocketAddr) -> anyhow::Result<ErrorKind> {
     Ok(refused.kind())
 }
 
-/// Addresses that are routed to the first node and that only this row's service uses.
+/// Addresses that are routed to the first node and used only by this row's service.
 fn external_addresses(number: u8) -> [IpAddr; 2] {
     let host = u16::from(number);
     [
@@ -283,13 +283,13 @@ fn external_ips(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Clients in a range are let in, and so is the node if one of its addresses is in a range.
+/// Clients in a source range are admitted, and so is the node if one of its addresses is in a range.
 fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let balancer = external_addresses(number);
     let [client, _] = &stand.clients;
     let node = stand.bed.node(1);
     let single = |ip: IpAddr| format!("{ip}/{}", if ip.is_ipv6() { 128 } else { 32 });
-    // Single addresses, not their networks: the node has an address there, too.
+    // Single addresses, because the node has an address in the same network.
     let outsiders: Vec<_> = balancer
         .iter()
         .map(|ip| outsider(ip).map(single))
@@ -317,7 +317,7 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
             }
         }
     }
-    // The same endpoints are open to all at the ClusterIP.
+    // At the ClusterIP, the same endpoints are open to everyone.
     for ip in cluster_ips(number) {
         wait_answered_by(outside::CLIENT, (ip, 80).into(), &ALL)?;
     }
@@ -332,7 +332,7 @@ fn health_check(stand: &Stand, number: u8) -> anyhow::Result<()> {
         "healthCheckNodePort": port,
     }));
     service.load_balancer = external_addresses(number).to_vec();
-    // A service of one IP version answers over both.
+    // The health check of a service with one IP version answers over both.
     let both = service.cluster_ips.clone();
     for (cluster_ips, is_ready, code) in [
         (&both[..], true, "200"),
@@ -372,9 +372,10 @@ fn rejected_node_port(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A client's connections count until they are forgotten, so this test makes that happen soon, on a node where no other
-/// row checks UDP flows. If a client's timeout expires while a connection is left, the client is kept for another
-/// minute, and each connection restarts that minute (`ip_vs_conn_expire`), so nothing is asked before it is forgotten.
+/// The kernel remembers a client as long as any of its connections exists, so this test makes connections expire soon,
+/// on a node where no other row checks UDP flows. If the client's timeout expires while a connection exists, the kernel
+/// keeps the client for another minute, and each connection restarts that minute (`ip_vs_conn_expire`). The test
+/// therefore sends nothing until the client is forgotten.
 fn affinity_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("forgets", number).spec(json!({
         "sessionAffinity": "ClientIP",

@@ -1,4 +1,5 @@
-//! From one mode to the other and back: existing connections stay, new clients are served, and nothing is left over.
+//! Switching modes back and forth: existing connections stay, new clients are served, and nothing remains of the old
+//! mode.
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
@@ -10,7 +11,7 @@ use crate::services::{Mode, Stand, targets, wait_answered_by};
 
 const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
-/// Settings and objects of others, each with the command that shows it and the expected output.
+/// Settings and objects of other programs, each with the command that shows it and the expected output.
 const FOREIGN: [(&str, &str, &str); 4] = [
     (
         "ipvsadm --set 0 100 0",
@@ -30,7 +31,7 @@ const FOREIGN: [(&str, &str, &str); 4] = [
     ),
 ];
 
-/// Connections to all addresses of a service that are used from time to time, each with the backend that answers.
+/// Connections to all addresses of a service that are used from time to time, each with the name of its backend.
 struct Established(Vec<(Connection, String)>);
 
 impl Established {
@@ -56,7 +57,7 @@ impl Established {
         Ok(())
     }
 
-    /// At once, on both sides.
+    /// Closes the connections at once on both sides.
     fn reset(self) -> anyhow::Result<()> {
         for (connection, _) in self.0 {
             let socket = socket2::SockRef::from(connection.stream());
@@ -66,7 +67,7 @@ impl Established {
     }
 }
 
-/// How many frontends the programs have.
+/// Number of frontends in the programs' maps.
 fn frontends(node: &Node) -> anyhow::Result<usize> {
     let listed = node.listing("bpf lb list")?;
     Ok(listed.as_array().context("no list of frontends")?.len())
@@ -77,7 +78,7 @@ fn has_ipvs(node: &Node) -> anyhow::Result<bool> {
     Ok(devices.contains("health-ipvs0"))
 }
 
-/// Waits until this mode serves; for IPVS, also until the maps have no frontend left.
+/// Waits until this mode serves. For IPVS, the maps must also be empty.
 fn wait_served_by(node: &Node, mode: Mode) -> anyhow::Result<()> {
     wait_for("the other mode to take over", PATIENCE, || {
         let (frontends, has_ipvs) = (frontends(node)?, has_ipvs(node)?);
@@ -127,7 +128,7 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         change(node, Mode::Ebpf, Signal::SIGKILL)?;
         by_ipvs.go_on("from ipvs to ebpf")?;
         load.goes_on("from ipvs to ebpf".to_owned())?;
-        // Its successor also finds what is left of IPVS.
+        // The next agent also finds the leftovers of IPVS.
         node.kill_agent(Signal::SIGKILL)?;
         node.take_over_with(Mode::Ebpf.flags())?;
         load.goes_on("killed and back".to_owned())?;
@@ -156,7 +157,7 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         ensure!(listed.contains(made), "{made}: {listed}");
     }
 
-    // Leftovers of one mode are removed separately, and only without an agent.
+    // Leftovers of one mode can be removed separately, but only while no agent runs.
     change(node, Mode::Ipvs, Signal::SIGTERM)?;
     let refused = node.cli("cleanup --services all")?;
     assert_eq!(refused.code, Some(1));
@@ -178,7 +179,7 @@ fn connections_outlive_changes_of_the_mode_and_nothing_is_left() -> anyhow::Resu
         let listed = node.exec(list)?;
         ensure!(listed.contains(made), "{made}: {listed}");
     }
-    // The other node's services were not affected.
+    // The other node's services must not be affected.
     wait_answered_by(&other.name, targets(&service)[0], &ALL)?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A node that is this machine, a client behind it, and two pods with servers that report who they are and who asks.
+//! This machine as a node, a client behind it, and two pods whose servers report their own name and the client's
+//! address.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -16,17 +17,17 @@ pub(super) const POD_PORT: u16 = 8080;
 pub(super) const POD_NETWORKS: [&str; 2] = ["10.1.0.0/16", "fd01::/16"];
 /// Addresses of the client.
 pub(super) const CLIENT: [&str; 2] = ["192.168.77.5", "fd77::5"];
-/// Addresses of the node that the client reaches.
+/// Addresses of the node on the link to the client.
 pub(super) const NODE: [&str; 2] = ["192.168.77.1", "fd77::1"];
 /// Names of the pods.
 pub(super) const PODS: [&str; 2] = ["pod1", "pod2"];
 
-/// How long a connection that succeeds may take.
+/// How long a successful connection may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to wait for an answer before packets count as dropped.
+/// How long to wait for a reply before packets count as dropped.
 const SILENCE: Duration = Duration::from_millis(1500);
 
-/// An address of a pod, by its number, starting at 1.
+/// Address of the pod with this index, starting at 1.
 pub(super) fn pod(number: u8, is_ipv6: bool) -> String {
     match is_ipv6 {
         false => format!("10.1.{number}.2"),
@@ -34,7 +35,7 @@ pub(super) fn pod(number: u8, is_ipv6: bool) -> String {
     }
 }
 
-/// The namespaces other than the node's own.
+/// All namespaces except the node's own.
 pub(super) struct Place {
     pub(super) client: NetNs,
     pub(super) pods: Vec<NetNs>,
@@ -64,7 +65,8 @@ impl Place {
     }
 }
 
-/// A namespace with a device to the node, its default route: addresses of the node's end and its own.
+/// A namespace with a veth device to the node and a default route through it. `ends` are the addresses of the node's
+/// end and of the namespace's end.
 fn join(name: &str, ends: [(&str, &str, u8); 2]) -> anyhow::Result<NetNs> {
     let netns = NetNs::create(name)?;
     command(&format!(
@@ -84,7 +86,7 @@ fn join(name: &str, ends: [(&str, &str, u8); 2]) -> anyhow::Result<NetNs> {
     Ok(netns)
 }
 
-/// TCP and UDP servers: they answer each line or datagram with the name and the address that it came from.
+/// Starts TCP and UDP servers that answer each line or datagram with their name and the client's address.
 fn serve(name: &'static str, netns: &NetNs) -> anyhow::Result<()> {
     let any = SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), POD_PORT);
     let (listener, socket) = netns.run_in(|| (TcpListener::bind(any), UdpSocket::bind(any)))?;
@@ -117,7 +119,7 @@ fn reported(name: &str, from: SocketAddr) -> String {
     format!("{name} {}\n", from.ip().to_canonical())
 }
 
-/// A server's answer.
+/// The parsed answer of a server.
 #[derive(Debug, PartialEq)]
 pub(super) struct Reported {
     pub(super) server: String,
@@ -128,7 +130,7 @@ pub(super) struct Reported {
 pub(super) struct Connection(BufReader<TcpStream>);
 
 impl Connection {
-    /// From a namespace; `None` for the node.
+    /// Connects from a namespace, or from the node if `from` is `None`.
     pub(super) fn open(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<Self> {
         let open = || TcpStream::connect_timeout(&to, PATIENCE);
         let stream = match from {
@@ -147,7 +149,7 @@ impl Connection {
         parse(&line)
     }
 
-    /// Closes it at once on both sides.
+    /// Closes the connection at once on both sides.
     pub(super) fn reset(self) -> anyhow::Result<()> {
         let socket = socket2::Socket::from(self.0.into_inner());
         Ok(socket.set_linger(Some(Duration::ZERO))?)
@@ -162,7 +164,7 @@ fn parse(line: &str) -> anyhow::Result<Reported> {
     })
 }
 
-/// Asks once over TCP.
+/// Sends one request over TCP.
 pub(super) fn ask(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<Reported> {
     let mut connection = Connection::open(from, to)?;
     let reported = connection.ask()?;
@@ -170,14 +172,14 @@ pub(super) fn ask(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<Report
     Ok(reported)
 }
 
-/// Asks once over UDP.
+/// Sends one request over UDP.
 pub(super) fn ask_udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<Reported> {
     let socket = udp(from, to)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     exchange(&socket)
 }
 
-/// A connected UDP socket, which only receives packets from `to`.
+/// A connected UDP socket, which receives only packets from `to`.
 pub(super) fn udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<UdpSocket> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
@@ -188,7 +190,7 @@ pub(super) fn udp(from: &NetNs, to: SocketAddr) -> anyhow::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Asks through a connected socket.
+/// Sends one request through a connected socket.
 pub(super) fn exchange(socket: &UdpSocket) -> anyhow::Result<Reported> {
     socket.send(b"who")?;
     let mut buffer = [0; 64];
@@ -196,7 +198,7 @@ pub(super) fn exchange(socket: &UdpSocket) -> anyhow::Result<Reported> {
     parse(str::from_utf8(&buffer[..len])?)
 }
 
-/// Why a connection fails: `TimedOut` if nothing answers.
+/// The error with which a connection fails: `TimedOut` if there is no answer.
 pub(super) fn refusal(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<io::ErrorKind> {
     let open = || TcpStream::connect_timeout(&to, SILENCE);
     let result = match from {
@@ -207,7 +209,7 @@ pub(super) fn refusal(from: Option<&NetNs>, to: SocketAddr) -> anyhow::Result<io
     Ok(error.kind())
 }
 
-/// Runs a command, given as words separated by blanks. Returns its output.
+/// Runs a command whose words are separated by spaces. Returns its output.
 pub(super) fn command(words: &str) -> anyhow::Result<String> {
     let mut words = words.split(' ');
     let program = words.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Policy where IPVS serves: egress rules see the address of the service, and ingress rules see the client.
+//! Policy with IPVS: egress rules see the service address, and ingress rules see the client.
 
 use anyhow::ensure;
 use tests::served::{curl, curl_soon};
@@ -6,8 +6,8 @@ use tests::served::{curl, curl_soon};
 use crate::services::policy::{Guarded, NAMES, is_kept_out};
 use crate::services::{Mode, targets, wait_answered_by, wait_datagrams_answered_by};
 
-/// Backends admit friends and caged clients. A caged client may reach backends, hosts and the cluster, but no rule lets
-/// it reach service addresses.
+/// Backends admit friends and caged clients. Rules let a caged client reach backends, hosts and the cluster, but no
+/// service addresses.
 const RULES: &str = r#"[
 {"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
  "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}, {"matchLabels": {"role": "caged"}}],
@@ -41,7 +41,7 @@ fn by_ipvs_egress_rules_see_services_and_ingress_rules_see_clients() -> anyhow::
             );
             wait_datagrams_answered_by(&client.name, target, &NAMES)?;
         }
-        // It may reach them only through the service.
+        // The client may reach the backends only through the service.
         let direct = stand.backends[0].addresses()[0];
         let answers = curl_soon(&client.name, direct, 1)?;
         ensure!(answers.backends.is_empty(), "{}: {answers}", client.name);
@@ -51,7 +51,7 @@ fn by_ipvs_egress_rules_see_services_and_ingress_rules_see_clients() -> anyhow::
             wait_answered_by(&caged.name, address, &[&backend.name])?;
         }
     }
-    // The foe is dropped by the backend's node, the caged client by its own.
+    // The backend's node drops the foe's packets, and the caged client's own node drops those of the caged client.
     is_kept_out(foe, own, here)?;
     is_kept_out(caged, own, there)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Flows whose path the program has resolved.
+//! Flows whose path the XDP program has already resolved.
 
 use super::*;
 
@@ -6,10 +6,10 @@ use health_common::ct::TUPLE_IN;
 use health_common::service::xdp::XdpFlow;
 use tests::xdp::mac;
 
-/// Longer than any test.
+/// Longer than any test runs.
 const FOREVER: u64 = u32::MAX as u64;
 
-/// What was reported to conntrack: packets and bytes that the client sent, then those that the backend sent.
+/// The packets and bytes reported to conntrack: first those from the client, then those from the backend.
 fn reported<T: Version>(known: &Known<'_, T>) -> anyhow::Result<[(u64, u64); 2]>
 where
     T::Translation: Pod,
@@ -127,7 +127,7 @@ where
     Ok(())
 }
 
-/// Sends two requests: one that is looked up, and one that is not yet reported to conntrack afterwards.
+/// Sends two requests. The first goes through a full lookup; the second is not yet reported to conntrack afterwards.
 fn two_requests<T: Version>(known: &Known<'_, T>) -> anyhow::Result<()>
 where
     T::Translation: Pod,
@@ -215,7 +215,7 @@ fn a_later_flow_between_the_same_ports_starts_with_no_packets() -> anyhow::Resul
 
         let known = enter(UDP)?;
         two_requests(&known)?;
-        // Time since boot: longer than a flow lasts.
+        // The time since boot must exceed the lifetime of a flow.
         wait_for("the machine to be up long enough", PATIENCE, || {
             Ok((now_secs() > 60).then_some(()))
         })?;
@@ -240,7 +240,7 @@ where
         data: data.to_vec(),
         ..packet
     };
-    // The checksum without the data: with it as the data, all bits of the checksum are set.
+    // The checksum over zero data: used as the data itself, it makes the checksum 0xffff.
     let frame = with(known.sent_on(1), [0; 2]).frame();
     let check_at = frame.len() - 4;
     let data = [frame[check_at], frame[check_at + 1]];
@@ -290,7 +290,7 @@ fn a_new_connection_to_a_backend_that_serves_no_more_gets_another() -> anyhow::R
             ..known.request()
         };
         is_left(&known, 0, &opens.frame())?;
-        // Simulates tc, which would remove the flow.
+        // Does what tc would do: removes the flow.
         known
             .map::<<Tuple4 as Tuple>::ServiceFlow>(2)
             .remove(&known.sent)?;
@@ -329,7 +329,7 @@ where
     let frame = request.frame();
     is_left(&known, 0, &frame[..frame.len() - 1]).context("it is cut off")?;
     assert_eq!(reported(&known)?[0].0, 1);
-    // Through the other device, it has another path.
+    // Packets that arrive on the other device take another path.
     let mut elsewhere = request;
     elsewhere.macs[0] = MACS[1];
     goes_on(stand, (1, &elsewhere), (TX, &known.sent_on(1)))?;
@@ -404,7 +404,7 @@ fn a_packet_goes_to_the_stack_now_and_then_so_that_the_kernel_asks_for_the_next_
         let six = Known::<Tuple6>::enter(stand, v6, v6.backend, UDP)?;
         for hosts in [v4, v6] {
             let (address, bytes) = (hosts.backend, mac(four.sent_on(1).macs[0]));
-            // In the state in which the kernel leaves it if only XDP sends.
+            // The state in which the kernel leaves the neighbour if only XDP sends.
             ip(&format!(
                 "neighbour replace {address} lladdr {bytes} dev in nud stale"
             ))?;
@@ -453,7 +453,7 @@ fn what_the_host_changes_holds_soon() -> anyhow::Result<()> {
                 Ok((stand.send(0, frame)?.0 == PASS).then_some(()))
             })
         };
-        // The stack may handle some packets in between.
+        // The stack may handle some packets before that.
         let wait_sent_on = |frame: &[u8]| {
             wait_for("packets to be sent on", PATIENCE, || {
                 Ok((stand.send(0, frame)?.0 == REDIRECT).then_some(()))

@@ -1,4 +1,4 @@
-//! `bpf lb list --affinity`: clients that stay with their backends.
+//! `bpf lb list --affinity`: clients with session affinity.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use super::selection::Selection;
 use crate::bpf::{address, stream};
 use crate::output::Format;
 
-/// A client in displayed form.
+/// A client as shown.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct ClientRow {

@@ -25,7 +25,7 @@ impl fmt::Display for FrontendPlace {
     }
 }
 
-/// Array entries from which a backend is chosen.
+/// The array entries from which a backend is chosen.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct PoolPlaces {
@@ -75,7 +75,7 @@ impl fmt::Display for FrontendValue {
     }
 }
 
-/// A frontend in displayed form.
+/// Converts a frontend for display.
 pub(in crate::bpf) fn frontend<A>(
     (key, frontend): (FrontendKey<A>, Frontend),
     addr: fn(A) -> Addr,
@@ -123,7 +123,7 @@ impl fmt::Display for BackendValue {
     }
 }
 
-/// A backend in displayed form.
+/// Converts a backend for display.
 pub(in crate::bpf) fn backend((index, backend): (u32, Backend)) -> Entry<u32, BackendValue> {
     let port = u16::from_be(backend.port_be);
     Entry {
@@ -137,7 +137,7 @@ pub(in crate::bpf) fn backend((index, backend): (u32, Backend)) -> Entry<u32, Ba
     }
 }
 
-/// The entry at an index of an array.
+/// Converts an array entry for display.
 pub(in crate::bpf) fn place((at, number): (u32, u32)) -> Entry<u32, u32> {
     Entry {
         key: at,
@@ -159,7 +159,7 @@ impl fmt::Display for SourceRangeKey {
     }
 }
 
-/// A source range in displayed form.
+/// Converts a source range for display.
 pub(in crate::bpf) fn source_range(
     (service, sources): (u32, IpNet),
 ) -> Entry<SourceRangeKey, &'static str> {

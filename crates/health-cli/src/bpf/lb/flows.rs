@@ -1,4 +1,4 @@
-//! `bpf lb list --flows`: flows that were sent to a backend.
+//! `bpf lb list --flows`: flows sent to backends.
 
 use std::fmt;
 
@@ -17,21 +17,21 @@ use crate::bpf::flow::FlowKey;
 use crate::bpf::stream;
 use crate::output::Format;
 
-/// What happens to the packets of a tuple.
+/// How the packets of a tuple are rewritten and forwarded.
 #[derive(Debug, Serialize)]
 pub(in crate::bpf) struct FlowValue {
     #[serde(flatten)]
     translation: Translation,
-    /// The client port that the backend sees, or for the backend's answers, the client's own; `null` if they are the
-    /// same.
+    /// The client port that the backend sees or, for the backend's replies, the client's own port; `null` if the two
+    /// are the same.
     client_port: Option<u16>,
     /// Seconds of `CLOCK_MONOTONIC`; `null` for TCP, whose entries expire with their connections.
     expires: Option<u32>,
-    /// Whether the client's packets arrive on an uplink, and how they get to the backend.
+    /// Whether the client's packets arrive on an uplink, and how they reach the backend.
     flags: Vec<&'static str>,
 }
 
-/// Flags of a flow, and their names.
+/// Flow flags and their names.
 const FLAGS: [(u16, &str); 9] = [
     (FLOW_FROM_OUTSIDE, "FromOutside"),
     (FLOW_MASQUERADED, "Masqueraded"),
@@ -68,7 +68,7 @@ pub(super) fn print(pinned: &Pinned, selection: &Selection, format: Format) -> a
     })
 }
 
-/// An entry in displayed form.
+/// Converts an entry for display.
 pub(in crate::bpf) fn entry((flow, to): (Flow, ServiceFlow)) -> Entry<FlowKey, FlowValue> {
     let key = FlowKey::from(&flow);
     let is_tcp = flow.protocol == IP_PROTOCOL_TCP;

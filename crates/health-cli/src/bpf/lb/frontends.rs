@@ -26,20 +26,20 @@ struct FrontendRow {
     algorithm: String,
     affinity_seconds: u32,
     keeps_source: bool,
-    /// Backends on other nodes answer external clients directly.
+    /// Whether backends on other nodes reply to external clients directly.
     direct_return: bool,
-    /// `null` if any source may use it.
+    /// `null` if any source may use the frontend.
     source_ranges: Option<Vec<IpNet>>,
     inside: PoolView,
     outside: PoolView,
 }
 
-/// The target of new flows.
+/// Where new flows go.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct PoolView {
     backends: Vec<BackendView>,
-    /// What happens to flows without backends: `drop` or `reject`.
+    /// What happens to new flows if there are no backends: `drop` or `reject`.
     otherwise: &'static str,
 }
 
@@ -127,7 +127,7 @@ fn frontends_table(rows: &[FrontendRow]) -> String {
     table(header, rows)
 }
 
-/// The frontend's settings that differ from the default.
+/// The frontend's settings that differ from the defaults.
 fn settings(row: &FrontendRow) -> Cell {
     let mut settings = Vec::new();
     if row.affinity_seconds > 0 {

@@ -15,7 +15,7 @@ use crate::output::{Cell, Format, table};
 #[serde(rename_all = "kebab-case")]
 struct TableRow {
     service: u32,
-    /// Index of its first entry in `HEALTH_MAGLEV`.
+    /// Index of the table's first entry in `HEALTH_MAGLEV`.
     at: u32,
     places: u32,
     backends: Vec<Share>,

@@ -1,4 +1,4 @@
-//! `health-agent bpf lb`: services as the maps contain them.
+//! `health-agent bpf lb`: services as stored in the maps.
 
 mod clients;
 pub(super) mod entries;

@@ -15,13 +15,13 @@ use crate::service;
 /// All services, one service, or one of its ports.
 #[derive(Debug, Default)]
 pub(in crate::bpf) struct Selection {
-    /// The numbers of its ports in the maps; `None` for all services.
+    /// The numbers of the selected service ports in the maps; `None` for all services.
     numbers: Option<BTreeSet<u32>>,
 }
 
 impl Selection {
-    /// Selects `NAMESPACE/NAME` or `NAMESPACE/NAME:PORT`. Asks the agent for the service's addresses, which lead to its
-    /// numbers in the maps.
+    /// Selects `NAMESPACE/NAME` or `NAMESPACE/NAME:PORT`. Asks the agent for the service's addresses, and finds its
+    /// numbers in the maps by address.
     pub(super) async fn of(client: &Client, pinned: &Pinned, wanted: &str) -> anyhow::Result<Self> {
         let (name, port) = match wanted.split_once(':') {
             Some((name, port)) => (name, Some(port)),

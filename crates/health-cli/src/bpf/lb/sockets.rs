@@ -1,4 +1,4 @@
-//! The destinations of the host's own sockets.
+//! `bpf lb list --sockets`: the destinations of the host's own sockets.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::bpf::flow::Direction;
 use crate::bpf::stream;
 use crate::output::Format;
 
-/// A socket, and the peer that it sends to or receives from.
+/// A socket and the peer that it sends to or receives from.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(in crate::bpf) struct SocketRowKey {
@@ -53,7 +53,7 @@ pub(super) fn print(pinned: &Pinned, selection: &Selection, format: Format) -> a
     })
 }
 
-/// An entry in displayed form.
+/// Converts an entry for display.
 pub(in crate::bpf) fn entry(
     (key, flow): (SocketKey, SocketFlow),
 ) -> Entry<SocketRowKey, Translation> {

@@ -1,4 +1,4 @@
-//! A row's histogram drawn with characters.
+//! Draws a row's histogram in characters.
 
 use std::fmt::Write;
 
@@ -6,20 +6,20 @@ use health_api::rtt::RttEntry;
 use health_common::rtt::{HISTOGRAM_BUCKETS, bucket_bounds};
 use health_model::duration::short_duration;
 
-/// Columns for a time at the axis.
+/// Width of a time on the axis, in columns.
 const TIME: usize = 9;
 /// Minimum width of the bar with the largest count.
 const MIN_BAR: usize = 10;
-/// Lines around the bars: title, figures, end of the axis, and an empty one.
+/// Number of lines around the bars: title, statistics, end of the axis, and an empty line.
 const FRAME: usize = 5;
 /// Minimum and maximum number of bars.
 const BARS: std::ops::RangeInclusive<usize> = 16..=40;
 /// Partial blocks, in steps of an eighth of a character's width.
 const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// The histogram of `entry` for a terminal of this many columns and rows. Each bar is one bucket, or two, four, eight
-/// or sixteen neighbouring buckets if there is no space for more bars. Since buckets double in width with each power of
-/// two, the axis is logarithmic.
+/// Draws the histogram of `entry` for a terminal of this many columns and rows. Each bar covers one bucket, or two,
+/// four, eight or sixteen neighbouring ones if there is no space for more bars. Since bucket widths double with each
+/// power of two, the axis is logarithmic.
 pub(super) fn plot(entry: &RttEntry, (columns, rows): (u16, u16)) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -90,13 +90,13 @@ fn write_plot(
 /// Neighbouring buckets in one bar.
 struct Bar {
     low_ns: u64,
-    /// `None` for the last bucket, which has no end.
+    /// `None` for the last bucket, which has no upper bound.
     high_ns: Option<u64>,
     count: u64,
 }
 
 impl Bar {
-    /// Whether this bar holds a value, given the bars from `first` to `last`.
+    /// Whether this bar holds a value. The `first` and `last` bars also hold the values beyond them.
     fn has(&self, ns: u64, first: &Self, last: &Self) -> bool {
         let low = if std::ptr::eq(self, first) {
             0
@@ -112,7 +112,7 @@ impl Bar {
     }
 }
 
-/// At most `most` bars, from the first nonempty bucket to the last, including those between.
+/// Groups buckets into at most `most` bars, from the first nonempty bucket to the last, including those between.
 fn bars(buckets: impl Iterator<Item = (usize, u16)>, most: usize) -> Vec<Bar> {
     let buckets: Vec<(usize, u16)> = buckets.collect();
     let (Some(&(first, _)), Some(&(last, _))) = (buckets.first(), buckets.last()) else {
@@ -139,7 +139,7 @@ fn bars(buckets: impl Iterator<Item = (usize, u16)>, most: usize) -> Vec<Bar> {
     bars
 }
 
-/// The bar of a bucket. The first and the last bucket, which have no width, have their own bars.
+/// The index of the bar that holds a bucket. The first and the last bucket, which have no width, have their own bars.
 fn group(bucket: usize, width: usize) -> usize {
     match bucket.checked_sub(1) {
         None => 0,
@@ -158,7 +158,7 @@ fn buckets_of(group: usize, width: usize) -> (usize, usize) {
     }
 }
 
-/// A bar of this many eighths of a character.
+/// Draws a bar that is this many eighths of a character wide.
 fn blocks(eighths: usize) -> String {
     let mut bar = "█".repeat(eighths / 8);
     bar.extend((eighths % 8).checked_sub(1).map(|rest| EIGHTHS[rest]));

@@ -93,7 +93,7 @@ impl ListArgs {
             period,
             is_drawn: Format::from(self.output.output) == Format::Table,
             is_separated: !matches!(self.output.output, ListFormat::Json | ListFormat::Jsonl),
-            // The first period has no results before its end.
+            // With --delta, there is nothing to show before the end of the first period.
             is_first_awaited: self.delta,
         };
         watch::watch(pace, async || {

@@ -16,7 +16,7 @@ use crate::bpf::parallel::on_all_cpus;
 /// Number of rows that are stored and sorted together.
 const CHUNK: usize = 4_096;
 
-/// All rows of one update, from which the next update computes what was counted since.
+/// All rows of one update. The next update subtracts them to show only what has been counted since.
 pub(super) type Look = HashMap<RttKey, RttSummary>;
 
 /// The requested rows.
@@ -24,9 +24,9 @@ pub(super) type Look = HashMap<RttKey, RttSummary>;
 pub(super) struct Query<'a> {
     /// Peers whose rows are shown; all if empty.
     pub(super) peers: &'a [Addresses],
-    /// Which of their rows.
+    /// Which rows of these peers.
     pub(super) scope: Scope,
-    /// Only rows with at least this share of lost probes, percent.
+    /// Only rows that lost at least this percentage of their probes.
     pub(super) min_loss: Option<f64>,
     /// The column to sort by.
     pub(super) sort: Sort,
@@ -34,16 +34,16 @@ pub(super) struct Query<'a> {
     pub(super) is_reversed: bool,
     /// Maximum number of rows.
     pub(super) top: Option<usize>,
-    /// The earlier update from which to count; without it, counts are totals.
+    /// The update to count from; `None` for totals.
     pub(super) earlier: Option<&'a Look>,
 }
 
 /// The rows to show.
 #[derive(Debug)]
 pub(super) struct Listing {
-    /// In chunks of [`CHUNK`]: otherwise a hundred thousand rows would be moved repeatedly as the number grows.
+    /// In chunks of [`CHUNK`]: a single growing vector would repeatedly move a hundred thousand rows.
     rows: Vec<Vec<(RttKey, RttSummary)>>,
-    /// Row numbers in order.
+    /// Row numbers in display order.
     order: Vec<u32>,
     names: Names,
     clock: Option<ClockState>,
@@ -84,13 +84,13 @@ impl Listing {
         self.order.len()
     }
 
-    /// The row at a position of the order.
+    /// The row at a position in the order.
     pub(super) fn row(&self, place: usize) -> (RttKey, RttSummary) {
         let number = self.order[place] as usize;
         self.rows[number / CHUNK][number % CHUNK].clone()
     }
 
-    /// A row in displayed form.
+    /// Converts a row for display.
     pub(super) fn entry(&self, (key, row): (RttKey, RttSummary)) -> RttEntry<'_> {
         let path = RttPath::from(&key);
         RttEntry {
@@ -105,7 +105,7 @@ impl Listing {
         (0..self.len()).map(|place| self.entry(self.row(place)))
     }
 
-    /// The rows for comparison with the next update; empty if this one was not compared.
+    /// The rows for the next update to compare with; empty unless this update was itself compared with an earlier one.
     pub(super) fn into_look(self) -> Look {
         self.look
     }
@@ -125,7 +125,7 @@ impl Query<'_> {
     }
 }
 
-/// Rows as they arrive.
+/// The rows collected by one thread.
 #[derive(Debug, Default)]
 struct CollectedRows {
     rows: Vec<Vec<(RttKey, RttSummary)>>,
@@ -134,7 +134,7 @@ struct CollectedRows {
 }
 
 impl CollectedRows {
-    /// Combines all parts.
+    /// Merges the parts of all threads.
     fn of(parts: Vec<Self>) -> Self {
         let mut all = Self::default();
         for part in parts {
@@ -165,16 +165,16 @@ impl CollectedRows {
         let number = self.places.len();
         if number.is_multiple_of(CHUNK) {
             self.rows.push(Vec::with_capacity(CHUNK));
-            // Sorted parts are quick to merge.
+            // The final sort merges sorted runs quickly.
             self.places[number.saturating_sub(CHUNK)..].sort_unstable();
         }
-        // No map has that many rows.
+        // The number fits: no map has 2^32 rows.
         self.places.push((order.place(key, &shown), number as u32));
         self.rows[number / CHUNK].push((*key, shown));
     }
 }
 
-/// Row numbers in the order of their places.
+/// Row numbers sorted by place.
 fn sorted(mut places: Vec<(Place, u32)>, top: Option<usize>) -> Vec<u32> {
     places.sort();
     places.truncate(top.unwrap_or(usize::MAX));
@@ -196,7 +196,7 @@ pub(super) mod tests {
         listing_of(rows, &query(None), names)
     }
 
-    /// The part of these rows that the query selects.
+    /// A listing of those rows that the query selects.
     fn listing_of(rows: &[(RttKey, RttRow)], query: &Query<'_>, names: Names) -> Listing {
         let order = Order::new(query.sort, query.is_reversed, &names);
         let mut collected = CollectedRows::default();
@@ -260,7 +260,7 @@ pub(super) mod tests {
     #[test]
     fn rows_are_chosen_and_sorted_by_their_differences() {
         let first = listing_of(&rows(4, 100), &query(Some(&Look::new())), Names::default());
-        // Not seen before: everything is new.
+        // Not seen before, so everything is new.
         assert!(first.entries().all(|entry| entry.figures.samples >= 100));
         let earlier = first.into_look();
         let mut later = rows(4, 100);

@@ -43,7 +43,7 @@ impl RttCommand {
     }
 }
 
-/// A row in a dump of the map.
+/// Converts a row for a dump of the map.
 pub(super) fn entry(
     key: &RttKey,
     row: &RttRow,

@@ -10,7 +10,7 @@ use health_model::api::NodeList;
 
 use crate::status::{UnknownNode, is_named};
 
-/// The listing also works without an agent, so it waits for a stopped one for less time than elsewhere.
+/// Shorter than elsewhere: the listing also works without an agent, so it need not wait long for a stopped one.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Nodes by address.
@@ -18,18 +18,18 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Names(HashMap<IpAddr, String>);
 
 impl Names {
-    /// Asks the agent.
+    /// Fetches the names from the agent.
     pub(super) async fn ask(client: &Client) -> Result<Self, ClientError> {
         let nodes: NodeList = client.get_within("/v1/nodes", PATIENCE).await?;
         Ok(nodes.into())
     }
 
-    /// `cluster/node` of an address.
+    /// The `cluster/node` name of an address.
     pub(super) fn of(&self, address: IpAddr) -> Option<&str> {
         self.0.get(&address).map(String::as_str)
     }
 
-    /// `cluster/node` of all addresses.
+    /// All `cluster/node` names.
     pub(super) fn all(&self) -> impl Iterator<Item = &str> {
         self.0.values().map(String::as_str)
     }

@@ -8,7 +8,7 @@ use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey};
 
 use super::names::Names;
 
-/// What rows are sorted by: names and addresses in ascending order, figures from the largest on.
+/// The sort column. Names and addresses sort in ascending order, figures in descending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Sort {
     /// Address
@@ -44,7 +44,7 @@ pub(super) enum Sort {
     Network,
 }
 
-/// The sort order of rows. Unknown values come last in either direction, and equal rows are ordered by address.
+/// The order of rows. Unknown values come last whether or not it is reversed, and equal rows are ordered by address.
 #[derive(Debug)]
 pub(super) struct Order<'a> {
     sort: Sort,
@@ -54,7 +54,7 @@ pub(super) struct Order<'a> {
     ranks: BTreeMap<&'a str, u64>,
 }
 
-/// A row's position: before all rows with a larger one.
+/// A row's sort key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     rank: u64,
@@ -76,7 +76,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// The position of a row.
+    /// The sort key of a row.
     pub(super) fn place(&self, key: &RttKey, row: &RttSummary) -> Place {
         let name = || self.names.of(key.peer.to_ip());
         let value = match self.sort {

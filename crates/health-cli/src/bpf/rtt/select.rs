@@ -16,7 +16,7 @@ use ipnet::IpNet;
 
 use super::names::Names;
 
-/// A peer as the command line names it.
+/// A peer as named on the command line.
 #[derive(Clone, Debug)]
 pub(super) enum Peer {
     Address(IpAddr),
@@ -48,7 +48,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Flags that choose among the rows of a peer.
+/// Flags that select rows of a peer.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(super) struct Scope {
     /// Only addresses of nodes, or only those of health endpoints
@@ -98,7 +98,7 @@ impl Scope {
     }
 }
 
-/// Peers as addresses.
+/// Peers resolved to addresses.
 #[derive(Debug)]
 pub(super) enum Addresses {
     Prefix(IpNet),
@@ -106,7 +106,7 @@ pub(super) enum Addresses {
 }
 
 impl Addresses {
-    /// The addresses of `peer`, with its name looked up in `names`.
+    /// The addresses of `peer`; node names are looked up in `names`.
     pub(super) fn of(peer: &Peer, names: &Result<Names, ClientError>) -> anyhow::Result<Self> {
         Ok(match peer {
             Peer::Address(address) => Self::All([*address].into()),
@@ -122,7 +122,7 @@ impl Addresses {
         })
     }
 
-    /// Whether a row's peer is one of them.
+    /// Whether a row's peer is one of these addresses.
     pub(super) fn has(&self, key: &RttKey) -> bool {
         let address = key.peer.to_ip();
         match self {

@@ -1,4 +1,4 @@
-//! Rows as a table.
+//! The table of round-trip times.
 
 use health_api::rtt::{RttEntry, percent, signed};
 use health_model::duration::short_duration;
@@ -8,16 +8,16 @@ use crate::output::{NONE, table};
 /// The columns to show.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
-    /// Names of nodes.
+    /// Whether to show node names.
     pub(super) names: bool,
-    /// All columns.
+    /// Whether to show all columns.
     pub(super) wide: bool,
     /// Whether counts are those since the previous update.
     pub(super) delta: bool,
 }
 
 impl Columns {
-    /// The table of `entries`.
+    /// Formats `entries` as a table.
     pub(super) fn table<'a>(self, entries: impl Iterator<Item = RttEntry<'a>>) -> String {
         let rows = entries.map(|entry| self.cells(&entry));
         let mut header = vec!["PEER"];

@@ -1,4 +1,4 @@
-//! The appearance of reports, for each possible state.
+//! Tests how reports look in every possible state.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -21,7 +21,7 @@ pub(super) fn needed(sized: &SizedMap, map: &OwnedFd) -> io::Result<u64> {
             needed += 1;
             Ok(())
         })?,
-        Contents::Places => for_each(&sized.map, map, |key, value| {
+        Contents::Slots => for_each(&sized.map, map, |key, value| {
             if let Some(index) = sys::read::<u32>(key).filter(|_| is_set(value)) {
                 needed = needed.max(u64::from(index) + 1);
             }
@@ -81,7 +81,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// Copies array slots that are empty in `to`, which is large enough for all slots.
-pub(super) fn copy_places(map: &MapLayout, from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
+pub(super) fn copy_slots(map: &MapLayout, from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     let mut there = vec![0; map.value_size as usize];
     for_each(map, from, |key, value| {
         let is_missing =

@@ -14,7 +14,7 @@ use crate::maps::open::open;
 /// Maximum growth of a map: this many times its configured size.
 const MOST: u32 = 8;
 
-/// Returns sizes at which the pinned entries use at most three quarters of each map, as far as the maps may grow.
+/// Returns sizes at which the pinned entries fill at most three quarters of each map, within the limits of growth.
 pub(super) fn with_room(
     pins: &Path,
     sizes: ServiceMapSizes,

@@ -27,7 +27,7 @@ use super::rings::Ring;
 use crate::error::{DatapathError, file_error};
 use crate::layout::MapLayout;
 use crate::pin_folder::remove_tree;
-use copy::{copy_entries, copy_places, needed};
+use copy::{copy_entries, copy_slots, needed};
 use open_flows::OpenFlows;
 use sizes::{Contents, SizedMap};
 
@@ -218,7 +218,7 @@ impl PendingResize {
             };
             let copied = match sized.contents {
                 Contents::Unwanted | Contents::Cache => Ok(0),
-                Contents::Places => copy_places(&sized.map, &former, &new).map(|()| 0),
+                Contents::Slots => copy_slots(&sized.map, &former, &new).map(|()| 0),
                 Contents::Conntrack | Contents::Programs | Contents::Agent => {
                     copy_entries(sized, &former, &new, first)
                 }

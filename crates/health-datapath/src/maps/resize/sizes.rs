@@ -66,7 +66,7 @@ impl MapSizes {
         let services = services.all().map(move |(map, size)| {
             sized(match map {
                 _ if self.services.is_none() => Contents::Unwanted,
-                BACKENDS | SLOTS | MAGLEV => Contents::Places,
+                BACKENDS | SLOTS | MAGLEV => Contents::Slots,
                 SVC4 | SVC6 | SOURCE_RANGES => Contents::Agent,
                 _ => Contents::Programs,
             })((map, size))
@@ -98,12 +98,12 @@ pub(super) struct SizedMap {
 pub(super) enum Contents {
     /// Conntrack flows: unexpired ones are copied, as many as fit.
     Conntrack,
-    /// Other entries of programs: all are copied, as far as they fit.
+    /// Other entries that programs write: copied, expired or not, as many as fit.
     Programs,
     /// Entries of the agent, by key: all are copied. A map keeps its size if they would not fit.
     Agent,
     /// Entries of the agent in array slots that other entries refer to: each is copied to the same slot.
-    Places,
+    Slots,
     /// Entries that programs rebuild.
     Cache,
     /// Nothing worth keeping.

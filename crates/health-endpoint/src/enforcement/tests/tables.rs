@@ -176,7 +176,7 @@ impl Model {
             for id in pending {
                 self.build(id, self.built[&id].with);
             }
-            let ids = match self.enforcer.make_room(&mut closed).unwrap() {
+            let ids = match self.enforcer.free_tables(&mut closed).unwrap() {
                 Room::Swept(ids) => ids,
                 Room::Closed(ids) => {
                     for id in &ids {

@@ -1,4 +1,4 @@
-//! A process of a container.
+//! A stand-in for a container's process.
 
 use std::fs;
 use std::process::{Child, Command};

@@ -1,4 +1,4 @@
-//! Who opens a flow, and where it goes.
+//! The source and destination of a traced flow.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) struct Ends {
     pub(super) protocol: Protocol,
 }
 
-/// The opener of the flow.
+/// Who opens the flow.
 enum Who {
     Host,
     Address(IpAddr),
@@ -75,7 +75,7 @@ impl Ends {
         })
     }
 
-    /// Whether this node has an address.
+    /// Whether an address belongs to this node.
     pub(super) fn is_own<S: Source>(&self, source: &S, ip: IpAddr) -> bool {
         let nodes = source.nodes().nodes;
         nodes
@@ -83,7 +83,7 @@ impl Ends {
             .any(|node| node.local && node.addresses.contains(&ip))
     }
 
-    /// The flow's opener as the programs see it.
+    /// The source of the flow as the programs see it.
     pub(super) fn source<S: Source>(
         &self,
         source: &S,
@@ -94,7 +94,7 @@ impl Ends {
         let family = Family::of(self.destination.ip());
         let address = match &self.who {
             Who::Address(address) => *address,
-            // Without a node address, its sockets still reach loopback services.
+            // Without a node address, the host's sockets still reach loopback services.
             Who::Host => kernel.node_address(family).unwrap_or(match family {
                 Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
                 Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
@@ -143,7 +143,7 @@ impl Ends {
 }
 
 impl Who {
-    /// Whether the opener is this node, given the identity of its address.
+    /// Whether this node opens the flow, given the identity of the source address.
     fn is_host(&self, identity: u32) -> bool {
         match self {
             Self::Host => true,
@@ -152,7 +152,7 @@ impl Who {
         }
     }
 
-    /// Whether the opener may have an address of a family.
+    /// Whether the source may have an address of a family.
     fn has(&self, family: Family) -> bool {
         match self {
             Self::Host => true,
@@ -176,18 +176,18 @@ fn address_of(endpoint: &Endpoint, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// Whether packets may use an address as their source.
+/// Whether an address is a valid source of packets.
 fn is_sent_from(ip: IpAddr) -> bool {
     let is_broadcast = ip == IpAddr::from(Ipv4Addr::BROADCAST);
     !ip.is_unspecified() && !ip.is_multicast() && !is_broadcast
 }
 
-/// Whether an address is IPv6 link-local: each link has its own, and it may be this node's or a neighbour's.
+/// Whether an address is IPv6 link-local: it is only unique per link, and may be this node's or a neighbour's.
 fn is_of_link(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// The kind of an address that no endpoint of this node has, and the node that it belongs to.
+/// The kind of an address that belongs to no endpoint of this node, and the node it belongs to.
 fn elsewhere(nodes: &[NodeEntry], ip: IpAddr) -> Result<(SourceKind, Option<String>), Refusal> {
     for node in nodes {
         let kind = match (node.addresses.contains(&ip), node.local) {
@@ -207,7 +207,7 @@ fn elsewhere(nodes: &[NodeEntry], ip: IpAddr) -> Result<(SourceKind, Option<Stri
     Ok((SourceKind::Outside, None))
 }
 
-/// Parses the opener and its optional port.
+/// Parses the source and its optional port.
 fn who<S: Source>(source: &S, text: &str) -> Result<(Who, Option<u16>), Refusal> {
     if let Ok(address) = parse_ip(text) {
         return Ok((Who::Address(address), None));
@@ -291,7 +291,7 @@ fn of_service(
                 "destination: {name} has no such port; it has {has}"
             )));
         }
-        // A number that is used by several protocols.
+        // Several protocols use this port number.
         several if port.is_some() => several.iter().find(is_tcp).unwrap_or(&several[0]),
         _ => {
             let has = ports_of(service);
@@ -312,7 +312,7 @@ fn of_service(
     }
 }
 
-/// The ports of a service, for a message about a wrong port.
+/// The ports of a service, for an error about a wrong port.
 pub(super) fn ports_of(service: &ServiceEntry) -> String {
     let ports: Vec<_> = service.ports.iter().map(ServicePortEntry::title).collect();
     ports.join(", ")

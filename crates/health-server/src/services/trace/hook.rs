@@ -1,4 +1,4 @@
-//! The programs that a traced flow reaches first.
+//! The programs that handle a traced flow first.
 
 use health_common::ct::IP_PROTOCOL_SCTP;
 use health_common::service::outside::is_own;
@@ -9,14 +9,14 @@ use health_model::api::{SourceKind, TracedSource};
 
 use super::kernel::Kernel;
 
-/// The first hook of a flow, by its source.
+/// Where the programs first see a flow, depending on its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TraceHook {
-    /// The programs for the host's own sockets.
+    /// The programs on system calls of the host's own sockets.
     Socket,
-    /// The program at an endpoint's device.
+    /// The program on an endpoint's device.
     Endpoint,
-    /// The programs at uplinks.
+    /// The programs on uplinks.
     Uplink,
 }
 
@@ -29,7 +29,7 @@ impl TraceHook {
         }
     }
 
-    /// Whether its programs see packets, as opposed to system calls.
+    /// Whether the programs at this hook see packets, as opposed to system calls.
     pub(super) fn has_packets(self) -> bool {
         self != Self::Socket
     }
@@ -42,7 +42,7 @@ impl TraceHook {
         }
     }
 
-    /// Why the programs do not serve a flow to a frontend, if so.
+    /// Why the programs at this hook do not serve a flow to a frontend; `None` if they do.
     pub(super) fn unserved(
         self,
         kernel: &Kernel,

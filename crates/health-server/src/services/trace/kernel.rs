@@ -1,4 +1,4 @@
-//! The state that the programs find.
+//! The state in the kernel that the programs base their decisions on.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -21,7 +21,7 @@ use health_net::socket_diag::SocketDiag;
 use super::hook::TraceHook;
 use crate::answer::Refusal;
 
-/// The maps of this node.
+/// The programs' maps on this node.
 pub(super) struct Kernel {
     pub(super) pinned: Pinned,
     pub(super) maps: ServiceMaps,
@@ -30,52 +30,52 @@ pub(super) struct Kernel {
     now: u32,
 }
 
-/// The known facts about a flow that was sent to a service before.
+/// What the maps say about a flow that was sent to a service before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlowFacts {
-    /// Where its packets go.
+    /// Where the flow's packets go.
     pub(super) entry: ServiceFlow,
-    /// Whether that backend still serves the service.
+    /// Whether the flow's backend still serves the service.
     pub(super) is_serving: bool,
     /// Whether the backend's node can be notified of the flow, if necessary.
     pub(super) can_notify: bool,
-    /// Whether the backend's answers find their way back.
+    /// Whether there is an entry that translates the backend's replies.
     pub(super) has_answer: bool,
-    /// Whether its connection is open; `None` if unknown.
+    /// Whether the flow's connection is open; `None` if unknown.
     pub(super) is_open: Option<bool>,
     /// Seconds of `CLOCK_MONOTONIC`.
     pub(super) now: u32,
 }
 
-/// The known facts about a host socket that was sent to a service before.
+/// What the maps say about a host socket that was sent to a service before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SocketFacts {
-    /// The backend that it was sent to.
+    /// The backend that the socket was sent to.
     pub(super) to: SocketAddr,
     /// Index of that backend.
     pub(super) backend: u32,
-    /// Whether it is connected, so that the programs do not run for each datagram.
+    /// Whether the socket is connected, so that the programs do not run for each datagram.
     pub(super) is_connected: bool,
     /// Whether the backend still serves the service.
     pub(super) is_serving: bool,
 }
 
-/// The known facts about a client.
+/// What the maps say about a client with affinity.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientFacts {
     pub(super) entry: Affinity,
-    /// The current entry at its backend's index.
+    /// The current backend at the entry's index.
     pub(super) backend: Option<Backend>,
-    /// Whether that backend is on this node, or does not have to be.
+    /// Whether that backend is on this node, or need not be.
     pub(super) is_within_reach: bool,
     /// Seconds of `CLOCK_MONOTONIC`.
     pub(super) now: u32,
 }
 
-/// How the programs identify the opener of a flow.
+/// How the programs identify the source of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Client {
-    /// The address that source ranges check.
+    /// The address that is checked against source ranges.
     pub(super) source: IpAddr,
     /// The address that affinity uses.
     pub(super) stays_as: IpAddr,
@@ -93,7 +93,7 @@ impl Kernel {
         })
     }
 
-    /// This node's address of a family, if the programs know one.
+    /// This node's address of a family, if the programs have one.
     pub(super) fn node_address(&self, family: Family) -> Option<IpAddr> {
         let own = self.own_address(family);
         (!own.is_unset()).then(|| own.to_ip())
@@ -106,7 +106,7 @@ impl Kernel {
         }
     }
 
-    /// How the programs at a hook identify the source of a flow. All sockets of the host are one client.
+    /// The client of a flow as the programs at a hook see it. All sockets of the host are one client.
     pub(super) fn client_of(&self, hook: TraceHook, flow: &Connection) -> Client {
         let source = flow.source.ip();
         match hook {
@@ -121,7 +121,7 @@ impl Kernel {
         }
     }
 
-    /// The known facts about a flow's packets.
+    /// Looks up a flow that was sent to a service before.
     pub(super) fn known_flow(
         &self,
         hook: TraceHook,
@@ -162,13 +162,13 @@ impl Kernel {
         }))
     }
 
-    /// Whether this node has a key for notifying other nodes of flows.
+    /// Whether this node has a key to notify other nodes of flows.
     fn has_direct_key(&self) -> Result<bool, Refusal> {
         let rows = self.pinned.direct()?;
         Ok(rows.first().is_some_and(|(_, direct)| direct.count != 0))
     }
 
-    /// The known facts about the host socket with the flow's source port that was sent to the flow's destination.
+    /// Looks up a host socket with the flow's source port that was sent to the flow's destination.
     pub(super) fn known_socket(
         &self,
         flow: &Connection,
@@ -216,7 +216,7 @@ impl Kernel {
         Ok(backend.is_some_and(|backend| backend.service == service && address(&backend) == to))
     }
 
-    /// The client that a backend sees: an endpoint that is its own backend gets its packets from the gateway.
+    /// The client address that a backend sees. An endpoint that is its own backend sees the gateway.
     fn client_seen(&self, client: SocketAddr, backend: IpAddr) -> SocketAddr {
         let gateway = match client {
             SocketAddr::V4(_) => self.config.gateway4,
@@ -228,7 +228,7 @@ impl Kernel {
         }
     }
 
-    /// Whether a connection between the client's port and a backend is known to be open.
+    /// Whether the client's port is known to have an open connection to a backend.
     pub(super) fn is_open(
         &self,
         hook: TraceHook,
@@ -252,13 +252,13 @@ impl Kernel {
         Ok(false)
     }
 
-    /// Whether a connection is not over; `None` if it is unknown.
+    /// Whether a connection is still open; `None` if it is unknown.
     fn goes_on(&self, packets: &Connection, direction: u8) -> Result<Option<bool>, Refusal> {
         let entry = self.pinned.conntrack_entry(packets, direction)?;
         Ok(entry.map(|entry| !entry.state().is_closed() && !entry.has_expired(self.now)))
     }
 
-    /// The known facts about a client with affinity.
+    /// Looks up a client that has affinity.
     pub(super) fn client(
         &self,
         hook: TraceHook,
@@ -288,7 +288,7 @@ impl Kernel {
         }))
     }
 
-    /// The backend index that a Maglev table gives for a flow, if it can be computed before the flow exists.
+    /// The backend index in the Maglev table, if it can be computed before the flow exists.
     pub(super) fn by_maglev(
         &self,
         hook: TraceHook,
@@ -297,7 +297,7 @@ impl Kernel {
     ) -> Result<Option<u32>, Refusal> {
         let is_by_client = frontend.affinity_secs != 0;
         let can_decide = match hook {
-            // Without affinity, the socket's number decides.
+            // Without affinity, the socket's cookie decides.
             TraceHook::Socket => is_by_client,
             TraceHook::Endpoint | TraceHook::Uplink => is_by_client || flow.source.port() != 0,
         };
@@ -313,8 +313,8 @@ impl Kernel {
         Ok(self.maps.by_maglev(pool, &hashed, is_by_client)?)
     }
 
-    /// What keeps an external flow from a backend: a backend on another node sees this node as the source, so this node
-    /// needs an address.
+    /// Why an external flow cannot reach a backend. A backend on another node sees this node as the source, so this
+    /// node needs an address.
     pub(super) fn unreachable(
         &self,
         backend: &Backend,
@@ -342,7 +342,7 @@ fn has(entry: &ServiceFlow, flag: u16) -> bool {
     entry.flags & flag != 0
 }
 
-/// A flow as the socket hash sees it.
+/// A flow as hashed for host sockets: from port 0 of `source`.
 fn from_zero(flow: &Connection, source: IpAddr) -> Connection {
     Connection {
         source: (source, 0).into(),

@@ -1,7 +1,7 @@
 //! `GET /v1/services/trace`: what happens to a new flow to a service, and why.
 //!
-//! The maps say what happens: [`kernel`] reads them as the programs do. The agent adds names and reasons, and reports a
-//! difference where it expects the programs to know something else. Nothing is changed, and no packet is sent.
+//! The maps determine what happens: [`kernel`] reads them as the programs do. The agent adds names and reasons, and
+//! reports where the maps differ from its intent. Tracing changes nothing and sends no packet.
 
 mod ends;
 mod hook;
@@ -153,7 +153,7 @@ fn frontend(found: &ListedFrontend, owner: Option<&Owner>, hook: TraceHook) -> T
     }
 }
 
-/// A frontend that is missing from the programs' maps.
+/// A frontend that the agent knows but the maps lack.
 fn unknown(owner: &Owner) -> TracedFrontend {
     TracedFrontend {
         service: Some(owner.title()),

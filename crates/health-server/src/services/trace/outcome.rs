@@ -1,4 +1,4 @@
-//! The final outcome of a flow, summarised in one line.
+//! The outcome of a flow, summarised in one line.
 
 use std::collections::BTreeSet;
 
@@ -12,18 +12,18 @@ use super::hook::TraceHook;
 /// Maximum number of backends that the line names.
 const NAMED: usize = 3;
 
-/// What keeps a flow from all backends.
+/// Why a flow reaches no backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// The programs do not serve such sources, for this reason.
+    /// The programs do not serve flows from this source, for this reason.
     NotServed(&'static str),
-    /// The programs do not know the frontend.
+    /// The maps lack the frontend.
     Unknown,
-    /// Its source is in none of the frontend's source ranges.
+    /// The source is outside the frontend's source ranges.
     SourceRange,
-    /// No backend of the flow's IP version exists.
+    /// There is no backend of the flow's IP version.
     NoBackend,
-    /// Backends exist, but the flow may use none of them.
+    /// There are backends, but the flow may use none of them.
     NoLocalBackend,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// The outcome of a flow that is kept from all backends or may go to these.
+    /// The outcome of a flow that is refused or goes to one of these backends.
     pub(super) fn of(
         hook: TraceHook,
         frontend: &TracedFrontend,
@@ -58,7 +58,7 @@ impl Outcome {
 }
 
 impl Refused {
-    /// Drops packets, or answers them if there is no backend. A process gets an error at once.
+    /// Packets are dropped, or rejected if there is no backend. A process gets an error at once.
     fn outcome(self, hook: TraceHook, flow: &Connection) -> (TraceVerdict, String) {
         let none = format!("no {} backend", Family::of(flow.destination.ip()).name());
         let (silent, what, error) = match self {
@@ -128,7 +128,7 @@ fn chosen(backends: &[TracedBackend]) -> (TraceVerdict, String) {
     (verdict, parts.join("; "))
 }
 
-/// Why flows to these backends pass, if all that are judged have the same reason.
+/// Why policy lets flows to these backends pass. Names the reason if all judged backends have the same one.
 fn agreed(
     direction: &str,
     backends: &[&TracedBackend],
@@ -143,7 +143,7 @@ fn agreed(
     }
 }
 
-/// What keeps the flow from a backend.
+/// Why the flow does not reach a backend.
 fn missing(backend: &TracedBackend, is_only: bool) -> String {
     let why = if let Some(problem) = &backend.problem {
         problem.clone()

@@ -1,4 +1,4 @@
-//! Policy for the flow: the programs' tables say whether it passes, the agent's rules say why.
+//! Policy for the flow: the programs' tables say whether it passes, and the agent's rules say why.
 
 use health_common::endpoint::{
     ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo, is_enforced,
@@ -15,7 +15,7 @@ use super::kernel::Kernel;
 use crate::answer::Refusal;
 use crate::source::Source;
 
-/// Judges a client's packets.
+/// Judges packets of a client.
 pub(super) struct Judge<'a, S> {
     pub(super) source: &'a S,
     pub(super) kernel: &'a Kernel,
@@ -32,7 +32,7 @@ struct Side {
 }
 
 impl<S: Source> Judge<'_, S> {
-    /// Judges what the client, an endpoint of this node, may send.
+    /// Judges packets from the client, which is an endpoint of this node.
     pub(super) fn egress(
         &self,
         to: &Connection,
@@ -50,7 +50,7 @@ impl<S: Source> Judge<'_, S> {
         self.judge(to, &side, differences)
     }
 
-    /// Judges what a backend, which is this endpoint of this node, may receive.
+    /// Judges packets to a backend, which is this endpoint of this node.
     pub(super) fn ingress(
         &self,
         to: &Connection,
@@ -97,7 +97,7 @@ impl<S: Source> Judge<'_, S> {
         Ok(TracedPolicy { allowed, reason })
     }
 
-    /// Whether the programs let it pass.
+    /// Whether the programs let the packet pass.
     fn passes(&self, to: &Connection, side: &Side) -> Result<bool, Refusal> {
         let (enforced, direction) = match side.direction {
             Direction::Egress => (ENDPOINT_ENFORCE_EGRESS, POLICY_EGRESS),
@@ -116,7 +116,8 @@ impl<S: Source> Judge<'_, S> {
         Ok(entry.is_some_and(|entry| entry.verdict == VERDICT_ALLOW))
     }
 
-    /// Whether the agent's rules let it pass, and why; `None` if they, or the labels of one side, are not known yet.
+    /// Whether the agent's rules let the packet pass, and why; `None` if the rules or the labels of one side are not
+    /// known yet.
     fn reason(&self, to: &Connection, side: &Side) -> Option<(bool, String)> {
         let enforcer = self.source.enforcer()?;
         let identities = enforcer.identities();
@@ -142,7 +143,7 @@ impl<S: Source> Judge<'_, S> {
     }
 }
 
-/// An endpoint that is its own backend is not judged: the packet is turned around before.
+/// An endpoint that is its own backend is not judged: its packets are turned around before policy applies.
 fn itself(to: &Connection) -> Option<TracedPolicy> {
     (to.source.ip() == to.destination.ip()).then(|| TracedPolicy {
         allowed: true,

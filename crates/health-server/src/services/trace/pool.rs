@@ -1,4 +1,4 @@
-//! The owner of a frontend, its backends, and the reasons for them.
+//! The owner of a frontend, its backends, and the reasons for its choice of backends.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -30,8 +30,8 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// The owner of the frontend that a flow is sent to, whether or not the programs found it. A service's address
-    /// takes precedence over a port of the node.
+    /// Finds the owner of the flow's destination, whether or not the programs have a frontend for it. A service's
+    /// address takes precedence over a node port.
     pub(super) fn find(
         catalog: &ServiceCatalog,
         flow: &Connection,
@@ -76,18 +76,18 @@ impl Owner {
         }
     }
 
-    /// The agent's knowledge of a backend.
+    /// What the agent knows about a backend.
     pub(super) fn backend(&self, address: SocketAddr) -> Option<&ServiceBackend> {
         let mut backends = self.port.backends.iter();
         backends.find(|backend| backend.address == address)
     }
 
-    /// The treatment of new flows: `cluster`, `local`, `drop` or `reject`.
+    /// Where new flows go: `cluster`, `local`, `drop` or `reject`.
     fn target(&self, origin: Origin) -> &str {
         origin.pick(&self.frontend.inside, &self.frontend.outside)
     }
 
-    /// Which endpoints the flow may use.
+    /// The traffic policy, which says which endpoints the flow may use.
     fn policy(&self, origin: Origin) -> &str {
         match &*self.frontend.kind {
             "ClusterIP" => &self.service.internal_policy,
@@ -102,7 +102,7 @@ impl Owner {
         backends.filter(|backend| Family::of(backend.address.ip()) == self.family)
     }
 
-    /// How the programs' pool differs from the agent's intent.
+    /// How the pool in the maps differs from the agent's intent.
     pub(super) fn difference(
         &self,
         origin: Origin,
@@ -207,7 +207,7 @@ fn listed(addresses: &BTreeSet<SocketAddr>) -> String {
     addresses.join(", ")
 }
 
-/// The pool from which a flow gets its backend.
+/// The pool from which the flow's backend is chosen.
 pub(super) fn pool(
     flow: &Connection,
     source: &TracedSource,
@@ -241,7 +241,7 @@ pub(super) fn pool(
     }
 }
 
-/// The refusal for a destination without a service; names what is reachable at the same address.
+/// The refusal for a destination without a service. Names the services at the same address.
 pub(super) fn nobody(catalog: &ServiceCatalog, flow: &Connection) -> Refusal {
     let (destination, protocol) = (flow.destination, Protocol(flow.protocol));
     let ip = destination.ip();

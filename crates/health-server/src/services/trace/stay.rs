@@ -1,4 +1,4 @@
-//! Whether a flow keeps its backend, and whether a client keeps its own: the programs' conditions, in their order.
+//! Whether flows and clients keep their backends. Follows the programs' conditions, in order.
 
 use std::net::SocketAddr;
 
@@ -9,14 +9,14 @@ use health_model::api::TracedStay;
 
 use super::kernel::{ClientFacts, FlowFacts, SocketFacts, address};
 
-/// A backend that is known before the selection.
+/// A backend that is known before one is selected.
 pub(super) struct Stay {
-    /// Its index in the backend map.
+    /// Index of the backend in the map.
     pub(super) index: u32,
     pub(super) traced: TracedStay,
 }
 
-/// Whether a new flow between these ends goes where the last one went.
+/// Whether a new flow between these ends goes to the backend of the last one.
 pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     let FlowFacts {
         entry,
@@ -28,7 +28,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     } = *facts;
     let unreported = "this node has no key to notify the backend's node of it";
     let (stays, reason) = if entry.flags & FLOW_RELAYED != 0 {
-        // Only flows sent to the backend itself belong to it.
+        // The entry of a relayed flow only covers flows sent to the backend itself.
         (
             false,
             "another node forwarded it to its backend here and chooses the backend",
@@ -60,7 +60,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
     stay(entry.backend, Some(entry.to), stays, reason)
 }
 
-/// Whether packets of a host socket go where earlier ones were sent.
+/// Whether packets of a host socket go to the backend of earlier ones.
 pub(super) fn socket(flow: &Connection, facts: &SocketFacts) -> Stay {
     let SocketFacts {
         to,
@@ -81,7 +81,7 @@ pub(super) fn socket(flow: &Connection, facts: &SocketFacts) -> Stay {
     stay(backend, Some(to), stays, reason.to_owned())
 }
 
-/// Whether a client's next flow goes where its last one went.
+/// Whether a client's next flow goes to the backend of its last one.
 pub(super) fn client(frontend: &Frontend, facts: &ClientFacts) -> Stay {
     let ClientFacts {
         entry,
@@ -165,7 +165,7 @@ mod tests {
             is_open: Some(true),
             ..FACTS
         }));
-        // The kernel does not check any time for a connection.
+        // For a connection, the programs check no expiry time.
         assert!(stays(FlowFacts {
             now: 1_000,
             ..FACTS

@@ -1,4 +1,4 @@
-//! A flow's path to a backend: what the programs do with it, step by step.
+//! Traces a flow to its backend as the programs handle it, step by step.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ pub(super) struct Tracer<'a, S> {
     pub(super) source: &'a S,
     pub(super) kernel: &'a Kernel,
     pub(super) differences: &'a mut Vec<String>,
-    /// With port 0 if the source port is unknown.
+    /// The source port is 0 if it is unknown.
     pub(super) flow: Connection,
     pub(super) hook: TraceHook,
     pub(super) client: Client,
@@ -33,7 +33,7 @@ pub(super) struct Tracer<'a, S> {
 /// A backend that the flow may go to.
 pub(super) struct Candidate {
     listed: ListedBackend,
-    /// Its probability, from 0 to 1.
+    /// Probability that the flow gets this backend, from 0 to 1.
     share: f64,
 }
 
@@ -90,7 +90,7 @@ impl<S: Source> Tracer<'_, S> {
         }))
     }
 
-    /// What keeps the flow from all backends, in the order in which the programs check. A known flow is not checked.
+    /// Why the flow reaches no backend. Checks the conditions in the programs' order; they do not apply to known flows.
     pub(super) fn refused(
         &self,
         stay: Option<&Stay>,
@@ -152,7 +152,8 @@ impl<S: Source> Tracer<'_, S> {
             .collect())
     }
 
-    /// Why the backend sees a different source port: the client already has a connection to it with the same ports.
+    /// Why the backend sees a different source port: the client already has a connection to the backend with these
+    /// ports.
     fn taken(&self, index: u32) -> Result<Option<String>, Refusal> {
         if !self.flow.is_tcp() || !self.is_port_known() {
             return Ok(None);
@@ -169,8 +170,8 @@ impl<S: Source> Tracer<'_, S> {
         }))
     }
 
-    /// The only candidate: the backend with an index. A kept flow goes to its own address, whatever backend has the
-    /// index now.
+    /// The backend at an index as the only candidate. A known flow goes to the address in its entry, even if another
+    /// backend has that index now.
     fn only(&self, index: u32, kept: Option<SocketAddr>) -> Result<Vec<Candidate>, Refusal> {
         let found = self.kernel.maps.backend(index)?.unwrap_or_default();
         let entry = match kept {
@@ -232,7 +233,7 @@ impl<S: Source> Tracer<'_, S> {
         Ok(traced)
     }
 
-    /// What keeps the flow from its chosen backend.
+    /// Why the flow does not reach its chosen backend.
     fn problem(&self, listed: &ListedBackend) -> Result<Option<String>, Refusal> {
         if listed.entry.service == 0 {
             let index = listed.index;

@@ -1,5 +1,5 @@
-//! Direct server return: backends on other nodes see clients outside, and their nodes answer the clients directly. The
-//! node that receives the clients' packets gets no answers.
+//! Direct server return: backends on other nodes see outside clients, and their nodes answer the clients directly. The
+//! node that receives the clients' packets sees no replies.
 
 mod quotes;
 mod same_ports;
@@ -22,7 +22,7 @@ use tests::{Node, PATIENCE, wait_for};
 use super::outside::{self, node_port, node_targets};
 use super::{Mode, SOON, Stand, counted, wait_answered_by, wait_datagrams_answered_by};
 
-/// Tests that run on a bed, one after the other.
+/// Tests that run on one bed, one after another.
 const ROWS: &[outside::Row] = &[
     ("a_backend_elsewhere_sees_the_client", sees_the_client),
     ("no_answer_comes_by_the_first_node", answers_alone),
@@ -47,7 +47,7 @@ const ROWS: &[outside::Row] = &[
     ("least_connections_are_counted", counts),
 ];
 
-/// A mesh with its own key.
+/// A mesh with its own key instead of the default one.
 struct Keyed {
     stand: Stand,
     _key: TempDir,
@@ -79,7 +79,7 @@ impl Keyed {
     }
 }
 
-/// Conntrack forgets as early as possible, to show what keeps flows alive.
+/// Conntrack timeouts as short as possible, to show what keeps flows alive.
 const COLLECTED: &str =
     "--conntrack-gc-interval 10s --conntrack-timeout-udp 15s --conntrack-timeout-tcp-syn 5s";
 
@@ -95,7 +95,7 @@ fn show_rows<'a>(agent: &str, rows: impl Iterator<Item = &'a outside::Row>) -> a
 #[test]
 #[ignore = "needs root"]
 fn clients_outside_are_answered_directly() -> anyhow::Result<()> {
-    // Only without direct return does a backend elsewhere see the node.
+    // This row does not hold with direct return.
     let others = outside::ROWS
         .iter()
         .filter(|(name, _)| *name != outside::ELSEWHERE);
@@ -109,7 +109,7 @@ fn clients_outside_are_answered_directly_by_nodes_that_masquerade() -> anyhow::R
     show_rows(agent, ROWS.iter())
 }
 
-/// A service of the backends on the second node.
+/// A service of all backends on the second node.
 fn elsewhere(stand: &Stand, name: &str, number: u8) -> ServiceManifest {
     let service = ServiceManifest::new(name, number).of(&stand.backends[1..]);
     service.with_node_port(node_port(number))
@@ -125,12 +125,12 @@ fn sees_the_client(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// While this lives, the router drops packets from the first node with a service's source address.
+/// While this exists, the router drops packets from the first node with a service's source address.
 struct FirstNodeMute;
 
 impl FirstNodeMute {
     fn new(first: &Node) -> anyhow::Result<Self> {
-        // Not from /sys, which shows the machine's devices in all network namespaces.
+        // Asks `ip`, because /sys shows the devices of another network namespace.
         let mut show = command_in(first.name(), "ip");
         let shown = run(show.args(["-j", "link", "show", "eth0"]))?.success()?;
         let links: Value = serde_json::from_str(&shown)?;
@@ -168,7 +168,7 @@ fn answers_alone(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for (target, client) in node_targets(stand, number) {
         outside::is_answered_by(target, &ELSEWHERE, client)?;
     }
-    // If the first node answers for a service, nothing of it gets through.
+    // When the first node itself answers for a service, the router drops its packets.
     let mut service = elsewhere(stand, "alone", number);
     service.annotations = json!({ "service.health-agent.io/forwarding": "snat" });
     stand.write(&service)?;
@@ -208,7 +208,7 @@ fn annotated(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The option would reach the process itself.
+/// Backends in the host network get no options, which would reach the process itself.
 fn in_host_network(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let there = stand.bed.node(2);
     let (_server, service) = outside::host_backend(stand, there, "host-elsewhere", number)?;
@@ -221,7 +221,7 @@ fn in_host_network(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// They are behind the backend's node, which answers them without an uplink.
+/// These clients are behind the backend's node, which answers them without an uplink.
 fn inside(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&elsewhere(stand, "inside", number))?;
     let [_, there] = &stand.clients;
@@ -266,7 +266,7 @@ fn listings(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Connects with an option like a node's, except for the tag. Prints the outcome.
+/// Connects with an option that differs from a node's only in its tag. Prints the outcome.
 const FORGER: &str = r#"
 import socket, struct, sys
 host, port, option, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
@@ -285,11 +285,11 @@ except socket.timeout:
     print("timeout")
 "#;
 
-/// The option for a frontend, with another tag.
+/// The option for a frontend, with a wrong tag.
 fn forged_option(frontend: SocketAddr) -> String {
     let mut bytes = match frontend {
         SocketAddr::V4(_) => vec![0x9e, 16],
-        // The kernel fills in what follows.
+        // The kernel sets the first byte, the next header.
         SocketAddr::V6(_) => vec![0, 3, 0x5e, 28],
     };
     bytes.extend(frontend.port().to_be_bytes());
@@ -307,7 +307,7 @@ fn forged_option(frontend: SocketAddr) -> String {
 fn forged(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(2);
     stand.write(&elsewhere(stand, "forged", number))?;
-    // The path of an attacker who can send to endpoints.
+    // An attacker who can send to endpoints uses this path.
     for (cidr, via) in ["10.244.2.0/24", "fd00:10:244:2::/64"]
         .into_iter()
         .zip(node.addresses())
@@ -333,14 +333,14 @@ fn forged(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let refused = counted(node, Reason::DirectInvalid)? - before;
         ensure!(refused >= 2, "{frontend}: {refused} packets refused");
         ensure!(flows()? == 0, "a flow was entered for {frontend}");
-        // Without it, the same client reaches the same backend.
+        // The same client reaches the same backend without the option.
         let said = connect("", "10")?;
         ensure!(said.trim() == "connected", "{frontend}: {said}");
     }
     Ok(())
 }
 
-/// What the first node's conntrack knows about a connection.
+/// A connection's entry in a node's conntrack.
 fn tracked(node: &Node, source: SocketAddr) -> anyhow::Result<Option<Value>> {
     let listed = node.listing(&format!("bpf ct list --proto tcp --src {}", source.ip()))?;
     let rows = listed.as_array().context("no list")?;
@@ -348,7 +348,8 @@ fn tracked(node: &Node, source: SocketAddr) -> anyhow::Result<Option<Value>> {
     Ok(rows.iter().find(is_it).cloned())
 }
 
-/// Idle for longer than the timeout of a handshake or a closed connection; and it ends with the client's side.
+/// A connection survives longer idle periods than the timeouts of a handshake or a closed connection, and ends with the
+/// client's side.
 fn seen_from_one_side(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&elsewhere(stand, "one-sided", number))?;
     let node = stand.bed.node(1);
@@ -382,7 +383,7 @@ fn seen_from_one_side(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Flows that the first node forwards are counted there until they end.
+/// The first node counts the flows that it forwards until they end.
 fn counts(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = elsewhere(stand, "counted", number);
     service.annotations = json!({ "service.health-agent.io/algorithm": "least-connection" });
@@ -428,7 +429,7 @@ fn counts(stand: &Stand, number: u8) -> anyhow::Result<()> {
     })
 }
 
-/// Only this client may reach the backends: another address of its host may not.
+/// Only this client may reach the backends; other addresses of its host may not.
 const RULES: &str = r#"[
 {"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
  "ingress": [{"fromCIDR": ["192.0.2.9/32", "2001:db8::9/128"],
@@ -480,7 +481,7 @@ fn ingress_policy_of_a_backend_elsewhere_judges_the_client() -> anyhow::Result<(
     Ok(())
 }
 
-/// The output of an agent that is started with these flags and exits.
+/// The error output of an agent that is started with these flags and exits.
 fn refused(node: &Node, flags: &str) -> anyhow::Result<String> {
     let mut command = node.cli_command();
     command

@@ -1,5 +1,5 @@
-//! ICMP errors that the first node sends to a client: the quoted packets carry no option. With its tag, the client
-//! could send to the backend by itself.
+//! ICMP errors that the first node sends to a client quote packets without the option, whose tag would let the client
+//! send to the backend directly.
 
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -36,7 +36,7 @@ pub(super) fn are_plain(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The router is the first hop, and the node the second.
+/// The router is the first hop, and the node is the second.
 fn too_far(target: SocketAddr) -> anyhow::Result<()> {
     let mut errors = Errors::open(target)?;
     let any: IpAddr = match target {
@@ -51,14 +51,14 @@ fn too_far(target: SocketAddr) -> anyhow::Result<()> {
     }
     sender.connect(target)?;
     wait_for("the node's word", PATIENCE, || {
-        // It also returns an earlier error.
+        // The call may also return an earlier error.
         let _ = sender.send(b"who");
         errors.next([11, 3])
     })?
     .check(17)
 }
 
-/// About a connection that the node knows, since the backend's node was reachable before.
+/// An error about a connection that the node knows, because the backend's node was reachable before.
 fn unreachable(
     stand: &Stand,
     target: SocketAddr,
@@ -67,7 +67,7 @@ fn unreachable(
 ) -> anyhow::Result<()> {
     let (first, second) = (stand.bed.node(1).name(), stand.bed.node(2).name());
     let mut errors = Errors::open(target)?;
-    // The client hears nothing, and sends its SYN again.
+    // The client gets no replies and retransmits its SYN.
     ip(second, &format!("route add blackhole {client}"))?;
     let connecting = NetNs::open(FAR)?.run_in(|| -> std::io::Result<Socket> {
         let socket = Socket::new(
@@ -76,7 +76,7 @@ fn unreachable(
             Some(Protocol::TCP),
         )?;
         socket.set_nonblocking(true)?;
-        // Continues in the background.
+        // The connection attempt continues in the background.
         let _ = socket.connect(&target.into());
         Ok(socket)
     })??;
@@ -97,7 +97,7 @@ fn unreachable(
     quote?.check(6)
 }
 
-/// ICMP errors that the client gets from a node.
+/// Receives the ICMP errors that a node sends to the client.
 struct Errors {
     node: SocketAddr,
     socket: Socket,
@@ -118,7 +118,8 @@ impl Errors {
         Ok(Self { node, socket })
     }
 
-    /// The packet quoted in the next error from the node, if it has this ICMP or ICMPv6 type.
+    /// Receives the next ICMP message, and returns the packet that it quotes if it is from the node and has this ICMP
+    /// or ICMPv6 type.
     fn next(&mut self, [of_v4, of_v6]: [u8; 2]) -> anyhow::Result<Option<Quote>> {
         let mut packet = [0; 2048];
         let length = self.socket.read(&mut packet)?;
@@ -141,7 +142,7 @@ impl Errors {
 }
 
 impl Quote {
-    /// Checks that the transport header of this protocol directly follows the IP header.
+    /// Checks that a transport header of this protocol directly follows the IP header.
     fn check(&self, protocol: u8) -> anyhow::Result<()> {
         let bytes = &self.0;
         let is_plain = match bytes.first() {

@@ -1,5 +1,4 @@
-//! A client that uses one port for connections to several services with the same backend; one service is answered
-//! directly.
+//! A client connects from one port to several services with the same backend, of which one is answered directly.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,11 +12,11 @@ use super::super::Stand;
 use super::super::outside::{node_port, node_targets};
 use super::super::wait_answered_by;
 
-/// The backend of all services.
+/// The backend of all these services.
 const BACKEND: &str = "web-2";
 
-/// Two services: the first node answers one, and the backend's node the other. Returns their addresses, with the
-/// client's address for each.
+/// Creates two services, one that the first node answers and one that the backend's node answers. Returns the addresses
+/// of both, with the client's source address for each.
 fn services(
     stand: &Stand,
     names: [&str; 2],
@@ -42,15 +41,15 @@ fn services(
     .collect()
 }
 
-/// How many conntrack entries the node has for a port of the client.
+/// Number of the node's conntrack entries for a client port.
 fn tracked(node: &Node, client: IpAddr, port: u16) -> anyhow::Result<usize> {
     let listed = node.listing(&format!("bpf ct list --proto tcp --src {client}"))?;
     let rows = listed.as_array().context("no list")?;
     Ok(rows.iter().filter(|row| row["source-port"] == port).count())
 }
 
-/// A reset connection leaves conntrack while the other one lives; the flow of both to the backend then belongs to the
-/// other one.
+/// A reset connection leaves conntrack while the other one is still open, to which the shared flow to the backend then
+/// belongs.
 pub(super) fn outlives(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let mut open = Vec::new();
@@ -83,7 +82,7 @@ pub(super) fn outlives(stand: &Stand, number: u8) -> anyhow::Result<()> {
         connection
             .ask()
             .with_context(|| format!("to {second}, once that to {first} is forgotten"))?;
-        // Through another port, and through this node.
+        // The new connection goes through another port and through this node.
         let mut other = Connection::open_from(FAR, *port, *first)
             .with_context(|| format!("to {first}, beside {second}"))?;
         other.ask()?;
@@ -94,7 +93,7 @@ pub(super) fn outlives(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first node sees no FIN of the backend, and yet the client's port is free at once.
+/// The client's port is free at once, although the first node does not see the backend's FIN.
 pub(super) fn are_free(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let ports = (26_001..).step_by(10);
     for (([masqueraded, direct], _), base) in services(stand, ["masked", "plain"], number)?

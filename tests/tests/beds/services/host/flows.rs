@@ -1,4 +1,4 @@
-//! Which backend answers the host, and what happens to its sockets when backends go.
+//! Which backend answers the host, and what happens to the host's sockets when a backend goes away.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -42,7 +42,7 @@ pub(in crate::services) const ROWS: &[Row] = &[
     ),
 ];
 
-/// Each request comes from a different port.
+/// Affinity holds although each request comes from a different port.
 fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let service = stand.service("host-affinity", number).spec(json!({
         "sessionAffinity": "ClientIP",
@@ -62,7 +62,7 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the named endpoint stop serving, or serve again.
+/// Makes the named endpoint stop or start serving.
 fn set_serving(
     stand: &Stand,
     service: &mut ServiceManifest,
@@ -78,7 +78,7 @@ fn set_serving(
     stand.write(service)
 }
 
-/// While it serves, they stay with it.
+/// Unconnected sockets stay with a backend only while it serves.
 fn unconnected_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("host-asks", number);
     stand.write(&service)?;
@@ -100,10 +100,10 @@ fn unconnected_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Errors on a socket that was ended: while it waits for an answer, and when it sends.
+/// Errors on a socket that the agent has aborted: while it waits for an answer, and when it sends.
 const ENDED: [i32; 2] = [Errno::ECONNABORTED as i32, Errno::EDESTADDRREQ as i32];
 
-/// The process gets an error, and the next socket is answered. TCP connections continue.
+/// The process gets an error, and its next socket is answered. TCP connections continue.
 fn connected_end(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("host-hears", number);
     let node = stand.bed.node(1);
@@ -150,7 +150,7 @@ fn stays_connected(stand: &Stand, number: u8) -> anyhow::Result<()> {
         socket.connect(target)?;
         let first = ask_connected(&socket, target)?;
         wait_for("another service to refuse", PATIENCE, || {
-            // Before that the host may have no route there.
+            // Until the service exists, the host may have no route to its address.
             let refused = unconnected(node, refusing)?.connect(refusing).err();
             Ok(ensure_errno(refused, Errno::ECONNREFUSED).ok())
         })?;
@@ -163,11 +163,11 @@ fn stays_connected(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sequences of addresses that one socket asks, one after the other.
+/// Number of address sequences, each used by one socket.
 const SEQUENCES: usize = 16;
 
-/// The addresses of two services and of their only backend, here and on the other node: the socket asks them in any
-/// order, with or without waiting for each answer, and each answer seems to come from the address that was asked.
+/// One socket contacts the addresses of two services and of their only backend, on this node and on the other, in any
+/// order, with or without waiting for each answer. Each answer seems to come from the address that was contacted.
 fn asked_by_several_addresses(stand: &Stand, _number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let mut random = fastrand::Rng::with_seed(tests::seed());
@@ -223,8 +223,8 @@ fn asked_by_several_addresses(stand: &Stand, _number: u8) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// An unconnected socket asks a service, and perhaps also its only backend directly; then it connects to the backend
-/// itself.
+/// An unconnected socket contacts a service, and in some cases its only backend directly, before it connects to the
+/// backend.
 fn connects_after_asking(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let backend = stand.backend("web-1")?;
@@ -254,7 +254,7 @@ fn connects_after_asking(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refused ones too.
+/// Refused connections are counted too.
 fn counts(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let backend = &stand.backends[0];
     let service = ServiceManifest::new("host-counts", number).of([backend]);

@@ -18,7 +18,7 @@ pub(super) use reach::ROWS as REACH_ROWS;
 
 const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
-/// The same address for an IPv6 socket (RFC 4291 section 2.5.5.2).
+/// The same address for an IPv6 socket, which is IPv4-mapped if necessary (RFC 4291 section 2.5.5.2).
 fn mapped(target: SocketAddr) -> SocketAddr {
     match target.ip() {
         IpAddr::V4(v4) => (v4.to_ipv6_mapped(), target.port()).into(),
@@ -26,7 +26,7 @@ fn mapped(target: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Where a service is reached, for IPv4 sockets, IPv6 sockets, and IPv6 sockets with an IPv4 address.
+/// The addresses of a service for IPv4 sockets, for IPv6 sockets, and for IPv6 sockets with IPv4-mapped addresses.
 fn all_targets(targets: &[SocketAddr]) -> Vec<SocketAddr> {
     let mapped = targets.iter().copied().map(mapped);
     let mapped = mapped.filter(|target| !targets.contains(target));
@@ -35,7 +35,7 @@ fn all_targets(targets: &[SocketAddr]) -> Vec<SocketAddr> {
     all
 }
 
-/// An unconnected socket in the node's namespace.
+/// An unconnected UDP socket in the node's namespace.
 fn unconnected(node: &Node, target: SocketAddr) -> anyhow::Result<UdpSocket> {
     let any: IpAddr = match target {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -46,12 +46,12 @@ fn unconnected(node: &Node, target: SocketAddr) -> anyhow::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Who answers a datagram; the answer must seem to come from the address that it was sent to.
+/// The name of the backend that answers a datagram. The answer must seem to come from the datagram's destination.
 fn ask_from(socket: &UdpSocket, target: SocketAddr) -> anyhow::Result<String> {
     ask(socket, target, || socket.send_to(b"who", target))
 }
 
-/// The same for a socket that is connected there.
+/// Like [`ask_from`], for a socket connected to the target.
 fn ask_connected(socket: &UdpSocket, target: SocketAddr) -> anyhow::Result<String> {
     ask(socket, target, || socket.send(b"who"))
 }
@@ -74,8 +74,8 @@ fn ask(
     })
 }
 
-/// Checks that all of these answer over TCP, and over connected and unconnected UDP sockets, and seem to be the
-/// service.
+/// Checks that all these backends answer, over TCP and over connected and unconnected UDP sockets, and that their
+/// answers seem to come from the service.
 fn answered_by(node: &Node, target: SocketAddr, names: &[&str]) -> anyhow::Result<()> {
     let from = node.name();
     wait_answered_by(from, target, names)?;

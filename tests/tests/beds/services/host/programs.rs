@@ -1,5 +1,5 @@
-//! The programs for the host's own sockets: they serve without an agent, are restored, and are removed with the
-//! services. They leave programs of others, and sockets of other network namespaces, alone.
+//! The programs for the host's own sockets work without an agent, are restored when they are lost, and are removed
+//! along with services. They do not affect programs of others or sockets in other network namespaces.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
@@ -23,12 +23,12 @@ use tests::{Node, PATIENCE, wait_for};
 use super::{ALL, SOON, Stand, ask_from, targets, unconnected};
 use super::{wait_answered_by, wait_datagrams_answered_by};
 
-/// Sockets that are in use while agents come and go.
+/// Sockets that stay in use while agents come and go.
 struct InUse {
     connection: Connection,
     connected: Datagrams,
     unconnected: UdpSocket,
-    /// Who answers each of them.
+    /// The backend that answers each socket.
     by: [String; 3],
     target: SocketAddr,
 }
@@ -46,7 +46,7 @@ impl InUse {
         Ok(opened)
     }
 
-    /// Asks through each of them.
+    /// Sends a request through each socket, and returns the backends that answer.
     fn answers(&mut self) -> anyhow::Result<[String; 3]> {
         let datagram = wait_for("an answer", PATIENCE, || Ok(self.connected.ask(SOON)?))?;
         Ok([
@@ -56,7 +56,7 @@ impl InUse {
         ])
     }
 
-    /// All of them are answered, by the same backends as before.
+    /// Checks that the same backends as before answer all sockets.
     fn ask(&mut self) -> anyhow::Result<()> {
         let by = self.answers()?;
         ensure!(by == self.by, "{by:?}, not {:?}", self.by);
@@ -64,7 +64,7 @@ impl InUse {
     }
 }
 
-/// The cookies of the sockets that a node's programs know.
+/// Cookies of the sockets that are listed in a node's maps.
 fn known_sockets(node: &Node) -> anyhow::Result<Vec<u64>> {
     let listed = node.listing("bpf lb list --sockets")?;
     let rows = listed.as_array().context("the sockets are no list")?;
@@ -86,7 +86,7 @@ fn connected_socket(target: SocketAddr) -> std::io::Result<(UdpSocket, u64)> {
     Ok((socket, cookie))
 }
 
-/// Programs that are attached to the cgroup, as the node's agent lists them.
+/// Programs attached to the cgroup, from the agent's own list.
 fn at_cgroup(node: &Node) -> anyhow::Result<Vec<String>> {
     let listed = node.listing("bpf prog list")?;
     let rows = listed.as_array().context("the programs are no list")?;
@@ -98,7 +98,7 @@ fn at_cgroup(node: &Node) -> anyhow::Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// A service at each of these addresses, written straight into the maps, with a backend elsewhere.
+/// Writes a service at each of these addresses directly into the maps, with a backend on another node.
 fn serve_alone(run: &mut TestRun, frontends: [SocketAddr; 2], protocol: u8) -> anyhow::Result<()> {
     let mut tables = run.datapath.services()?;
     let mut maglev = MaglevTables::new(Maglev::new(SIZE, SEED)?);
@@ -126,11 +126,11 @@ fn serve_alone(run: &mut TestRun, frontends: [SocketAddr; 2], protocol: u8) -> a
     Ok(())
 }
 
-/// Where the backends of [`serve_alone`] listen.
+/// The port of the backends of [`serve_alone`].
 const BACKEND_PORT: u16 = 7;
 
-/// Whether the programs redirect a socket of this process to a backend: the socket itself sees the service in any case,
-/// so the kernel is asked where it is connected.
+/// Whether the programs redirect a socket of this process to a backend. The socket itself always sees the service
+/// address, so this asks the kernel for the peer.
 fn is_translated(target: SocketAddr) -> anyhow::Result<bool> {
     let (socket, _) = connected_socket(target)?;
     let local = socket.local_addr()?;
@@ -149,7 +149,7 @@ fn is_translated(target: SocketAddr) -> anyhow::Result<bool> {
     Ok(is_at(BACKEND_PORT))
 }
 
-/// Otherwise, anyone who may write a service could get between the agent and its API server.
+/// Otherwise, anyone who may write a service could intercept the agent's traffic to its API server.
 #[test]
 #[ignore = "needs root"]
 fn sockets_of_the_agent_go_where_they_are_sent() -> anyhow::Result<()> {
@@ -173,7 +173,7 @@ fn sockets_of_the_agent_go_where_they_are_sent() -> anyhow::Result<()> {
                 is_translated(target)? == is_served,
                 "{target}, agent {agent_tgid}"
             );
-            // In all threads.
+            // The exemption covers all threads.
             let of_thread = std::thread::spawn(move || is_translated(target));
             let of_thread = of_thread.join().expect("a thread")?;
             ensure!(
@@ -182,7 +182,7 @@ fn sockets_of_the_agent_go_where_they_are_sent() -> anyhow::Result<()> {
             );
         }
     }
-    // A process that starts beside a running agent takes nothing from it.
+    // A process that starts beside a running agent does not take over that agent's exemption.
     process::spare_own_sockets(&run.location)?;
     for target in targets {
         ensure!(is_translated(target)?, "{target}");
@@ -209,7 +209,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
     let names = at_cgroup(node)?;
     ensure!(names.len() == 9, "{names:?}");
 
-    // Sockets of an endpoint are not notified.
+    // Sockets of endpoints are not recorded.
     let [client, _] = &stand.clients;
     for target in &targets {
         wait_datagrams_answered_by(&client.name, *target, &ALL)?;
@@ -224,7 +224,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
         })?;
     }
 
-    // Without an agent, and with another agent's programs.
+    // First without an agent, then with the programs of another version.
     let folder = tempfile::tempdir()?;
     let other = folder.path().join("health-agent");
     with_other_programs(&other)?;
@@ -249,7 +249,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
         }
     }
 
-    // What others remove is restored.
+    // Links that others detach are restored.
     let pin = node.pins().join("links/sock_connect4");
     let mut detach = Command::new("nsenter");
     detach
@@ -272,7 +272,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
             Ok(connected.is_err().then_some(()))
         })?;
     }
-    // The agent first makes them serve nothing, then detaches them.
+    // The agent first makes the programs serve nothing, and then detaches them.
     wait_for("the programs to be gone", PATIENCE, || {
         let names = at_cgroup(node)?;
         ensure!(names.is_empty(), "{names:?}");
@@ -280,7 +280,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
         Ok(Some(()))
     })?;
 
-    // And with a cleanup.
+    // A cleanup removes them too.
     node.kill_agent(Signal::SIGTERM)?;
     node.take_over(None)?;
     for target in &targets {
@@ -292,7 +292,7 @@ fn sockets_of_the_host_are_served_without_an_agent_and_until_services_are_off() 
         let connected = node.run_in(|| TcpStream::connect_timeout(target, SOON))?;
         ensure!(connected.is_err(), "{target} is reached");
     }
-    // Links of another instance are untouched.
+    // Links of another instance are not affected.
     let faults = foreign.datapath.socket_faults();
     ensure!(faults.is_empty(), "{faults:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! What the host reaches, and who refuses it.
+//! Which services the host reaches, and which errors it gets.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -38,7 +38,7 @@ fn cluster_ips(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An endpoint's localhost is its own, where nothing listens.
+/// An endpoint has its own localhost, where nothing listens.
 fn node_ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let port = 31_000 + u16::from(number);
     let service = stand.service("ports-of-host", number).with_node_port(port);
@@ -61,7 +61,8 @@ fn node_ports(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Load balancer addresses are for clients in its ranges: the first node. External addresses are for all.
+/// Load balancer addresses are only open to clients within the ranges, here the first node. External addresses are open
+/// to all.
 fn external_addresses(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [external, balancer] = [198, 203].map(|first| -> [IpAddr; 2] {
         let v6 = Ipv6Addr::new(0xfd00, first, 0, 0, 0, 0, 0, number.into());
@@ -100,7 +101,7 @@ fn external_addresses(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Without an endpoint on the node, a process gets an error at once.
+/// Without a backend on the node, a process gets an error at once.
 fn internal_local(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("host-stays", number)

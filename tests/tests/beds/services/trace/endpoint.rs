@@ -58,7 +58,7 @@ fn allowed(stand: &Stand, number: u8) -> anyhow::Result<()> {
                     ensure!((share - 1.0 / 3.0).abs() < 1e-9, "{reported}");
                     ensure!(backend["egress"]["allowed"] == true, "{reported}");
                 }
-                // Only backends on this node have an endpoint whose policy the node knows.
+                // The node only knows the policy of backends that are its own endpoints.
                 let here = trace.backends().into_iter();
                 let here = here.filter(|backend| !backend["ingress"].is_null()).count();
                 ensure!(
@@ -131,7 +131,7 @@ fn without_backend(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand
         .service("void", number)
         .spec(json!({ "internalTrafficPolicy": "Local" }));
-    // First without a backend on this node, then without any.
+    // First without a backend on this node, then without any backend.
     service.endpoints.remove(0);
     for (verdict, refused) in [("dropped", false), ("rejected", true)] {
         stand.write(&service)?;
@@ -172,7 +172,7 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     }));
     stand.write(&service.with_load_balancer(balancers))?;
     let node = stand.bed.node(1);
-    // Another endpoint of the same node is not in the ranges.
+    // Another endpoint of the node is outside the ranges.
     let stranger = &stand.backend("web-1")?.member;
     for balancer in balancers {
         let target = SocketAddr::new(balancer, 80);
@@ -264,7 +264,7 @@ fn known_flow(stand: &Stand, number: u8) -> anyhow::Result<()> {
         }
         flows.push((target, connection, source));
     }
-    // The connection stays, but a new one with its ports would not.
+    // The connection keeps its backend, but a new one between the same ports would not.
     for endpoint in &mut service.endpoints {
         endpoint.set_ready(false);
     }
@@ -281,7 +281,7 @@ fn known_flow(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// For a flow that does not exist yet.
+/// Predicts the backend of a flow that does not exist yet.
 fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const FLOWS: usize = 10;
     let [client, _] = &stand.clients;
@@ -296,8 +296,8 @@ fn maglev(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let mut traced = 0;
         while traced < FLOWS {
             let mut flow = Datagrams::open(&client.name, target)?;
-            // If the client used the port for another service a moment ago, the backend's answers may still belong to
-            // that one.
+            // If the client just used this port for another service, the backend's replies may still belong to that
+            // earlier flow.
             let port = flow.local_address()?.port();
             let known = node.cli("bpf lb list --flows")?.success()?;
             if known.contains(&format!(":{port} ")) {

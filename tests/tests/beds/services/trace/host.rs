@@ -26,7 +26,7 @@ pub(in crate::services) const ROWS: &[Row] = &[
 
 const ALL: [&str; 3] = ["web-1", "web-2", "web-3"];
 
-/// The error of a process that connects to the target.
+/// The error that a process gets when it connects to the target.
 fn error(node: &Node, target: SocketAddr) -> anyhow::Result<Option<Errno>> {
     let connected = node.run_in(|| TcpStream::connect(target))?;
     let number = connected
@@ -35,7 +35,7 @@ fn error(node: &Node, target: SocketAddr) -> anyhow::Result<Option<Errno>> {
     Ok(number.map(Errno::from_raw))
 }
 
-/// On the loopback, only sockets of the host are served.
+/// On the loopback, only the host's own sockets reach services.
 fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let port = 31_000 + u16::from(number);
     let service = stand.service("traced-by-host", number).with_node_port(port);
@@ -77,7 +77,7 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     stand.write(&service)?;
     for target in targets(&service) {
         let ends = ["host", &*target.to_string(), ""];
-        // Maglev hashes only the address, so all flows of the host get the same backend.
+        // Maglev hashes only the address, so all flows of the host get one backend.
         let before = wait_traced(node, ends, "reached")?;
         ensure!(before.reported["affinity"].is_null(), "{}", before.reported);
         let answers = curl(node.name(), target, 5)?;
@@ -155,7 +155,7 @@ fn known_sockets(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let destination = target.to_string();
         let asking = format!("host:{asking}");
         wait_traced(node, [&asking, &destination, "--protocol udp"], "rejected")?;
-        // The connection stays, and no other socket gets there.
+        // The connection keeps its backend, which no other socket reaches.
         let opened = format!("host:{opened}");
         let trace = wait_traced(node, [&opened, &destination, ""], "reached")?;
         ensure!(trace.stays(), "{}", trace.reported);
@@ -167,7 +167,7 @@ fn known_sockets(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first node is in the ranges of the load balancer, and has no backend where the policy requires a local one.
+/// The first node is within the load balancer's ranges, and has no backend of its own where the policy requires one.
 fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let [here, there] = [1, 2].map(|index| stand.bed.node(index));
     let balancers: [IpAddr; 2] = [
@@ -218,7 +218,7 @@ fn refused(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Packets need a backend at the service's port. Sockets of the host are not served at all.
+/// Packets need a backend at the service's port, and the host's own SCTP sockets are not served at all.
 fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let mut service = stand.service("associated", number);
     service.ports = vec![ServicePort {

@@ -1,4 +1,4 @@
-//! `service trace` predicts what then happens.
+//! `service trace` predicts correctly what happens afterwards.
 
 mod endpoint;
 mod host;
@@ -17,7 +17,7 @@ pub(super) use endpoint::ROWS as ENDPOINT_ROWS;
 pub(super) use host::ROWS as HOST_ROWS;
 pub(super) use outside::ROWS as OUTSIDE_ROWS;
 
-/// The output of a trace, and its exit code.
+/// The output and exit code of a trace.
 struct Trace {
     code: i32,
     reported: Value,
@@ -34,7 +34,7 @@ impl Trace {
         })
     }
 
-    /// Whether the flow is known, and stays with its backend.
+    /// Whether the flow is known and keeps its backend.
     fn stays(&self) -> bool {
         self.reported["flow"]["stays"] == true
     }
@@ -44,7 +44,7 @@ impl Trace {
         backends.into_iter().flatten().collect()
     }
 
-    /// The addresses of its backends.
+    /// The addresses of the predicted backends.
     fn addresses(&self) -> BTreeSet<&str> {
         let backends = self.backends().into_iter();
         backends.filter_map(|one| one["address"].as_str()).collect()
@@ -59,14 +59,14 @@ impl Trace {
     }
 }
 
-/// Waits until a trace has this verdict, and reports no difference between the intended and the actual state.
+/// Waits until a trace has this verdict, and checks that it reports no difference between intended and actual state.
 fn wait_traced(
     node: &Node,
     [source, destination, more]: [&str; 3],
     verdict: &str,
 ) -> anyhow::Result<Trace> {
     let traced = wait_for("a trace to say so", PATIENCE, || {
-        // A service is not known before its file is read.
+        // A service is unknown until its file has been read.
         let trace = Trace::run(node, source, destination, more)?;
         ensure!(trace.verdict() == verdict, "{}", trace.reported);
         ensure!(
@@ -90,7 +90,7 @@ fn wait_traced(
     Ok(trace)
 }
 
-/// Addresses where backends of these names serve, in a target's address family.
+/// Addresses of the backends with these names, in the target's address family.
 fn of_names(stand: &Stand, names: &[&str], target: SocketAddr) -> anyhow::Result<BTreeSet<String>> {
     let mut addresses = BTreeSet::new();
     for name in names {
@@ -101,21 +101,21 @@ fn of_names(stand: &Stand, names: &[&str], target: SocketAddr) -> anyhow::Result
     Ok(addresses)
 }
 
-/// The address that a client uses to reach a target.
+/// The source address of a client's packets to a target.
 fn address_of(client: &Member, target: SocketAddr) -> anyhow::Result<String> {
     let mut own = client.addresses().into_iter();
     let own = own.find(|address| address.is_ipv4() == target.is_ipv4());
     Ok(own.context("no such address")?.to_string())
 }
 
-/// A client's address with the port of its socket.
+/// A client's address and the port of its socket.
 fn with_port(client: &Member, socket: SocketAddr) -> anyhow::Result<String> {
     let ip = address_of(client, socket)?;
     Ok(SocketAddr::new(ip.parse()?, socket.port()).to_string())
 }
 
-/// Checks that policy refuses a client's flow to these backends: by its egress rules, or by the ingress rules of
-/// backends on its own node.
+/// Checks that policy refuses a client's flow to these backends: either its own egress rules, or the ingress rules of
+/// backends on its node.
 pub(super) fn is_refused(
     node: &Node,
     client: &Member,
@@ -135,7 +135,7 @@ pub(super) fn is_refused(
     Ok(())
 }
 
-/// Checks that rules admit a client's flow, and that the trace names them.
+/// Checks that a rule admits a client's flow, and that the trace names the rule.
 pub(super) fn is_admitted(
     node: &Node,
     client: &Member,

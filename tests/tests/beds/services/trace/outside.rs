@@ -73,13 +73,13 @@ fn reached(stand: &Stand, number: u8) -> anyhow::Result<()> {
         wait_dropped(node, target, Reason::ServiceNoLocal)?;
         let destination = target.to_string();
         wait_traced(node, [&client.to_string(), &destination, ""], "dropped")?;
-        // The node's own sockets may use all.
+        // The node's own sockets may use all backends.
         wait_traced(node, ["host", &destination, ""], "reached")?;
     }
     Ok(())
 }
 
-/// To a backend here and to backends elsewhere, which see this node.
+/// Flows to a backend on this node, and to backends on other nodes, which see this node's address.
 fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let mut service = stand
@@ -111,7 +111,7 @@ fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
         ensure!(trace.stays(), "{}", trace.reported);
         ensure!(trace.addresses().iter().eq(&expected), "{}", trace.reported);
     }
-    // A connection that is over no longer sticks to its backend.
+    // A closed connection no longer keeps its backend.
     if let Some((target, source, connection)) = flows.pop() {
         drop(connection);
         wait_for("the connection to be over", PATIENCE, || {
@@ -135,7 +135,7 @@ fn known_flows(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With a backend elsewhere, as long as that is allowed.
+/// The client stays with a backend on another node as long as the policy allows that.
 fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let service = stand
@@ -192,7 +192,7 @@ fn affinity(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A NodePort of the same service is open to all.
+/// Source ranges do not apply to the NodePort of the same service.
 fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     let node = stand.bed.node(1);
     let nodes = node_targets(stand, number);
@@ -228,7 +228,7 @@ fn source_ranges(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Packets straight from the wire, since no router forwards such packets. The same packet is served if it is sent to
+/// Sends packets directly on the link, because no router forwards them. The same packet is served if its destination is
 /// the node's address.
 fn loopback(stand: &Stand, number: u8) -> anyhow::Result<()> {
     const SYN: u8 = 2;
@@ -249,7 +249,7 @@ fn loopback(stand: &Stand, number: u8) -> anyhow::Result<()> {
             SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
             SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         };
-        // Two ports that no client in this namespace has used.
+        // Two source ports that no client in this namespace has used.
         let [at_loopback, at_node] = [2_001, 2_002];
         let send = |port: u16, to: IpAddr| {
             let mut frame = Tcp::between((port, target.port()), SYN).frame(client, to);
@@ -259,7 +259,7 @@ fn loopback(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let source = |port| SocketAddr::new(client, port).to_string();
         let looped = SocketAddr::new(localhost, target.port()).to_string();
         let flows = wait_for("a flow of a packet from the wire", PATIENCE, || {
-            // One after the other: once the second is served, the first has been seen.
+            // Sends the packets in order: once the second one is served, the program has seen the first one.
             send(at_loopback, localhost)?;
             send(at_node, target.ip())?;
             let flows = node.cli("bpf lb list --flows")?.success()?;
@@ -281,7 +281,7 @@ fn strangers(stand: &Stand, number: u8) -> anyhow::Result<()> {
     for (target, client) in node_targets(stand, number) {
         wait_answered_by(FAR, target, &ALL)?;
         let destination = target.to_string();
-        // An address of this node means one of its sockets; no one else sends from it.
+        // An address of this node stands for one of its sockets, since nothing else sends from it.
         let own = wait_traced(
             node,
             [&target.ip().to_string(), &destination, ""],
@@ -303,7 +303,7 @@ fn strangers(stand: &Stand, number: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A client with its port.
+/// A client's address with a socket's port.
 fn from(client: IpAddr, socket: SocketAddr) -> String {
     SocketAddr::new(client, socket.port()).to_string()
 }

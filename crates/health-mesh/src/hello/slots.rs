@@ -12,21 +12,21 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const PLACES: usize = 512;
 /// Maximum number of slots per address, so that a silent client leaves slots to others. Nodes behind one NAT address
 /// need a slot for only milliseconds each.
-pub(super) const PLACES_OF_ADDRESS: usize = 64;
+pub(super) const SLOTS_OF_ADDRESS: usize = 64;
 /// Maximum number of slots per IPv6 network, within which one host can choose its addresses freely.
-const PLACES_OF_NETWORK: usize = 256;
+const SLOTS_OF_NETWORK: usize = 256;
 /// Prefix length of such a network: RFC 4291 section 2.5.1.
 const NETWORK_BITS: u8 = 64;
 
 /// The slots of a responder.
 #[derive(Clone)]
-pub(super) struct Places {
+pub(super) struct Slots {
     all: Arc<Semaphore>,
     /// Used slots by address, and by network.
     taken: Arc<Mutex<HashMap<IpNet, usize>>>,
 }
 
-impl Default for Places {
+impl Default for Slots {
     fn default() -> Self {
         Self {
             all: Arc::new(Semaphore::new(PLACES)),
@@ -35,13 +35,13 @@ impl Default for Places {
     }
 }
 
-impl Places {
+impl Slots {
     /// Waits for a free slot; `None` only if the semaphore is closed, which never happens.
-    pub(super) async fn free(&self) -> Option<FreePlace> {
+    pub(super) async fn free(&self) -> Option<FreeSlot> {
         let permit = self.all.clone().acquire_owned().await.ok()?;
-        Some(FreePlace {
+        Some(FreeSlot {
             permit,
-            places: self.clone(),
+            slots: self.clone(),
         })
     }
 
@@ -64,17 +64,17 @@ impl Places {
 }
 
 /// A slot that is not assigned yet.
-pub(super) struct FreePlace {
+pub(super) struct FreeSlot {
     permit: OwnedSemaphorePermit,
-    places: Places,
+    slots: Slots,
 }
 
-impl FreePlace {
+impl FreeSlot {
     /// Assigns the slot to a connection from this address, unless the source already uses all its slots.
-    pub(super) fn take(self, from: IpAddr) -> Option<Place> {
+    pub(super) fn take(self, from: IpAddr) -> Option<Slot> {
         let source = Source(from.to_canonical());
         {
-            let taken = &self.places.taken;
+            let taken = &self.slots.taken;
             let mut taken = taken.lock().unwrap_or_else(PoisonError::into_inner);
             let is_full = |(prefix, most)| taken.get(&prefix).is_some_and(|count| *count >= most);
             if source.limits().any(is_full) {
@@ -84,24 +84,24 @@ impl FreePlace {
                 *taken.entry(prefix).or_default() += 1;
             }
         }
-        Some(Place {
+        Some(Slot {
             source,
-            places: self.places,
+            slots: self.slots,
             _permit: self.permit,
         })
     }
 }
 
 /// A connection's slot, until it is dropped.
-pub(super) struct Place {
+pub(super) struct Slot {
     source: Source,
-    places: Places,
+    slots: Slots,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
-        self.places.leave(self.source);
+        self.slots.leave(self.source);
     }
 }
 
@@ -116,8 +116,8 @@ impl Source {
             IpAddr::V6(_) => IpNet::new(self.0, NETWORK_BITS).ok(),
             IpAddr::V4(_) => None,
         };
-        let network = network.map(|network| (network.trunc(), PLACES_OF_NETWORK));
-        [(self.0.into(), PLACES_OF_ADDRESS)]
+        let network = network.map(|network| (network.trunc(), SLOTS_OF_NETWORK));
+        [(self.0.into(), SLOTS_OF_ADDRESS)]
             .into_iter()
             .chain(network)
     }
@@ -131,12 +131,12 @@ mod tests {
 
     #[tokio::test]
     async fn one_source_leaves_places_to_others() {
-        let places = Places::default();
-        let take = async |from: IpAddr| places.free().await.unwrap().take(from);
+        let slots = Slots::default();
+        let take = async |from: IpAddr| slots.free().await.unwrap().take(from);
         let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
         for (own, other) in [("10.0.0.1", "10.0.0.2"), ("2001:db8::1", "2001:db8::2")] {
             let mut held = Vec::new();
-            for _ in 0..PLACES_OF_ADDRESS {
+            for _ in 0..SLOTS_OF_ADDRESS {
                 held.push(take(ip(own)).await.unwrap());
             }
             assert!(take(ip(own)).await.is_none());
@@ -144,20 +144,20 @@ mod tests {
             held.pop();
             assert!(take(ip(own)).await.is_some());
         }
-        places.all_free().await;
-        assert!(places.taken.lock().unwrap().is_empty());
+        slots.all_free().await;
+        assert!(slots.taken.lock().unwrap().is_empty());
     }
 
     #[tokio::test]
     async fn one_ipv6_network_leaves_places_to_others() {
-        let places = Places::default();
+        let slots = Slots::default();
         let take = async |from: u128| {
             let from = IpAddr::from(Ipv6Addr::from_bits(from));
-            places.free().await.unwrap().take(from)
+            slots.free().await.unwrap().take(from)
         };
         let network = 0x2001_0db8_u128 << 96;
         let mut held = Vec::new();
-        for host in 0..PLACES_OF_NETWORK as u128 {
+        for host in 0..SLOTS_OF_NETWORK as u128 {
             held.push(take(network | host).await.unwrap());
         }
         assert!(take(network | 1 << 63).await.is_none());

@@ -1,4 +1,4 @@
-//! Bounds on the number of slow requests, so that the remaining capacity serves all others.
+//! Limits the number of slow requests, so that capacity remains for all others.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answer::Refusal;
 
-/// How many requests of a kind are served at a time.
-pub(super) struct Places {
+/// Limits the number of concurrent requests of a kind.
+pub(super) struct Slots {
     free: Arc<Semaphore>,
     most: usize,
-    /// The kind, as a refusal names it.
+    /// Name of the kind in a refusal.
     requests: &'static str,
 }
 
-impl Places {
-    /// Allows `most` requests at a time; a refusal names them `requests`.
+impl Slots {
+    /// Allows `most` requests at a time, and refuses further ones with an error that names them `requests`.
     pub(super) fn new(most: usize, requests: &'static str) -> Self {
         Self {
             free: Arc::new(Semaphore::new(most)),
@@ -25,7 +25,7 @@ impl Places {
         }
     }
 
-    /// Takes a place until the returned permit is dropped.
+    /// Takes a slot, which is free again when the returned permit is dropped.
     pub(super) fn take(&self) -> Result<OwnedSemaphorePermit, Refusal> {
         let Self { most, requests, .. } = self;
         self.free.clone().try_acquire_owned().map_err(|_| {

@@ -1,0 +1,333 @@
+//! Endpoints of pods have the labels that the API server gives the pods and their namespaces, and the policies that
+//! select them.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, ensure};
+use health_model::api::Endpoint;
+use health_net::netns::{self, NetNs};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tests::apiserver::{ApiServer, Behaviour};
+use tests::plugin::Plugin;
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+/// The labels of each pod of the namespace `shop`, besides its own.
+const SHOP: [&str; 5] = [
+    "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=shop",
+    "k8s:io.cilium.k8s.namespace.labels.tier=gold",
+    "k8s:io.cilium.k8s.policy.cluster=default",
+    "k8s:io.cilium.k8s.policy.serviceaccount=default",
+    "k8s:io.kubernetes.pod.namespace=shop",
+];
+
+const TRY_AGAIN_LATER: u64 = 11;
+
+/// A node whose agent follows the pods of an API server, and a CNI plugin.
+struct Stand {
+    // Fields are dropped in this order.
+    namespaces: Vec<NetNs>,
+    plugin: Plugin,
+    server: ApiServer,
+    bed: Bed,
+    folder: TempDir,
+}
+
+impl Stand {
+    fn start() -> anyhow::Result<Self> {
+        let bed = Bed::builder().nodes(1).without_agents().start()?;
+        let server = ApiServer::start_on(bed.node(1))?;
+        server.put(namespace("shop", &json!({ "tier": "gold" })));
+        let folder = tempfile::tempdir()?;
+        let stand = Self {
+            namespaces: Vec::new(),
+            plugin: Plugin::of(bed.node(1), folder.path())?,
+            server,
+            bed,
+            folder,
+        };
+        stand.server.write_kubeconfig(&stand.kubeconfig())?;
+        stand.start_agent("")?;
+        Ok(stand)
+    }
+
+    fn kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("kubeconfig")
+    }
+
+    fn start_agent(&self, flags: &str) -> anyhow::Result<()> {
+        let kubeconfig = self.kubeconfig();
+        let kubeconfig = kubeconfig.display();
+        self.node()
+            .start_agent_with(&format!("--pods-from-kubernetes={kubeconfig} {flags}"))
+    }
+
+    fn node(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    /// Puts a pod of the namespace `shop`.
+    fn put_pod(&self, name: &str, uid: &str, labels: &Value) {
+        self.server.put(json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": "shop", "name": name, "uid": uid, "labels": labels },
+            "spec": {
+                "nodeName": self.node().name(), "serviceAccountName": "default",
+                "containers": [{ "name": "app", "image": "busybox" }],
+            },
+        }));
+    }
+
+    /// Connects a pod of the namespace `shop`, as a container runtime does.
+    fn connect(&mut self, name: &str, uid: &str) -> anyhow::Result<Endpoint> {
+        let file = format!("hpod-{name}");
+        // A killed test may have left one.
+        netns::remove(&file)?;
+        let netns = NetNs::create(&file)?;
+        let arguments =
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={uid}");
+        let file = netns.path().display().to_string();
+        wait_for("the agent to connect a pod", PATIENCE, || {
+            let added = self.plugin.call_with(&[
+                ("CNI_COMMAND", "ADD"),
+                ("CNI_CONTAINERID", uid),
+                ("CNI_NETNS", &file),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_ARGS", &arguments),
+            ])?;
+            // A runtime tries again, too.
+            let is_starting = added.code() == TRY_AGAIN_LATER;
+            ensure!(added.is_success || is_starting, "{}", added.json);
+            Ok(added.is_success.then_some(()))
+        })?;
+        self.namespaces.push(netns);
+        self.endpoint(name)
+    }
+
+    fn endpoint(&self, name: &str) -> anyhow::Result<Endpoint> {
+        let name = format!("shop/{name}");
+        let listed = self.node().listing("endpoint list")?;
+        let listed: Vec<Endpoint> = serde_json::from_value(listed)?;
+        let found = listed
+            .into_iter()
+            .find(|one| one.name.as_ref() == Some(&name) && one.state != "disconnected");
+        found.with_context(|| format!("no endpoint {name}"))
+    }
+
+    /// Waits until a pod's endpoint is ready with these labels and those of its namespace.
+    fn wait_labels(&self, name: &str, own: &[&str]) -> anyhow::Result<Endpoint> {
+        let expected: Vec<&str> = own.iter().chain(&SHOP).copied().collect();
+        self.wait_all_labels(name, &expected)
+    }
+
+    fn wait_all_labels(&self, name: &str, expected: &[&str]) -> anyhow::Result<Endpoint> {
+        let mut last = None;
+        let found = wait_for("the labels of a pod", PATIENCE, || {
+            // A starting agent has none yet.
+            let Ok(endpoint) = self.endpoint(name) else {
+                return Ok(None);
+            };
+            let is_so = endpoint.labels == expected && endpoint.state == "ready";
+            last = Some(endpoint.clone());
+            Ok(is_so.then_some(endpoint))
+        });
+        found.with_context(|| format!("{last:#?}"))
+    }
+
+    /// Whether the first pod's address answers the second pod's ping.
+    fn pings(&self, from: &NetNs, to: &Endpoint) -> anyhow::Result<bool> {
+        let address = to.ipv4.context("no IPv4 address")?;
+        let ping = std::process::Command::new("nsenter")
+            .arg(format!("--net={}", from.path().display()))
+            .args(["ping", "-n", "-q", "-c", "1", "-W", "1"])
+            .arg(address.to_string())
+            .output()?;
+        Ok(ping.status.success())
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        for namespace in &self.namespaces {
+            let name = namespace.path().file_name().and_then(|name| name.to_str());
+            if let Some(name) = name {
+                let _ = netns::remove(name);
+            }
+        }
+    }
+}
+
+fn namespace(name: &str, labels: &Value) -> Value {
+    let mut labels = labels.clone();
+    labels["kubernetes.io/metadata.name"] = name.into();
+    json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": { "name": name, "labels": labels },
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_endpoint_of_a_pod_follows_the_labels_of_the_pod_and_its_namespace() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    // The runtime connects a pod before the agent has heard of it.
+    let early = stand.connect("web", "u-1")?;
+    assert_eq!(
+        (early.identity, early.labels.as_slice()),
+        (5, &["reserved:init".to_owned()][..])
+    );
+    let reason = early.reason.context("no reason")?;
+    assert!(reason.contains("pod shop/web"), "{reason}");
+    stand.put_pod(
+        "web",
+        "u-1",
+        &json!({ "app": "web", "pod-template-hash": "5d4f" }),
+    );
+    let first = stand.wait_labels("web", &["k8s:app=web"])?;
+    assert!(first.identity >= 256, "{first:?}");
+
+    // A label of a rollout does not change the identity; another one does.
+    stand.put_pod(
+        "web",
+        "u-1",
+        &json!({ "app": "web", "pod-template-hash": "77aa" }),
+    );
+    stand.put_pod("db", "u-2", &json!({ "app": "db" }));
+    let db = stand.connect("db", "u-2")?;
+    let db = stand
+        .wait_labels("db", &["k8s:app=db"])
+        .with_context(|| format!("{db:?}"))?;
+    assert_eq!(stand.endpoint("web")?.identity, first.identity);
+    stand.put_pod("web", "u-1", &json!({ "app": "web2" }));
+    let second = stand.wait_labels("web", &["k8s:app=web2"])?;
+    assert!(![first.identity, db.identity].contains(&second.identity));
+
+    // Labels of the namespace change all its pods.
+    stand
+        .server
+        .put(namespace("shop", &json!({ "tier": "iron" })));
+    let iron: Vec<&str> = ["k8s:app=web2"]
+        .into_iter()
+        .chain(SHOP)
+        .map(|label| match label.ends_with("tier=gold") {
+            true => "k8s:io.cilium.k8s.namespace.labels.tier=iron",
+            false => label,
+        })
+        .collect();
+    stand.wait_all_labels("web", &iron)?;
+
+    let refused = stand
+        .node()
+        .cli(&format!("endpoint labels {} --add k8s:app=db", second.id))?;
+    assert_ne!(refused.code, Some(0));
+    assert!(
+        refused.stderr.contains("comes from pod shop/web"),
+        "{}",
+        refused.stderr
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_outage_changes_no_labels_and_a_new_pod_leaves_init_when_it_ends() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    stand.put_pod("web", "u-1", &json!({ "app": "web" }));
+    stand.connect("web", "u-1")?;
+    let web = stand.wait_labels("web", &["k8s:app=web"])?;
+
+    stand.server.stop();
+    let new = stand.connect("db", "u-2")?;
+    assert_eq!(new.identity, 5);
+    stand.node().kill_agent(Signal::SIGKILL)?;
+    stand.start_agent("")?;
+    let kept = stand.wait_labels("web", &["k8s:app=web"])?;
+    assert_eq!(kept.identity, web.identity);
+    assert_eq!(stand.endpoint("db")?.identity, 5);
+
+    stand.put_pod("db", "u-2", &json!({ "app": "db" }));
+    // A pod with the name of another one that is still connected.
+    stand.put_pod("web", "u-3", &json!({ "app": "intruder" }));
+    stand.server.resume()?;
+    stand.wait_labels("db", &["k8s:app=db"])?;
+    let kept = stand.endpoint("web")?;
+    assert_eq!((kept.identity, kept.labels), (web.identity, web.labels));
+
+    // What the server does not allow is named, and changes nothing.
+    stand.server.behave(Behaviour::Forbidden);
+    wait_for("the reason in the log", PATIENCE, || {
+        let log = stand.node().log()?;
+        let is_named = |kind: &str| log.contains(&format!("cannot list resource \\\"{kind}"));
+        Ok((log.contains("forbidden") || is_named("pods")).then_some(()))
+    })?;
+    assert_eq!(stand.endpoint("web")?.identity, web.identity);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_policy_for_the_labels_of_a_namespace_applies_to_its_pods() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    stand.put_pod("web", "u-1", &json!({ "app": "web" }));
+    stand.put_pod("client", "u-2", &json!({ "app": "client" }));
+    stand.connect("web", "u-1")?;
+    stand.connect("client", "u-2")?;
+    let web = stand.wait_labels("web", &["k8s:app=web"])?;
+    stand.wait_labels("client", &["k8s:app=client"])?;
+    let client = stand.namespaces.get(1).context("no namespace")?;
+    ensure!(stand.pings(client, &web)?, "no answer without a policy");
+    let policy = stand.folder.path().join("policy.yaml");
+    fs::write(
+        &policy,
+        json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+            "metadata": { "name": "web", "namespace": "shop" },
+            "spec": {
+                "endpointSelector": { "matchLabels": { "app": "web" } },
+                "ingress": [{ "fromEndpoints": [{ "matchLabels": {
+                    "k8s:io.cilium.k8s.namespace.labels.tier": "gold",
+                    "io.cilium.k8s.policy.serviceaccount": "default",
+                    "app": "client",
+                } }] }],
+            },
+        })
+        .to_string(),
+    )?;
+    let import = format!("policy import {}", policy.display());
+    stand.node().cli(&import)?.success()?;
+    ensure!(
+        stand.pings(client, &web)?,
+        "no answer although it is allowed"
+    );
+    stand.put_pod("client", "u-2", &json!({ "app": "other" }));
+    stand.wait_labels("client", &["k8s:app=other"])?;
+    ensure!(
+        !stand.pings(client, &web)?,
+        "an answer although it is not allowed"
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn patterns_choose_the_labels_of_identities() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    stand.node().kill_agent(Signal::SIGTERM)?;
+    stand.start_agent("--identity-labels k8s:app,k8s:!app-version")?;
+    stand.put_pod(
+        "web",
+        "u-1",
+        &json!({ "app": "web", "app-version": "7", "team": "a" }),
+    );
+    stand.connect("web", "u-1")?;
+    // Nothing includes the label of the service account.
+    let expected: Vec<&str> = ["k8s:app=web"]
+        .into_iter()
+        .chain(SHOP)
+        .filter(|label| !label.contains("serviceaccount"))
+        .collect();
+    stand.wait_all_labels("web", &expected)?;
+    Ok(())
+}
