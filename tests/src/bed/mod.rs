@@ -43,7 +43,7 @@ pub use self::mounts::BPFFS;
 pub use self::node::Node;
 pub use self::reachability::UnansweredProbe;
 pub use self::router::{
-    ROUTER, ROUTER4, ROUTER6, add_address, add_host, add_router, command_in, ip, sysctl,
+    ROUTER, ROUTER4, ROUTER6, add_address, add_host, add_router, command_in, ip, sysctl, wait_local,
 };
 
 /// Parent of the agents' runtime folders.

@@ -21,17 +21,22 @@ pub fn ip(namespace: &str, words: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds an address `ADDRESS/LENGTH` to a device that is up, and waits until it works: for IPv6, the kernel adds the
-/// local route in a work queue (net/ipv6/addrconf.c, `addrconf_dad_work`).
+/// Adds an address `ADDRESS/LENGTH` to a device that is up, and waits until it works.
 pub fn add_address(namespace: &str, address: &str, device: &str) -> anyhow::Result<()> {
     ip(
         namespace,
         &format!("address add {address} dev {device} nodad"),
     )?;
+    wait_local(address, &["-n", namespace])
+}
+
+/// Waits until an address `ADDRESS[/LENGTH]` that was just added works: for IPv6, the kernel adds the local route in a
+/// work queue (net/ipv6/addrconf.c, `addrconf_dad_work`). `options` come before the object of the command `ip`.
+pub fn wait_local(address: &str, options: &[&str]) -> anyhow::Result<()> {
     let own = address.split('/').next().unwrap_or(address);
     wait_for("an address to serve", PATIENCE, || {
         let mut ip = Command::new("ip");
-        let route = run(ip.args(["-n", namespace, "route", "get", own]))?.stdout;
+        let route = run(ip.args(options).args(["route", "get", own]))?.stdout;
         Ok(route.starts_with("local ").then_some(()))
     })
 }

@@ -25,6 +25,7 @@ use health_settings::MasqueradeSettings;
 use nix::sched::{CloneFlags, unshare};
 use nix::time::{ClockId, clock_gettime};
 
+use crate::bed::wait_local;
 use crate::process::run;
 use crate::testrun::TestRun;
 
@@ -159,11 +160,14 @@ impl Stand {
             ip(&format!("link set {device}-peer up"))?;
         }
         set_forwarding(true)?;
-        for address in ["198.51.100.1/24", "2001:db8:1::1/64 nodad"] {
-            ip(&format!("address add {address} dev out"))?;
-        }
-        for address in ["172.30.0.1/24", "fd00:30::1/64 nodad"] {
-            ip(&format!("address add {address} dev in"))?;
+        for (address, device) in [
+            ("198.51.100.1/24", "out"),
+            ("2001:db8:1::1/64", "out"),
+            ("172.30.0.1/24", "in"),
+            ("fd00:30::1/64", "in"),
+        ] {
+            ip(&format!("address add {address} dev {device} nodad"))?;
+            wait_local(address, &[])?;
         }
         for hosts in hosts() {
             let known = [

@@ -13,6 +13,7 @@ use health_datapath::conntrack::{Family, Tables as _};
 use health_datapath::services::{PortSpec, Target};
 use nix::sched::{CloneFlags, unshare};
 use socket2::{Domain, Socket, Type};
+use tests::bed::wait_local;
 use tests::packet::IPV4;
 use tests::testrun::{DROP, GO_ON, LONG_TIMEOUTS, REDIRECT, TestRun};
 use tests::xdp::ip;
@@ -525,7 +526,8 @@ fn in_namespace(test: fn()) -> anyhow::Result<()> {
         for hosts in hosts() {
             for address in [hosts.node, hosts.client] {
                 let nodad = if address.is_ipv6() { "nodad" } else { "" };
-                ip(&format!("address add {address} dev lo {nodad}"))?;
+                ip(&format!("address add {address} dev lo nodad"))?;
+                wait_local(&address.to_string(), &[])?;
             }
         }
         test();
