@@ -206,7 +206,7 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
             let real_path = path.replace("{id}", id);
             for method in METHODS {
                 if (path.as_str(), method) == ("/v1/monitor", "get") {
-                    // Answers line by line, which another test checks.
+                    // Answers line by line; another test checks this.
                     continue;
                 }
                 let Some(operation) = operations.get(method) else {

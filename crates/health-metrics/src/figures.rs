@@ -20,10 +20,10 @@ pub trait Source: Send + Sync + 'static {
     fn each_node(&self, each: &mut dyn FnMut(&NodeStatus));
 }
 
-/// Number of reloads of the settings since the start.
+/// Number of settings reloads since the start, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReloadCounts {
-    /// Reloads after which the new settings were in force, or due for a restart.
+    /// Reloads whose new settings took effect or wait for a restart.
     pub succeeded: u64,
     /// Reloads that left the former settings in force.
     pub failed: u64,
@@ -52,7 +52,7 @@ pub struct Figures {
     pub probe_rate: u32,
     /// Number of repairs since the start, by cause.
     pub repairs: BTreeMap<String, u64>,
-    /// Reloads of the settings.
+    /// Settings reloads.
     pub reloads: ReloadCounts,
     /// The results of conntrack garbage collections.
     pub collections: conntrack::Counts,

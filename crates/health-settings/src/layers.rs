@@ -33,7 +33,7 @@ pub enum SettingsError {
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     values: BTreeMap<String, LayerValue>,
-    /// The values of files that variables override.
+    /// The values in files that variables override.
     overridden: BTreeMap<String, LayerValue>,
     files: SettingsFiles,
 }
@@ -47,16 +47,16 @@ struct LayerValue {
     layer: usize,
 }
 
-/// A value in a file that a flag or an environment variable overrides.
+/// A value in a file, overridden by a flag or an environment variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverriddenValue {
     /// The setting's name.
     pub name: String,
-    /// Its value, as in the file; several if it is a list.
+    /// The value as written in the file; several values for a list.
     pub values: Vec<String>,
-    /// Where the value is.
+    /// The location of the value in the file.
     pub file: Origin,
-    /// The flag or the variable.
+    /// The overriding flag or variable.
     pub by: String,
 }
 
@@ -166,7 +166,7 @@ impl Layers {
         }
     }
 
-    /// The values of files that do not count, because a flag or a variable overrides them.
+    /// The values in files that have no effect because a flag or a variable overrides them.
     fn overridden(&self, run: &Command, matches: &ArgMatches) -> Vec<OverriddenValue> {
         let overridden = run.get_arguments().filter_map(|arg| {
             let by = match self.source(matches, arg).1 {

@@ -108,7 +108,7 @@ pub struct Settings {
     /// The files from which the settings were read.
     #[arg(skip)]
     pub files: SettingsFiles,
-    /// The values of those files that flags and variables override.
+    /// The values in these files that flags and variables override.
     #[arg(skip)]
     pub overridden: Arc<[OverriddenValue]>,
     /// Each setting's value in force and its origin.

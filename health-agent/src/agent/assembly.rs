@@ -85,7 +85,7 @@ pub(super) async fn start(
             return Err(error);
         }
     };
-    // A failed start leaves no trace in the store.
+    // Begins only now, so that a failed start leaves no trace in the store.
     core.identities.begin();
     let tasks = assembly.complete(&core, &extras);
     let StartContext { own, netlink, .. } = context;
@@ -180,7 +180,7 @@ impl Assembly<'_> {
         // Before any client can request endpoints.
         deletions::carry_out(&self.context.config.location, &core.endpoints.manager).await;
         let extras = self.start_extras(&core, pods, services).await?;
-        // Nothing can fail after it.
+        // Comes last, so that nothing can fail after it.
         registration::remember(self.context.config)?;
         Ok((core, extras))
     }

@@ -34,8 +34,9 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Pods from the folder take precedence over those `from_kubernetes`: permission to write there is greater than
-    /// permission to write pods. Returns `None` if this agent should not probe containers.
+    /// Opens the configured pod sources. Pods from the folder take precedence over those `from_kubernetes`, because
+    /// write access to the folder is a greater privilege than write access to pods. Returns `None` if this agent should
+    /// not probe containers.
     pub(super) fn open(
         config: &Settings,
         from_kubernetes: Option<watch::Receiver<Arc<PodSet>>>,

@@ -35,14 +35,14 @@ pub(super) struct WorkloadEndpoints {
     pub(super) enforcer: Enforcer,
 }
 
-/// Where endpoints' labels and their identities come from.
+/// Sources of the endpoints' labels and identities.
 pub(super) struct LabelSources {
     pub(super) identities: Arc<IdentityAllocator>,
     /// The labels of this node's pods; `None` if the agent does not follow pods.
     pub(super) pods: Option<watch::Receiver<Arc<PodLabels>>>,
 }
 
-/// Surveys the endpoints of former agents. Nothing remains of those that are dead.
+/// Surveys the endpoints of previous agents and removes all traces of dead ones.
 pub(super) async fn survey(context: &StartContext<'_>) -> anyhow::Result<Survey> {
     let location = &context.config.location;
     // Another agent's endpoints must not be touched.

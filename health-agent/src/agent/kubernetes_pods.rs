@@ -1,4 +1,4 @@
-//! The pods of this node in Kubernetes, as a source of endpoints' labels and of container probes.
+//! This node's pods in Kubernetes, as a source of endpoint labels and of container probes.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ pub(super) struct KubernetesPods {
     _tasks: Vec<AbortOnDrop>,
 }
 
-/// What the agent needs of a pod.
+/// The parts of a pod that the agent needs.
 #[derive(Debug, PartialEq)]
 struct ReadPod {
     metadata: PodMetadata,
-    /// `None` if this agent probes no containers of Kubernetes' pods.
+    /// `None` if this agent probes no containers of Kubernetes pods.
     probes: Option<ObjectPod>,
 }
 
 impl KubernetesPods {
-    /// Returns `None` if the settings name no API server. Fails if no credentials are available. Does not wait for an
-    /// answer. Must be called in a tokio runtime.
+    /// Starts watching the pods without waiting for a response. Returns `None` if the settings name no API server.
+    /// Fails if no credentials are available. Must be called in a tokio runtime.
     pub(super) fn open(config: &Settings) -> Result<Option<Self>, AccessError> {
         let registry = &config.node.registry;
         let access = config.containers.pods_from_kubernetes.as_ref();
@@ -67,12 +67,12 @@ impl KubernetesPods {
         }))
     }
 
-    /// The labels of the pods, now and whenever they change.
+    /// The current labels of the pods, updated whenever they change.
     pub(super) fn labels(&self) -> watch::Receiver<Arc<PodLabels>> {
         self.labels.clone()
     }
 
-    /// The pods to probe, now and whenever they change; `None` if this agent does not probe these pods.
+    /// The current pods to probe, updated whenever they change; `None` if this agent does not probe Kubernetes pods.
     pub(super) fn probed(&self) -> Option<watch::Receiver<Arc<PodSet>>> {
         self.probed.clone()
     }
@@ -87,7 +87,7 @@ fn read(object: serde_json::Value, before: Option<&ReadPod>, is_probing: bool) -
     ReadPod { metadata, probes }
 }
 
-/// Gives pods their labels.
+/// Assigns labels to pods.
 struct Labeller {
     cluster: String,
     filter: LabelFilter,
@@ -151,7 +151,7 @@ impl Labeller {
     }
 }
 
-/// Follows the pods that are probed.
+/// Starts following the pods to probe.
 fn follow_probed(
     mut tables: watch::Receiver<Arc<ObjectTable<ReadPod>>>,
 ) -> (watch::Receiver<Arc<PodSet>>, AbortOnDrop) {

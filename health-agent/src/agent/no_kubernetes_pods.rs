@@ -1,4 +1,4 @@
-//! In place of `kubernetes_pods` in builds without Kubernetes.
+//! Replaces `kubernetes_pods` in builds without Kubernetes.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use health_probe::source::PodSet;
 use health_settings::Settings;
 use tokio::sync::watch;
 
-/// There are none.
+/// Has no values, because such a build has no pods from Kubernetes.
 pub(super) enum KubernetesPods {}
 
 impl KubernetesPods {
-    /// Fails if the settings need pods of Kubernetes.
+    /// Fails if the settings require pods from Kubernetes.
     pub(super) fn open(config: &Settings) -> anyhow::Result<Option<Self>> {
         anyhow::ensure!(
             config.containers.pods_from_kubernetes.is_none(),

@@ -35,7 +35,7 @@ pub(super) struct OpenedResources {
     /// Listeners at this node's addresses.
     pub(super) listeners: Vec<TcpListener>,
     pub(super) exporter: Arc<Exporter<AgentSource, Location>>,
-    /// `None` if this agent has no API server.
+    /// `None` if the settings name no API server.
     pub(super) kubernetes_pods: Option<KubernetesPods>,
     /// `None` if this agent probes no containers.
     pub(super) pods: Option<Sources>,

@@ -100,7 +100,7 @@ impl ReloadRequests {
         }
     }
 
-    /// Requests the same again at the next poll.
+    /// Makes the next poll request another reload.
     pub(super) fn retry(&mut self) {
         self.is_retry = true;
     }
@@ -135,7 +135,7 @@ async fn looked(look: &mut Option<JoinHandle<SettingsFiles>>) -> Option<Settings
     }
 }
 
-/// Reads the settings again, and checks that they can replace those in force.
+/// Rereads the settings and checks that they can replace those in force.
 pub(super) async fn read(in_force: &SettingsInForce, reread: Reread) -> Result<Settings, String> {
     let new = match timeout(READ_PATIENCE, spawn_blocking(reread)).await {
         Ok(Ok(read)) => read?,
@@ -146,8 +146,8 @@ pub(super) async fn read(in_force: &SettingsInForce, reread: Reread) -> Result<S
     Ok(new)
 }
 
-/// Reloads settings whenever that is requested while the start waits for this node's entry. Those that no part of a
-/// waiting agent uses take effect after the start.
+/// Reloads the settings on request while the start waits for this node's entry. Settings that a waiting agent does not
+/// use take effect after the start.
 pub(super) async fn reload_while_waiting(
     source: &AgentSource,
     reread: Reread,
@@ -156,7 +156,7 @@ pub(super) async fn reload_while_waiting(
     loop {
         source.until_waiting().await;
         requests.next().await;
-        // In case the start ends, and this with it, before the settings are read.
+        // The start may end, and this task with it, before the settings have been read.
         requests.retry();
         match read(&source.settings, reread).await {
             Ok(new) => {

@@ -123,7 +123,7 @@ impl SettingsInForce {
     }
 }
 
-/// Logs values that are new in files but have no effect, because a flag or a variable overrides them.
+/// Logs new values in files that have no effect because a flag or a variable overrides them.
 fn log_overridden(in_force: &Settings, new: &Settings) {
     for overridden in new.overridden.iter() {
         let mut known = in_force.overridden.iter();

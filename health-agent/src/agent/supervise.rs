@@ -163,7 +163,7 @@ impl Agent {
         stop: &mut StopRequests,
     ) -> End {
         if self.source.settings.has_changed() {
-            // It was reloaded while the start waited.
+            // The settings were reloaded while the start was waiting.
             let settings = self.source.settings.now();
             self.put_in_force(&settings, reloads).await;
         }

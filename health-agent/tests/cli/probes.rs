@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::common::Agent;
 use super::{failure, printed, program_in, stderr, stdout};
 
-/// An agent that probes a container, whose probes fail.
+/// An agent whose container probes fail.
 pub(super) fn probing() -> Agent {
     Agent::start(|fixture| fixture.probes_containers = true)
 }
@@ -125,7 +125,7 @@ fn a_watch_of_container_probes_prints_lines_until_the_agent_ends() {
     assert!(line.contains("-o jsonl"), "{line}");
 }
 
-/// The outputs of a list of probes and other commands, with stdout redirected by a shell.
+/// Runs `probe list` and other commands with stdout redirected by a shell, and returns their outputs.
 fn redirected(agent: &Agent, redirection: &str) -> Vec<(&'static str, Output)> {
     let commands = [
         "probe list",

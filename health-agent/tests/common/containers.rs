@@ -53,7 +53,7 @@ pub(super) fn no_pods() -> PodSet {
     }
 }
 
-/// Starts a supervisor, and waits until the pod's probes have failed and it knows the consequence.
+/// Starts a supervisor, and waits until the pod's probes have failed and an event has reported the consequence.
 pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSet>>) -> Supervisor {
     let supervisor = Supervisor::start(SupervisorOptions {
         pods,

@@ -1,4 +1,4 @@
-//! An endpoint manager without devices, programs and namespaces, whose only endpoint is 1018.
+//! An endpoint manager without devices, programs or namespaces, whose only endpoint is 1018.
 
 use std::future::{Future, ready};
 use std::net::IpAddr;

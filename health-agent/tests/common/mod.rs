@@ -519,7 +519,7 @@ impl Agent {
         self.pods.send_replace(Arc::new(containers::no_pods()));
     }
 
-    /// The folder for runtime files, state and bpffs pins.
+    /// The agent's folder for runtime files, state and bpffs pins.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
