@@ -525,7 +525,6 @@ fn in_namespace(test: fn()) -> anyhow::Result<()> {
         ip("link set lo up")?;
         for hosts in hosts() {
             for address in [hosts.node, hosts.client] {
-                let nodad = if address.is_ipv6() { "nodad" } else { "" };
                 ip(&format!("address add {address} dev lo nodad"))?;
                 wait_local(&address.to_string(), &[])?;
             }
