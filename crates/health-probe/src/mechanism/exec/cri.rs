@@ -1,7 +1,6 @@
 //! Runs commands through the container runtime: the CRI's `ExecSync`, on the runtime's socket.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -18,8 +17,10 @@ use crate::runtime::{ExecSyncRequest, Executed, Runtime};
 
 /// How long to look for and kill the processes of a command that took too long.
 const CLEAN_UP: Duration = Duration::from_secs(10);
-/// Pause between two searches: new processes may start while others are being killed.
+/// First pause between two searches: new processes may start while others are being killed. Each pause is twice as long
+/// as the one before, since searches would keep a busy machine busy.
 const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(640);
 
 /// A command for the runtime to run. Clones count as the same probe.
 #[derive(Clone, Debug)]
@@ -28,10 +29,22 @@ pub struct CriExec {
     container_id: String,
     pid: Option<u32>,
     command: Vec<String>,
-    /// Held while any process of a run is left.
+    /// Held while any process of a run is left, and until the runtime has answered.
     running: Arc<Mutex<()>>,
-    /// Whether, as far as we can tell, the runtime has not even started the command of the run that holds the lock.
-    is_unstarted: Arc<AtomicBool>,
+    /// What the run that holds the lock is waiting for.
+    awaited: Arc<StdMutex<Awaited>>,
+}
+
+/// What a run is waiting for, as far as we can tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Awaited {
+    /// The command's processes.
+    #[default]
+    Processes,
+    /// The runtime, which has not even started the command.
+    Start,
+    /// The runtime, which has not reported the end of a command whose processes are gone.
+    Answer,
 }
 
 impl CriExec {
@@ -50,8 +63,16 @@ impl CriExec {
             pid,
             command,
             running: Arc::default(),
-            is_unstarted: Arc::default(),
+            awaited: Arc::default(),
         }
+    }
+
+    fn awaited(&self) -> Awaited {
+        *self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn await_now(&self, awaited: Awaited) {
+        *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) = awaited;
     }
 }
 
@@ -61,16 +82,12 @@ type Answer = Result<Executed, Status>;
 /// Runs the command once.
 pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     let Some(alone) = deadline.bound(probe.running.clone().lock_owned()).await else {
-        if probe.is_unstarted.load(Ordering::Relaxed) {
-            return not_started(probe, deadline);
-        }
-        return failure(format!(
-            "timeout: an earlier run did not end within {:?}",
-            deadline.timeout()
-        ));
+        return held_up(probe, deadline);
     };
-    probe.is_unstarted.store(false, Ordering::Relaxed);
+    probe.await_now(Awaited::Processes);
     let alone = Arc::new(alone);
+    // The wait for an earlier run does not count as this run's time.
+    let deadline = Deadline::after(deadline.timeout());
     let mut search = Searched(probe.pid.map(|pid| Search::new(pid, &probe.command)));
     // The runtime counts whole seconds from the command's start. Its timeout is only a fallback for ours.
     let seconds = deadline.timeout().as_secs().saturating_mul(2) + 2;
@@ -142,13 +159,33 @@ async fn late(
         Some(search) => kill(search).await,
     };
     // The command's processes cannot be identified among the host's processes.
-    let was_started = was_started || probe.pid.is_some_and(is_in_own_namespace);
-    probe.is_unstarted.store(!was_started, Ordering::Relaxed);
-    tokio::spawn(clean_up(search, call, alone));
+    let is_hidden = probe.pid.is_some_and(is_in_own_namespace);
+    let was_started = was_started || is_hidden;
+    if !was_started {
+        probe.await_now(Awaited::Start);
+    }
+    let search = search.filter(|_| !is_hidden);
+    tokio::spawn(clean_up(probe.clone(), search, call, alone));
     if was_started {
         return timed_out(&probe.command, deadline.timeout());
     }
     not_started(probe, deadline)
+}
+
+/// Returns the outcome of a probe that could not begin because of an earlier run. Only processes that cannot be killed
+/// say something about the container.
+fn held_up(probe: &CriExec, deadline: Deadline) -> Outcome {
+    let timeout = deadline.timeout();
+    match probe.awaited() {
+        Awaited::Processes => failure(format!(
+            "timeout: an earlier run did not end within {timeout:?}"
+        )),
+        Awaited::Start => not_started(probe, deadline),
+        Awaited::Answer => own_error(format!(
+            "the runtime at {} did not report the end of an earlier run within {timeout:?}",
+            probe.runtime.socket().display()
+        )),
+    }
 }
 
 fn not_started(probe: &CriExec, deadline: Deadline) -> Outcome {
@@ -173,25 +210,33 @@ async fn kill(mut search: Search) -> (Option<Search>, bool) {
 
 /// Kills a command's processes until none are left, and waits for the runtime to notice.
 async fn clean_up(
+    probe: CriExec,
     mut search: Option<Search>,
     mut call: JoinHandle<Answer>,
     _alone: Arc<OwnedMutexGuard<()>>,
 ) {
     let until = Instant::now() + CLEAN_UP;
     let mut is_answered = false;
+    let mut pause = PAUSE;
     loop {
         let mut is_left = false;
         if let Some(running) = search.take() {
             (search, is_left) = kill(running).await;
+            match (is_left, probe.awaited()) {
+                (true, _) => probe.await_now(Awaited::Processes),
+                (false, Awaited::Processes) => probe.await_now(Awaited::Answer),
+                (false, Awaited::Start | Awaited::Answer) => {}
+            }
         }
         if (is_answered && !is_left) || Instant::now() >= until {
             break;
         }
         if is_answered {
-            sleep(PAUSE).await;
+            sleep(pause).await;
         } else {
-            is_answered = timeout(PAUSE, &mut call).await.is_ok();
+            is_answered = timeout(pause, &mut call).await.is_ok();
         }
+        pause = (pause * 2).min(PAUSE_MAX);
     }
     // The runtime hangs.
     call.abort();

@@ -53,28 +53,36 @@ pub(super) async fn wait<T>(
     let mut until = deadline.at();
     let asked = until - timeout;
     let patience = until + timeout.clamp(START_MIN, START_MAX);
-    loop {
+    // The last time that the command was seen not to have started.
+    let mut unstarted = asked;
+    let given_up = loop {
         if let Some(ended) = deadline.bound_until(until, &mut end).await {
             return Waited::Ended(ended);
         }
-        let start = command.start().await;
-        let now = Instant::now();
-        until = match start {
-            Start::Unknown => return Waited::TooLong,
+        let looked = Instant::now();
+        until = match command.start().await {
+            Start::Unknown => break Waited::TooLong,
             Start::Ago(age) => {
-                let began = now.checked_sub(age).unwrap_or(asked).max(asked);
-                // The process exists before the runtime has executed the command in it, which we cannot see. We assume
-                // that this step takes no longer than the time before the process appeared.
+                let process = Instant::now().checked_sub(age).unwrap_or(asked);
+                let began = process.max(unstarted);
+                // The process exists before the runtime has executed the command in it, and the runtime starts to
+                // count even later. We assume that this takes no longer than the time before `began`.
                 let rest = began.saturating_duration_since(asked).min(timeout);
                 began + rest + timeout
             }
-            Start::NotNow if now < patience => (now + PAUSE).min(patience),
-            Start::NotNow => return Waited::NotStarted,
+            Start::NotNow if looked < patience => {
+                unstarted = looked;
+                (looked + PAUSE).min(patience)
+            }
+            Start::NotNow => break Waited::NotStarted,
         };
-        if until <= now {
-            return Waited::TooLong;
+        if until <= looked {
+            break Waited::TooLong;
         }
-    }
+    };
+    // On a busy machine the check takes long enough for the command to end meanwhile.
+    let ended = deadline.bound_until(Instant::now(), end).await;
+    ended.map_or(given_up, Waited::Ended)
 }
 
 #[cfg(test)]
@@ -87,32 +95,49 @@ mod tests {
     struct Begins {
         asked: Instant,
         after: Option<Duration>,
+        /// How long after the appearance of its process the command is executed in it.
+        executed: Duration,
+        /// How long a check takes.
+        check: Duration,
     }
 
     impl Command for Begins {
         async fn start(&mut self) -> Start {
             let process = self.after.map(|after| self.asked + after);
-            match process.and_then(|began| Instant::now().checked_duration_since(began)) {
-                Some(age) => Start::Ago(age),
-                None => Start::NotNow,
+            let age = process.and_then(|began| Instant::now().checked_duration_since(began));
+            sleep(self.check).await;
+            match age {
+                Some(age) if age >= self.executed => Start::Ago(age + self.check),
+                _ => Start::NotNow,
             }
+        }
+    }
+
+    impl Begins {
+        /// The result for a command that exits `took` ms after the request, and the time in ms that it took.
+        async fn waited(mut self, took: Option<u64>) -> (Waited<()>, u128) {
+            let asked = self.asked;
+            let deadline = Deadline::after(Duration::from_secs(1)).unwatched();
+            let end = async {
+                match took {
+                    Some(took) => sleep_until(asked + Duration::from_millis(took)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let waited = wait(deadline, end, &mut self).await;
+            (waited, asked.elapsed().as_millis())
         }
     }
 
     /// The result for a command whose process appears `after` and that exits `took` ms after the request.
     async fn waited(after: Option<u64>, took: Option<u64>) -> (Waited<()>, u128) {
-        let asked = Instant::now();
-        let deadline = Deadline::after(Duration::from_secs(1)).unwatched();
-        let end = async {
-            match took {
-                Some(took) => sleep_until(asked + Duration::from_millis(took)).await,
-                None => std::future::pending().await,
-            }
+        let command = Begins {
+            asked: Instant::now(),
+            after: after.map(Duration::from_millis),
+            executed: Duration::ZERO,
+            check: Duration::ZERO,
         };
-        let after = after.map(Duration::from_millis);
-        let mut command = Begins { asked, after };
-        let waited = wait(deadline, end, &mut command).await;
-        (waited, asked.elapsed().as_millis())
+        command.waited(took).await
     }
 
     #[tokio::test(start_paused = true)]
@@ -130,6 +155,34 @@ mod tests {
             waited(Some(1500), Some(2400)).await,
             (Waited::Ended(()), 2400)
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commands_time_does_not_count_while_its_process_is_still_the_runtimes() {
+        let executed_late = || Begins {
+            asked: Instant::now(),
+            after: Some(Duration::from_millis(100)),
+            executed: Duration::from_millis(1450),
+            check: Duration::ZERO,
+        };
+        // The command is executed after 1550 ms.
+        let waited = executed_late().waited(Some(2500)).await;
+        assert_eq!(waited, (Waited::Ended(()), 2500));
+        // It was last seen unstarted after 1500 ms, and the rest may have taken another second.
+        assert_eq!(executed_late().waited(None).await, (Waited::TooLong, 3500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_ends_during_a_slow_check_has_ended() {
+        for took in [1200, 1499] {
+            let slow = Begins {
+                asked: Instant::now(),
+                after: Some(Duration::ZERO),
+                executed: Duration::ZERO,
+                check: Duration::from_millis(500),
+            };
+            assert_eq!(slow.waited(Some(took)).await, (Waited::Ended(()), 1500));
+        }
     }
 
     #[tokio::test(start_paused = true)]

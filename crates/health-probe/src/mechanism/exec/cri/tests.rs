@@ -1,3 +1,5 @@
+use std::process::Command as Program;
+
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
@@ -118,6 +120,55 @@ async fn e4_no_run_begins_beside_another_one() {
         outcome
             .message
             .starts_with("timeout: an earlier run did not end"),
+        "{outcome:?}"
+    );
+}
+
+/// The outcome of a probe beside which its command runs in the container for too long, although the runtime is mute.
+async fn probe_beside_its_command(probed: &CriExec, container: u32) -> Outcome {
+    let run = tokio::spawn({
+        let probed = probed.clone();
+        async move { probe(&probed, short()).await }
+    });
+    // The command's process counts only if it starts after the request.
+    while probed.running.try_lock().is_ok() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let mut command = Program::new("nsenter")
+        .args(["--user", "--preserve-credentials", "--pid", "--target"])
+        .arg(container.to_string())
+        .args(&probed.command)
+        .spawn()
+        .unwrap();
+    let outcome = run.await.unwrap();
+    let _ = command.kill();
+    command.wait().unwrap();
+    outcome
+}
+
+#[tokio::test]
+async fn e4_a_runtime_that_reports_the_end_of_a_killed_command_late_is_an_error() {
+    let runtime = MuteRuntime::new(b"");
+    let container = IsolatedProcess::start();
+    let command = ["sleep", "1000001"].map(str::to_owned).to_vec();
+    let socket = Runtime::at(&runtime.folder.path().join("socket"));
+    let probed = loop {
+        let probed = CriExec::new(socket.clone(), "c1", Some(container.pid()), command.clone());
+        let outcome = probe_beside_its_command(&probed, container.pid()).await;
+        // On a busy machine, the process may not have appeared in time.
+        if outcome.result == RawResult::Failure {
+            break probed;
+        }
+    };
+    let outcome = loop {
+        let outcome = probe(&probed, short()).await;
+        // Until it is known that the killed process is gone, this is a failure.
+        if outcome.errored {
+            break outcome;
+        }
+    };
+    assert!(
+        error(&outcome).ends_with("did not report the end of an earlier run within 300ms"),
         "{outcome:?}"
     );
 }
