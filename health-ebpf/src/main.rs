@@ -144,13 +144,13 @@ fn sock_recvmsg6(ctx: SockAddrContext) -> i32 {
 /// cgroup: a process asks which IPv4 address a socket is connected to.
 #[cgroup_sock_addr(getpeername4)]
 fn sock_getpeername4(ctx: SockAddrContext) -> i32 {
-    socket::tell_peer(&Call4::new(ctx.sock_addr))
+    socket::report_peer(&Call4::new(ctx.sock_addr))
 }
 
 /// cgroup: the same for an IPv6 address, or for an IPv4-mapped one.
 #[cgroup_sock_addr(getpeername6)]
 fn sock_getpeername6(ctx: SockAddrContext) -> i32 {
-    socket::tell_peer(&Call6::new(ctx.sock_addr))
+    socket::report_peer(&Call6::new(ctx.sock_addr))
 }
 
 /// cgroup: a socket is closed.

@@ -49,7 +49,7 @@ pub(super) fn count_flow(index: u32) {
 
 /// Decrements the flow count of a backend, unless the index holds another service's backend by now.
 #[inline(always)]
-pub(super) fn discount_flow(index: u32, service: u32) {
+pub(super) fn uncount_flow(index: u32, service: u32) {
     if let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(index)
         // SAFETY: aligned words of a map value.
         && unsafe { (*backend).service == service && (*backend).flows > 0 }

@@ -62,7 +62,7 @@ pub(super) fn elect<T: Version, P: Hook>(
         });
     }
     let index = match attempt {
-        0 => match lasting(client.stays_as, frontend) {
+        0 => match affine_backend(client.stays_as, frontend) {
             // The client may have got a remote backend at another frontend of the service.
             Some(index) if !frontend.is_local(P::ORIGIN) || is_here::<T>(index) => Some(index),
             _ => by_algorithm(flow, frontend, pool),
@@ -93,7 +93,7 @@ fn is_in_range(client: Addr, service: u32) -> bool {
 
 /// The backend that a client has affinity to.
 #[inline(always)]
-fn lasting(client: Addr, frontend: &Frontend) -> Option<u32> {
+fn affine_backend(client: Addr, frontend: &Frontend) -> Option<u32> {
     if frontend.affinity_secs == 0 {
         return None;
     }

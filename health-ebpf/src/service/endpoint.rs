@@ -7,7 +7,7 @@ use network_types::eth::EthHdr;
 use super::answer::{Answered, Rest, answer_to_inside, restore_port};
 use super::destination::{Destination, find_destination};
 use super::direct::Direct;
-use super::error::{self, tell_backend};
+use super::error::{self, translate_error_to_backend};
 use super::reject::{Unreachable, reject};
 use super::request::Request;
 use super::rewrite::{Rewritten, rewrite};
@@ -42,7 +42,10 @@ fn send_on<T: Direct>(
     Ok(match find_destination::<T, AtEndpoint>(frame, request)? {
         Destination::Own => (Rewritten::Passed, false),
         Destination::Backend { is_new } => (rewrite::<T, AtEndpoint>(frame, request)?, is_new),
-        Destination::Error => (tell_backend::<T, AtEndpoint>(frame, request)?, false),
+        Destination::Error => (
+            translate_error_to_backend::<T, AtEndpoint>(frame, request)?,
+            false,
+        ),
     })
 }
 
@@ -74,16 +77,16 @@ fn answer_client<T: Version>(frame: &Frame) -> Result<(), Reason> {
     match answer_to_inside::<T>(frame, &mut rest)? {
         Answered::Passed | Answered::Done | Answered::Lost => Ok(()),
         Answered::ButPort => restore_port(frame, &mut rest),
-        Answered::Error => tell_client::<T>(frame, rest.content_at),
+        Answered::Error => translate_error_to_client::<T>(frame, rest.content_at),
     }
 }
 
 /// Rewrites an ICMP error to an endpoint so that it quotes the packet that the endpoint sent.
-#[subprogram(service4_tell_client, service6_tell_client)]
-fn tell_client<T: Version>(frame: &Frame, error_at: u32) -> Result<(), Reason> {
+#[subprogram(service4_error_to_client, service6_error_to_client)]
+fn translate_error_to_client<T: Version>(frame: &Frame, error_at: u32) -> Result<(), Reason> {
     let mut request = Request::<T>::new();
     request.content_at = error_at;
-    error::tell_client::<T, AtEndpoint>(frame, &mut request).map(|_| ())
+    error::translate_error_to_client::<T, AtEndpoint>(frame, &mut request).map(|_| ())
 }
 
 /// Drops a packet. If there is no backend for it, its sender is notified, unless it cannot be turned into an error.

@@ -129,7 +129,7 @@ fn take_in<T: Version>(
 /// Rewrites an ICMP error to a client so that it quotes the packet that the client sent. The request contains the
 /// error's offset.
 #[inline(always)]
-pub(super) fn tell_client<T: Version, P: Hook>(
+pub(super) fn translate_error_to_client<T: Version, P: Hook>(
     frame: &Frame,
     request: &mut Request<T>,
 ) -> Result<Rewritten, Reason> {
@@ -143,7 +143,7 @@ pub(super) fn tell_client<T: Version, P: Hook>(
 /// Rewrites an ICMP error from a client, or from an endpoint that is its own client or backend, so that it quotes the
 /// packet that its receiver sent.
 #[inline(always)]
-pub(super) fn tell_backend<T: Version, P: Hook>(
+pub(super) fn translate_error_to_backend<T: Version, P: Hook>(
     frame: &Frame,
     request: &mut Request<T>,
 ) -> Result<Rewritten, Reason> {

@@ -9,7 +9,7 @@ use health_common::service::{
 };
 use health_common::tuple::ServiceFlowParts;
 
-use super::backend::discount_flow;
+use super::backend::uncount_flow;
 use crate::clock::coarse_now_secs;
 use crate::hook::Hook;
 use crate::ip_version::Version;
@@ -147,7 +147,7 @@ pub(crate) fn forget<T: Version>(sent: T) {
         let _ = T::service_flows().remove(&flow);
     }
     if T::service_flows().remove(&answer).is_ok() {
-        discount_flow(back.backend, back.service);
+        uncount_flow(back.backend, back.service);
     }
 }
 

@@ -21,7 +21,7 @@ pub trait Quoted: Default {
     /// The error.
     type Error;
     /// Builds the error.
-    fn tell(self) -> Self::Error;
+    fn into_error(self) -> Self::Error;
 }
 
 macro_rules! quoted {
@@ -30,7 +30,7 @@ macro_rules! quoted {
             type Error = $error;
 
             #[inline(always)]
-            fn tell(self) -> $error {
+            fn into_error(self) -> $error {
                 <$error>::about(self)
             }
         }
@@ -82,7 +82,7 @@ pub struct SentErrors {
 
 /// Whether another error may be sent to an outside client.
 #[inline(always)]
-fn may_tell() -> bool {
+fn may_send_error() -> bool {
     let Some(sent) = HEALTH_SENT_ERRORS.get_ptr_mut(0) else {
         return false;
     };
@@ -111,7 +111,7 @@ pub(super) fn reject<T: Unreachable, P: Hook>(frame: &Frame, request: &mut Reque
     {
         return false;
     }
-    if P::IS_UPLINK && !may_tell() {
+    if P::IS_UPLINK && !may_send_error() {
         return false;
     }
     let is_told = if frame.length() as usize >= ip_at + size_of::<T::Long>() {
@@ -127,7 +127,7 @@ fn replace<Q: Quoted>(frame: &Frame, ip_at: usize) -> Option<()> {
     let mut quoted = Q::default();
     let (len, skb) = (size_of::<Q>() as u32, frame.skb());
     load(frame, ip_at as u32, &mut quoted, len)?;
-    let error = quoted.tell();
+    let error = quoted.into_error();
     let room = (size_of::<Q::Error>() - size_of::<Q>()) as i32;
     // SAFETY: a valid context; the helpers check the rest.
     let is_resized = unsafe {

@@ -17,7 +17,7 @@ use health_common::metrics::{Direction, Reason};
 use health_common::service::Frontend;
 use health_common::service::socket::{SocketFlow, SocketKey, Turns};
 
-use super::backend::{address, count_flow, discount_flow};
+use super::backend::{address, count_flow, uncount_flow};
 use super::choice::{Client, elect, stay};
 use crate::clock::coarse_now_ns;
 use crate::hook::AtEndpoint;
@@ -332,7 +332,7 @@ pub fn receive<C: Call>(call: &C) -> i32 {
 
 /// Reports the service to a process as the peer of its socket.
 #[inline(always)]
-pub fn tell_peer<C: Call>(call: &C) -> i32 {
+pub fn report_peer<C: Call>(call: &C) -> i32 {
     let Some((socket, _)) = socket(call) else {
         return GO_ON;
     };
@@ -379,7 +379,7 @@ fn forget(socket: &SocketKey) {
     let answers = socket.answers(flow.addr, flow.port_be);
     let _ = HEALTH_SOCKETS.remove(answers);
     if HEALTH_SOCKETS.remove(socket).is_ok() {
-        discount_flow(flow.backend, flow.service);
+        uncount_flow(flow.backend, flow.service);
     }
 }
 

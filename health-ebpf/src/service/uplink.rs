@@ -15,9 +15,9 @@ use network_types::eth::EthHdr;
 use super::answer::{Answered, Rest, answer_to_outside, restore_port};
 use super::destination::{Destination, enter_with_room, find_destination};
 use super::direct::accept::{accept, may_have_option, relay, take_off};
-use super::direct::{Direct, follow, tell};
+use super::direct::{Direct, follow, name_frontend};
 use super::enabled::is_on;
-use super::error::{answer_error, tell_backend, tell_client};
+use super::error::{answer_error, translate_error_to_backend, translate_error_to_client};
 use super::forward::{Forwarded, forward, note};
 use super::reject::{Unreachable, reject};
 use super::request::Request;
@@ -102,7 +102,7 @@ fn accept_or_send<T: Direct>(
     let rewritten = match find_destination::<T, AtUplink>(frame, request)? {
         Destination::Own => Rewritten::Passed,
         Destination::Backend { .. } => send(frame, request)?,
-        Destination::Error => tell_backend::<T, AtUplink>(frame, request)?,
+        Destination::Error => translate_error_to_backend::<T, AtUplink>(frame, request)?,
     };
     if rewritten != Rewritten::Passed {
         return Ok(rewritten == Rewritten::On);
@@ -126,7 +126,7 @@ fn send<T: Direct>(frame: &Frame, request: &mut Request<T>) -> Result<Rewritten,
     }
     let rewritten = rewrite::<T, AtUplink>(frame, request)?;
     if is_direct {
-        tell(frame, request)?;
+        name_frontend(frame, request)?;
     }
     Ok(rewritten)
 }
@@ -172,7 +172,9 @@ fn answer_client<T: Version>(frame: &Frame, request: &mut Request<T>) -> Result<
         Answered::Passed | Answered::Lost => Ok(false),
         Answered::Done => Ok(true),
         Answered::ButPort => restore_port(frame, &mut rest).map(|()| true),
-        Answered::Error => Ok(tell_client::<T, AtUplink>(frame, request)? == Rewritten::On),
+        Answered::Error => {
+            Ok(translate_error_to_client::<T, AtUplink>(frame, request)? == Rewritten::On)
+        }
     }
 }
 

@@ -226,8 +226,11 @@ fn shorten<T: Version>(tuple: &mut T, lifetime: u32, until: u32) {
 
 /// Names a packet's frontend to the backend's node: with each SYN, and with each datagram that has space for the
 /// option. The packet already has the backend's address.
-#[subprogram(uplink4_tell, uplink6_tell)]
-pub(super) fn tell<T: Direct>(frame: &Frame, request: &mut Request<T>) -> Result<(), Reason> {
+#[subprogram(uplink4_name_frontend, uplink6_name_frontend)]
+pub(super) fn name_frontend<T: Direct>(
+    frame: &Frame,
+    request: &mut Request<T>,
+) -> Result<(), Reason> {
     let is_tcp = request.tuple.protocol() == IP_PROTOCOL_TCP;
     if is_tcp && !request.opens() {
         return Ok(());
