@@ -60,7 +60,7 @@ pub enum EndpointError {
     #[error("endpoint {0} is still being created; try again later")]
     Busy(u16),
     /// The endpoint was deleted meanwhile.
-    #[error("endpoint {0} was deleted meanwhile")]
+    #[error("endpoint {0} was deleted in the meantime")]
     Deleted(u16),
     /// The work on the endpoint was interrupted.
     #[error("work on the endpoint was interrupted: {0}")]
@@ -82,7 +82,7 @@ pub enum EndpointError {
         source: RegenerationError,
     },
     /// The labels of the endpoint's pod are not known yet.
-    #[error("endpoint {id} waits for the labels of pod {pod}; try again later")]
+    #[error("endpoint {id} is waiting for the labels of pod {pod}; try again later")]
     AwaitsPod {
         /// The endpoint.
         id: u16,

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 /// The identity is not available now; the request will be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the identity of these labels is not known yet: {0}")]
+#[error("the identity for these labels is not known yet: {0}")]
 pub struct IdentityUnavailable(pub String);
 
 /// One acquisition of an identity, to be released exactly once. The number alone does not identify an acquisition: the

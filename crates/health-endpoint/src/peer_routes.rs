@@ -49,7 +49,7 @@ impl fmt::Display for Change {
 #[derive(Debug, thiserror::Error)]
 pub enum PeerRouteError {
     /// The node's address is of the other IP version.
-    #[error("no route to {cidr}: node address {via} has the other IP version")]
+    #[error("no route to {cidr}: node address {via} is of the other IP version")]
     OtherFamily {
         /// The pod CIDR.
         cidr: IpNet,
@@ -68,8 +68,8 @@ pub enum PeerRouteError {
     },
     /// The node is behind a router, not on a network of this host.
     #[error(
-        "no route to {cidr}: node {via} is not on a network of this host; configure the routers \
-         in between with the pod CIDRs"
+        "no route to {cidr}: node {via} is not on any network of this host; configure routes to \
+         the pod CIDRs on the routers in between"
     )]
     NotOnLink {
         /// The pod CIDR.
@@ -269,7 +269,7 @@ mod tests {
             failed,
             [
                 "pod CIDR 10.1.0.0/24 belongs to two nodes, 192.0.2.1 and 192.0.2.2; using the first",
-                "no route to 10.2.0.0/24: node address fd00::1 has the other IP version",
+                "no route to 10.2.0.0/24: node address fd00::1 is of the other IP version",
             ]
         );
     }

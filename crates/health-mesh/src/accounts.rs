@@ -33,7 +33,7 @@ impl Accounts {
         if leftovers > 0 {
             tracing::info!(
                 probes = leftovers,
-                "probes of the former agent are counted as lost"
+                "probes of the previous agent are counted as lost"
             );
         }
         Ok(Self {

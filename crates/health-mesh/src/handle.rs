@@ -112,7 +112,7 @@ pub enum MeshError {
     #[error("cannot list the rows of HEALTH_RTT: {0}")]
     RttStore(io::Error),
     /// The thread, or its runtime, cannot be created.
-    #[error("cannot start the prober's thread: {0}")]
+    #[error("cannot start the prober thread: {0}")]
     Thread(io::Error),
 }
 

@@ -29,7 +29,7 @@ pub enum AddressError {
     #[error("must be an address with a port, such as 10.9.8.7:80 or [2001:db8::7]:80")]
     NoSocketAddress,
     /// An IPv4 address in IPv6 form with so short a prefix that the network would contain all IPv4 addresses and more.
-    #[error("an IPv4 address in IPv6 form needs a prefix of at least 96 bits")]
+    #[error("an IPv4-mapped IPv6 address needs a prefix of at least 96 bits")]
     ShortMapped,
 }
 

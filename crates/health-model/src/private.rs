@@ -23,7 +23,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process held the lock all the time.
-    #[error("cannot lock {} within {patience:?}: {holder} holds it", path.display())]
+    #[error("cannot lock {} within {patience:?}: it is held by {holder}", path.display())]
     Held {
         /// The locked file.
         path: PathBuf,

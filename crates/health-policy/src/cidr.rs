@@ -20,7 +20,7 @@ pub(super) fn read_cidr(field: &Field<'_>) -> Result<IpNet, PolicyError> {
     let cidr = read.map_err(|error| {
         let problem = match error {
             AddressError::ShortMapped => error.to_string(),
-            _ => "not a CIDR; expected for example 10.0.0.0/8 or fd00::/8".to_owned(),
+            _ => "not a CIDR such as 10.0.0.0/8 or fd00::/8".to_owned(),
         };
         field.error(Problem::value(text, problem))
     })?;

@@ -38,7 +38,7 @@ impl Scope<'_> {
         };
         if let Some(other) = selector.namespaces().find(|named| *named != own) {
             return Err(field.error(Problem::Conflict(format!(
-                "a policy of namespace {own:?} cannot select endpoints of namespace {other:?}"
+                "a policy in namespace {own:?} cannot select endpoints in namespace {other:?}"
             ))));
         }
         if !selector.names_init() {
@@ -97,7 +97,7 @@ pub(super) fn read_rule(
     let egress = reader.read(Direction::Egress)?;
     if !ingress.is_there && !egress.is_there {
         let problem = "it has neither ingress nor egress rules, so it does nothing; \
-             to deny all by default, write an empty one: `ingress: [{}]`";
+             to deny all by default, write an empty rule: `ingress: [{}]`";
         return Err(field.error(Problem::Conflict(problem.to_owned())));
     }
 
@@ -202,7 +202,8 @@ impl SectionReader<'_> {
             .filter(|name| fields.get(name).is_some())
             .collect();
         if let [first, second, ..] = given[..] {
-            let problem = format!("{first} and {second} cannot be combined: write a rule for each");
+            let problem =
+                format!("{first} and {second} cannot be combined; write a separate rule for each");
             return Err(field.error(Problem::Conflict(problem)));
         }
         let selected = match given.first() {
@@ -276,7 +277,7 @@ fn read_traffic(field: &Field<'_>, fields: &Fields<'_>) -> Result<Option<Traffic
     let ports = fields.items("toPorts")?;
     let icmps = fields.items("icmps")?;
     if !ports.is_empty() && !icmps.is_empty() {
-        let problem = "toPorts and icmps cannot be combined: write a rule for each";
+        let problem = "toPorts and icmps cannot be combined; write a separate rule for each";
         return Err(field.error(Problem::Conflict(problem.to_owned())));
     }
     let mut ranges = Vec::new();
@@ -385,7 +386,7 @@ fn read_icmp(field: &Field<'_>) -> Result<PortRange, PolicyError> {
     let number = number.or_else(|| icmp::type_by_name(protocol, &text));
     let number = number.ok_or_else(|| {
         let problem = format!(
-            "not an ICMP type of {family}; expected 0 to 255, or a name such as EchoRequest"
+            "not an ICMP type for {family}; expected 0 to 255, or a name such as EchoRequest"
         );
         kind.error(Problem::value(&text, problem))
     })?;

@@ -41,7 +41,7 @@ pub(super) fn read_rule(
             && let Some(field) = fields.get(&direction.to_string())
             && !entries.is_empty()
         {
-            let problem = "policyTypes does not list this direction, so these rules do nothing";
+            let problem = "policyTypes does not list this direction, so these rules have no effect";
             return Err(field.error(Problem::Conflict(problem.to_owned())));
         }
         Ok(Section {

@@ -91,7 +91,7 @@ impl fmt::Display for ApiAccess {
 
 /// The text is not an [`ApiAccess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a kubeconfig; give its absolute path, or default")]
+#[error("expected the absolute path of a kubeconfig, or default")]
 pub struct ApiAccessError;
 
 impl FromStr for ApiAccess {

@@ -199,7 +199,7 @@ fn parse(run: &Command, path: &Path, text: &str) -> Result<Vec<FileSetting>, Fil
                     values.map(|one| (one.value, one.referenced)).collect()
                 }
                 Written::Many(_) => {
-                    let problem = format!("{} has one value, not a list", setting.value);
+                    let problem = format!("{} takes a single value, not a list", setting.value);
                     return Err(at(written.referenced, problem));
                 }
             };
@@ -231,7 +231,7 @@ fn find<'a>(run: &'a Command, key: &str, wanted: &str) -> Result<&'a Arg, String
     };
     match settings().find(|(_, arg)| name(arg) == wanted) {
         Some((of, arg)) if of == key => Ok(arg),
-        Some((of, _)) => Err(format!("{wanted} belongs to the group {of}")),
+        Some((of, _)) => Err(format!("{wanted} belongs in the group {of}")),
         None => Err(unknown(
             "setting",
             wanted,

@@ -222,7 +222,7 @@ impl Layers {
                 Ordering::Greater => settings.node.registry = RegistrySpec::File(file),
                 Ordering::Less => settings.node.nodes_file = None,
                 Ordering::Equal => {
-                    let why = "cannot be used with --registry, of which it is a short form";
+                    let why = "cannot be used with --registry, for which it is shorthand";
                     let invalid = InvalidSetting::new("--nodes-file", file.display(), why);
                     let invalid = Invalid::with(invalid, ["--registry"]);
                     return Err(InvalidValue::among(invalid, &values(&settings)).into());

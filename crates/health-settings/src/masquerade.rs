@@ -29,7 +29,7 @@ impl fmt::Display for MasqueradePorts {
 
 /// The text is not a [`MasqueradePorts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write it like 32768-65535: the lowest port and the highest")]
+#[error("write it like 32768-65535: the lowest and the highest port")]
 pub struct MasqueradePortsError;
 
 impl FromStr for MasqueradePorts {

@@ -45,7 +45,7 @@ impl fmt::Display for RegistrySpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a registry; write it like file:/etc/nodes.yaml, etcd:http://192.0.2.1:2379, etcd:/etc/etcd.yaml, \
-     kubernetes or kubernetes:/etc/kubeconfig; credentials for etcd belong into /etc/etcd.yaml"
+     kubernetes or kubernetes:/etc/kubeconfig; credentials for etcd belong in /etc/etcd.yaml"
 )]
 pub struct RegistrySpecError;
 

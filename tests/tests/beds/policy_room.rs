@@ -117,7 +117,7 @@ fn policy_of_most_of_its_map_changes_over() -> anyhow::Result<()> {
         ensure!(lag(node)?.is_none(), "{:?}", lag(node)?);
     }
     for web in &webs {
-        ensure!(log_has(node, web, "no room for the former policy")?);
+        ensure!(log_has(node, web, "no room for the previous policy")?);
     }
     Ok(())
 }

@@ -350,7 +350,7 @@ fn a_pod_that_two_sources_have_is_probed_once() -> anyhow::Result<()> {
     stand.wait_ready("static-n1")?;
     stand.wait_ready("copied")?;
     write("copied", &copied)?;
-    stand.wait_problem("kubernetes: default/copied", "copied.json has it too")?;
+    stand.wait_problem("kubernetes: default/copied", "copied.json")?;
     stand.wait_ready("copied")?;
     for name in ["static-n1", "copied"] {
         let probes = stand.node().listing(&format!("probe list --pod {name}"))?;

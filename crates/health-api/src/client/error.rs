@@ -9,10 +9,10 @@ use hyper::StatusCode;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The socket's file does not exist.
-    #[error("no agent at {0}: is it running, and are --instance and --runtime-dir right?")]
+    #[error("no agent at {0}: is it running, and are --instance and --runtime-dir correct?")]
     NoAgent(PathBuf),
     /// The socket has no listener.
-    #[error("no agent at {0}: the socket is left over from a killed agent; start it again")]
+    #[error("no agent at {0}: the socket is left over from a killed agent; start the agent again")]
     Stale(PathBuf),
     /// The socket's permissions deny access.
     #[error("cannot connect to the agent at {0}: permission denied; try it as root")]
@@ -47,7 +47,7 @@ pub enum ClientError {
         seconds: u64,
     },
     /// The connection broke.
-    #[error("{request} at {path}: the connection broke: {source}; see the agent's log")]
+    #[error("{request} at {path}: the connection was lost: {source}; see the agent's log")]
     Broken {
         /// Method and path.
         request: String,
@@ -57,7 +57,9 @@ pub enum ClientError {
         source: hyper::Error,
     },
     /// The response ended before its last line.
-    #[error("{request} at {path}: the agent ended the answer early; was it stopped? see its log")]
+    #[error(
+        "{request} at {path}: the agent's answer ended early; was the agent stopped? see its log"
+    )]
     Cut {
         /// Method and path.
         request: String,
@@ -76,8 +78,8 @@ pub enum ClientError {
     },
     /// The response is invalid.
     #[error(
-        "{request} at {path}: cannot read the answer: {source}; are agent and command line of the \
-         same version?"
+        "{request} at {path}: cannot read the answer: {source}; do the agent and the command line \
+         have the same version?"
     )]
     Decode {
         /// Method and path.

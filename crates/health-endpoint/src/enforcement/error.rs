@@ -17,7 +17,7 @@ pub enum EnforceError {
     NoPolicy(PolicyName),
     /// All policies together would name more networks than fit beside the addresses of endpoints and nodes.
     #[error(
-        "all policies together would name {count} networks; at most {max} are allowed; nothing was imported"
+        "all policies together would name {count} networks, but at most {max} are allowed; nothing was imported"
     )]
     TooManyNetworks {
         /// The number of networks that would be named.

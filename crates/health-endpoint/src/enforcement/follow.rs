@@ -37,8 +37,8 @@ const GATHER: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Log message for an endpoint whose old and new policies do not fit at the same time.
-const CLOSED: &str = "its policy denies everything until it is regenerated: no room for the former \
-                      policy beside the new one";
+const CLOSED: &str = "its policy denies everything until it is regenerated: no room for the \
+                      previous policy alongside the new one";
 
 /// Reports which prefixes lead to this host.
 pub trait HostRoutes: Send + Sync {
@@ -206,7 +206,7 @@ impl Enforcer {
             Some(lag) => Err(Problem::warning(in_words(&lag))),
             None if tables_follow => Ok(None),
             None => Err(Problem::warning(
-                "some endpoints still use former policy tables",
+                "some endpoints still use previous policy tables",
             )),
         }
     }
@@ -259,7 +259,7 @@ impl Enforcer {
                     let leaving = manager.leaving();
                     let staying = ids.iter().filter(|id| !leaving.contains_key(id));
                     manager.note(&staying.copied().collect(), CLOSED);
-                    (ids, "the former policy was removed to free space")
+                    (ids, "the previous policy was removed to free space")
                 }
             };
             if ids.is_empty() {

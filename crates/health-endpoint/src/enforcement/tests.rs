@@ -273,7 +273,8 @@ async fn networks_that_leave_no_room_for_endpoints_are_refused_and_nothing_chang
     let rules: Vec<_> = (0..26).map(rule).collect();
     let refused = agent.enforcer.import(&format!("[{}]", rules.join(",")));
     let error = refused.unwrap_err().to_string();
-    let reported = "all policies together would name 260000 networks; at most 256000 are allowed";
+    let reported =
+        "all policies together would name 260000 networks, but at most 256000 are allowed";
     assert!(error.starts_with(reported), "{error}");
     assert_eq!(agent.enforcer.repository(), before);
     assert!(agent.import(&policy("p", "app=a", "app=p", 2000, 1)).await);

@@ -33,13 +33,13 @@ pub enum HealthError {
     )]
     ForeignNetns(PathBuf),
     /// A device named in the settings does not exist.
-    #[error("no device {0}; use one that `ip link` shows")]
+    #[error("no device {0}; choose one that `ip link` lists")]
     NoSuchDevice(String),
     /// A node address in the registry is not on this host.
     #[error("node address {0} is not on any device of this host; correct it in the node registry")]
     ForeignNodeAddress(IpAddr),
     /// A node address cannot be used as a source.
-    #[error("node address {0} failed duplicate address detection; another host may have it")]
+    #[error("node address {0} failed duplicate address detection; another host may be using it")]
     TentativeNodeAddress(IpAddr),
     /// There is no prefix to allocate from.
     #[error("this node has no pod CIDR: give it one in the node registry")]

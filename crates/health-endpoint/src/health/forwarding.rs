@@ -92,7 +92,7 @@ impl OriginalsFile {
         };
         let originals = read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
         originals.unwrap_or_else(|error: io::Error| {
-            warn!(file = %self.0.display(), %error, "ignoring unreadable former settings");
+            warn!(file = %self.0.display(), %error, "ignoring unreadable original kernel settings");
             Originals::default()
         })
     }

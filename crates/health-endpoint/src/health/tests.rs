@@ -786,7 +786,7 @@ fn refusals_are_one_line_and_leave_nothing() {
         type Edit = fn(&mut HealthEndpointSpec);
         let cases: [(&str, Edit); 10] = [
             (
-                "pod CIDR 172.30.0.0/16 overlaps node address 172.30.0.1: give the node another pod CIDR",
+                "pod CIDR 172.30.0.0/16 overlaps node address 172.30.0.1: give the node a different pod CIDR",
                 |spec| spec.pod_cidrs[0] = cidr("172.30.0.0/16"),
             ),
             (
@@ -808,10 +808,10 @@ fn refusals_are_one_line_and_leave_nothing() {
                 "node address 172.30.0.77 is not on any device of this host; correct it in the node registry",
                 |spec| spec.node_addresses = vec![ip("172.30.0.77")],
             ),
-            ("no device eth7; use one that `ip link` shows", |spec| {
+            ("no device eth7; choose one that `ip link` lists", |spec| {
                 spec.uplinks = vec!["eth7".to_owned()];
             }),
-            ("no device eth8; use one that `ip link` shows", |spec| {
+            ("no device eth8; choose one that `ip link` lists", |spec| {
                 spec.mtu_device = Some("eth8".to_owned());
             }),
             (

@@ -59,9 +59,9 @@ impl Manager {
                         (entry.saved.identity == endpoint.identity).then_some(0)
                     }
                     Err(error) => {
-                        warn!(id, %error, "cannot regenerate an endpoint; its former policy stays in force");
+                        warn!(id, %error, "cannot regenerate an endpoint; its previous policy stays in force");
                         entry.failures += 1;
-                        let message = format!("not regenerated, its former policy stays in force: {error}");
+                        let message = format!("not regenerated, its previous policy stays in force: {error}");
                         entry.problem = Some(error.to_string());
                         entry.note(now, Status::Failure, message);
                         if entry.state() == State::Regenerating {

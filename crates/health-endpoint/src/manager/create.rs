@@ -248,7 +248,7 @@ impl Manager {
             if !self.0.devices.is_in_use(address).await? {
                 return Ok(address);
             }
-            warn!(%address, "another program uses an address of the pod CIDR");
+            warn!(%address, "another program is using an address from the pod CIDR");
             let now = Instant::now();
             self.table().ipam.refuse(&mut search, address, now);
         }

@@ -116,8 +116,8 @@ impl Manager {
                     entry.note(now, Status::Warning, "all its traffic is dropped");
                 }
                 Err(error) => {
-                    warn!(id, %error, "cannot drop the traffic of an endpoint that cannot be deleted; its former policy stays in force");
-                    let message = format!("its former policy stays in force: {error}");
+                    warn!(id, %error, "cannot drop the traffic of an endpoint that cannot be deleted; its previous policy stays in force");
+                    let message = format!("its previous policy stays in force: {error}");
                     entry.note(now, Status::Failure, message);
                 }
             }

@@ -186,7 +186,7 @@ impl Manager {
             let Some(reason) = reason else {
                 break;
             };
-            warn!(%reason, "endpoints keep the datapath that the former agent built");
+            warn!(%reason, "endpoints keep the datapath that the previous agent built");
             let now = self.now();
             self.table().note_held_back(&reason, now);
             self.note_change();

@@ -129,7 +129,7 @@ impl Entry {
     /// Records that the endpoint's device was not found at the start, and why.
     pub(super) fn lose(&mut self, now: Timestamp, why: &str) {
         let reason = format!(
-            "{why}, as for other endpoints; it is kept until it is deleted or an agent finds its device"
+            "{why}, as with other endpoints; it is kept until it is deleted or an agent finds its device"
         );
         self.note(now, Status::Failure, reason.clone());
         self.problem = Some(reason);
@@ -383,7 +383,7 @@ impl Table {
     pub(super) fn note_held_back(&mut self, reason: &RegenerationError, now: Timestamp) {
         for id in self.former() {
             if let Some(entry) = self.entries.get_mut(&id) {
-                let message = format!("its former policy stays in force: {reason}");
+                let message = format!("its previous policy stays in force: {reason}");
                 entry.note(now, Status::Warning, message);
             }
         }

@@ -1488,7 +1488,7 @@ async fn those_that_are_held_back_take_nobody_s_place() {
         let log = bed.manager.log(endpoint.id).unwrap();
         let reported = log
             .iter()
-            .filter(|entry| entry.message.contains("former policy stays in force"));
+            .filter(|entry| entry.message.contains("previous policy stays in force"));
         let reported: Vec<&str> = reported
             .map(|entry| entry.message.rsplit(": ").next().unwrap())
             .collect();

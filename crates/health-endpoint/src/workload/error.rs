@@ -13,11 +13,14 @@ pub enum WorkloadError {
     #[error(transparent)]
     Netns(#[from] NetNsError),
     /// The endpoint's namespace is the agent's own.
-    #[error("{} is the agent's own network namespace: endpoints need another", .0.display())]
+    #[error(
+        "{} is the agent's own network namespace; an endpoint needs a different one", .0.display()
+    )]
     OwnNetns(PathBuf),
     /// The namespace already has a device of this name.
     #[error(
-        "{} already has a device {ifname}; choose another name, or remove it", netns.display()
+        "{} already has a device {ifname}; choose another name, or remove the device",
+        netns.display()
     )]
     IfnameTaken {
         /// The namespace.

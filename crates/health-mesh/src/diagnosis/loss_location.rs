@@ -126,7 +126,7 @@ impl LossLocation {
                 format!("echo requests arrive there ({of}), replies do not come back")
             }
             Some(Segment::LocalHost) => {
-                "replies come back to this host and do not reach the agent: check the \
+                "replies come back to this host but do not reach the agent: check the \
                                  firewall of this host"
                     .to_owned()
             }

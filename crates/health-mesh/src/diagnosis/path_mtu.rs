@@ -32,14 +32,14 @@ pub(super) fn diagnose(peer: &PeerFacts<'_>, notice: TooBigNotice) -> Option<Dia
     let message = match worst.notice {
         None => format!(
             "path MTU: packets larger than {mtu} bytes to {name} on {address} vanish without an \
-             ICMP error, though {}; connections that carry much data hang; correct the MTU on the \
-             way, or let ICMP \"packet too big\" pass",
+             ICMP error, though {}; connections that carry a lot of data hang; correct the MTU on \
+             the way, or let ICMP \"packet too big\" pass",
             allowed(worst)
         ),
         Some(notice) => format!(
             "path MTU: {} accepts packets of at most {mtu} bytes to {name} on {address}, though \
-             {}; each connection must find this limit by itself; correct the MTU on the way, or \
-             set the route's MTU to {mtu}",
+             {}; each connection must discover this limit on its own; correct the MTU on the way, \
+             or set the route's MTU to {mtu}",
             notice.from,
             allowed(worst)
         ),

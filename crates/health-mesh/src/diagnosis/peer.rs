@@ -293,8 +293,8 @@ impl<'a> Picture<'a> {
                  unanswered ARP request or a firewall; check `ip route get {first}` and `ip neigh`"
             ),
             None if self.peer.local => format!(
-                "no route: this host has no route for {what}: {failure}; check whether a device of \
-                 its own has the address"
+                "no route: this host has no route for {what}: {failure}; check whether one of its \
+                 own devices has the address"
             ),
             None => format!(
                 "no route: this host has no route for {what}: {failure}; check `ip route get {first}`"

@@ -1042,8 +1042,8 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
     assert_eq!(
         diagnosis.message,
         "path MTU: 192.0.2.1 accepts packets of at most 1400 bytes to default/n3 on 172.30.0.3, \
-         though eth0 allows 1500; each connection must find this limit by itself; correct the MTU \
-         on the way, or set the route's MTU to 1400"
+         though eth0 allows 1500; each connection must discover this limit on its own; correct the \
+         MTU on the way, or set the route's MTU to 1400"
     );
     assert_eq!(
         diagnosis.evidence,
@@ -1058,8 +1058,8 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
     assert_eq!(
         diagnosis.message,
         "path MTU: packets larger than 1404 bytes to default/n3 on fd00:30::3 vanish without an \
-         ICMP error, though eth0 allows 1500; connections that carry much data hang; correct the \
-         MTU on the way, or let ICMP \"packet too big\" pass"
+         ICMP error, though eth0 allows 1500; connections that carry a lot of data hang; correct \
+         the MTU on the way, or let ICMP \"packet too big\" pass"
     );
     assert_eq!(diagnosis.evidence.len(), 2);
     assert_eq!(

@@ -80,7 +80,7 @@ impl Engine {
                 let address = target.key.address;
                 let (mtu, local_mtu) = (found.mtu, found.way.mtu);
                 if was_reduced {
-                    tracing::info!(node, %address, mtu, "full path MTU again");
+                    tracing::info!(node, %address, mtu, "full path MTU restored");
                 } else {
                     let reported_by = found.notice.map(|notice| notice.from.to_string());
                     tracing::info!(node, %address, mtu, local_mtu, reported_by, "reduced path MTU");

@@ -48,7 +48,7 @@ pub enum BindError {
     )]
     InUse(SocketAddr),
     /// This host does not have the address.
-    #[error("cannot listen on {0} for GET /hello: no interface of this host has the address")]
+    #[error("cannot listen on {0} for GET /hello: no interface on this host has this address")]
     NotLocal(SocketAddr),
     /// Anything else.
     #[error("cannot listen on {address} for GET /hello: {source}")]
@@ -317,7 +317,7 @@ fn arrivals(request: &Request<Incoming>, shared: &Shared) -> Option<HeaderValue>
     match shared.arrivals.arrivals(prober) {
         Ok(arrivals) => HeaderValue::try_from(arrivals_value(&arrivals?)).ok(),
         Err(error) => {
-            tracing::debug!(%error, "cannot read the arrivals of an agent's probes");
+            tracing::debug!(%error, "cannot read when an agent's probes arrived");
             None
         }
     }

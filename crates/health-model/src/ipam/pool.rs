@@ -30,7 +30,7 @@ pub enum IpamError {
         count: usize,
     },
     /// A node address lies in a pod CIDR.
-    #[error("pod CIDR {cidr} overlaps node address {node}: give the node another pod CIDR")]
+    #[error("pod CIDR {cidr} overlaps node address {node}: give the node a different pod CIDR")]
     OverlapsNode {
         /// The CIDR.
         cidr: IpNet,
@@ -415,7 +415,7 @@ mod tests {
         let error = Pool::new(Family::V4, &[net("10.0.0.0/24")], &nodes).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "pod CIDR 10.0.0.0/24 overlaps node address 10.0.0.200: give the node another pod CIDR"
+            "pod CIDR 10.0.0.0/24 overlaps node address 10.0.0.200: give the node a different pod CIDR"
         );
     }
 

@@ -116,7 +116,7 @@ pub fn check_name(name: &str) -> Result<(), Problem> {
     let fits =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
     if name.len() > LENGTH_MAX || !name.bytes().all(fits) {
-        let detail = "must be lower-case letters, digits, '-' and '.', 253 at most";
+        let detail = "must be at most 253 lower-case letters, digits, '-' and '.'";
         return Err(Problem::invalid(name, detail));
     }
     Ok(())
@@ -129,7 +129,7 @@ pub fn check_label(name: &str) -> Result<(), Problem> {
     let is_bare = name.starts_with('-') || name.ends_with('-') || name.is_empty();
     if name.len() > LENGTH_MAX || is_bare || !name.bytes().all(fits) {
         let detail =
-            "must be lower-case letters, digits and '-', 63 at most, with no '-' at an end";
+            "must be at most 63 lower-case letters, digits and '-', with no '-' at either end";
         return Err(Problem::invalid(name, detail));
     }
     Ok(())

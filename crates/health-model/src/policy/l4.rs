@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// The string names no protocol, or no port of one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a port and protocol; expected for example 80/TCP, 53/UDP, 8/ICMP (the type) or 47 (a protocol's number)"
+    "{0:?} is not a port and protocol; expected, for example, 80/TCP, 53/UDP, 8/ICMP (an ICMP type) or 47 (a protocol number)"
 )]
 pub struct ParseL4Error(String);
 

@@ -320,11 +320,11 @@ fn what_makes_no_sense_is_refused_by_its_place() {
         ),
         (
             json!({"icmps": [{"fields": [{"type": 256}]}]}),
-            "\"256\" is not an ICMP type of IPv4",
+            "\"256\" is not an ICMP type for IPv4",
         ),
         (
             json!({"icmps": [{"fields": [{"type": "PacketTooBig"}]}]}),
-            "not an ICMP type of IPv4",
+            "not an ICMP type for IPv4",
         ),
         (
             json!({"icmps": [{"fields": [{"type": 8, "family": "IPv5"}]}]}),
@@ -568,8 +568,8 @@ fn a_namespaced_policy_stays_in_its_namespace_unless_its_peers_name_another() {
     );
     assert_eq!(
         error(&document),
-        "CiliumNetworkPolicy shop/p: spec.endpointSelector: a policy of namespace \"shop\" \
-         cannot select endpoints of namespace \"bank\""
+        "CiliumNetworkPolicy shop/p: spec.endpointSelector: a policy in namespace \"shop\" \
+         cannot select endpoints in namespace \"bank\""
     );
 }
 

@@ -46,7 +46,7 @@ enum HttpError {
     Connect { error: ConnectError, url: Url },
     #[error("cannot send the header {0:?}")]
     Header(String),
-    #[error("the host name has characters that cannot be sent")]
+    #[error("the host name contains characters that cannot be sent")]
     Host,
     #[error("timeout: no TLS with {0} within {1:?}")]
     TlsTimedOut(Url, std::time::Duration),

@@ -50,13 +50,13 @@ pub enum TlsError {
     #[error("invalid server name {0:?}")]
     ServerName(String),
     /// The client's certificate cannot be read.
-    #[error("cannot read the client's certificate: {0}")]
+    #[error("cannot read the client certificate: {0}")]
     Certificate(#[source] pem::Error),
     /// The client's key cannot be read.
-    #[error("cannot read the client's key: {0}")]
+    #[error("cannot read the client key: {0}")]
     Key(#[source] pem::Error),
     /// The client's certificate and key cannot be used together.
-    #[error("cannot use the client's certificate with its key: {0}")]
+    #[error("cannot use the client certificate with its key: {0}")]
     Identity(#[source] rustls::Error),
 }
 

@@ -51,7 +51,7 @@ fn set(files: &Files<FilePods>) -> PodSet {
             if let Some(first) = uids.insert(pod.spec.uid.clone(), path) {
                 uids.insert(pod.spec.uid.clone(), first);
                 let why = format!(
-                    "pod {namespace}/{name}: metadata.uid: Duplicate value: {:?}: {} has it too",
+                    "pod {namespace}/{name}: metadata.uid: Duplicate value: {:?}: also used in {}",
                     pod.spec.uid,
                     first.display()
                 );

@@ -109,7 +109,7 @@ fn join(first: &mut SourcedPod, other: &SourcedPod) -> Option<PodProblem> {
     }
     let name = format!("{}/{}", spec.namespace, spec.name);
     let problem = format!(
-        "pod {name}: metadata.uid: Duplicate value: {:?}: {} has it too",
+        "pod {name}: metadata.uid: Duplicate value: {:?}: also used in {}",
         first.spec.uid, first.source
     );
     Some(PodProblem {
@@ -209,7 +209,7 @@ mod tests {
         };
         assert_eq!(problem.subject, "kubernetes: default/a");
         assert!(
-            problem.problem.ends_with("a.yaml has it too"),
+            problem.problem.ends_with(": also used in a.yaml"),
             "{problem:?}"
         );
     }

@@ -107,7 +107,7 @@ impl<'a> Annotations<'a> {
             let problem = if is_container(container) {
                 Problem::Forbidden("the container has no such probe")
             } else {
-                Problem::invalid(container, "must be the name of a container of the pod")
+                Problem::invalid(container, "must be the name of a container in the pod")
             };
             for (key, _) in probes.into_values().flat_map(Settings::into_values) {
                 errors.add(path(key), problem.clone());
@@ -181,7 +181,7 @@ fn apply_tls(settings: Settings<'_>, probe: &mut Probe, errors: &mut Errors) {
     let file = |setting: &str, errors: &mut Errors| {
         let (key, value) = settings.get(setting).copied()?;
         if value.is_empty() || value.starts_with('.') || value.contains(['/', '\0']) {
-            let detail = "must be the name of a file in the node's folder of certificates";
+            let detail = "must be the name of a file in the node's certificate folder";
             errors.add(path(key), Problem::invalid(value, detail));
         }
         Some((key, value.to_owned()))

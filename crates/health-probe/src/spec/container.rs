@@ -127,7 +127,8 @@ fn check_container_name(name: &str, path: &str, errors: &mut Errors) {
         || name.starts_with('-')
         || name.ends_with('-')
     {
-        let detail = "must be lower-case letters, digits and '-', not at an end, 63 at most";
+        let detail =
+            "must be at most 63 lower-case letters, digits and '-', with no '-' at either end";
         errors.add(path, Problem::invalid(name, detail));
     }
 }

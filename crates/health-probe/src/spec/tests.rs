@@ -429,7 +429,7 @@ items:
     assert_eq!(manifest.pods.len(), 1);
     assert_eq!(&*manifest.pods[0].uid, "default/good");
     let reported: Vec<_> = manifest.errors.iter().map(ToString::to_string).collect();
-    let name = "must be lower-case letters, digits and '-', not at an end, 63 at most";
+    let name = "must be at most 63 lower-case letters, digits and '-', with no '-' at either end";
     let range = "must be between 1 and 65535, inclusive";
     let expected = [
         "pod shop/bad, container app: items[1].spec.containers[0].livenessProbe.periodSeconds: \
@@ -499,8 +499,8 @@ fn texts_of_every_wrong_kind_are_refused() {
         (
             "kind: Pod\napiVersion: v1\nmetadata: {name: A/b}\nspec: {}",
             vec![
-                "metadata.name: Invalid value: \"A/b\": must be lower-case letters, digits, '-' \
-                 and '.', 253 at most"
+                "metadata.name: Invalid value: \"A/b\": must be at most 253 lower-case \
+                 letters, digits, '-' and '.'"
                     .to_owned(),
                 missing("spec.containers"),
             ],
@@ -742,7 +742,7 @@ fn annotations_that_mean_nothing_are_errors_with_their_path() {
         ),
         (
             ("api.readiness.period", "1s"),
-            "Invalid value: \"api\": must be the name of a container of the pod",
+            "Invalid value: \"api\": must be the name of a container in the pod",
         ),
         (
             ("db.liveness.period", "1s"),
@@ -798,15 +798,15 @@ fn annotations_that_mean_nothing_are_errors_with_their_path() {
         ),
         (
             ("web.readiness.ca", "/etc/shadow"),
-            "Invalid value: \"/etc/shadow\": must be the name of a file in the node's folder of certificates",
+            "Invalid value: \"/etc/shadow\": must be the name of a file in the node's certificate folder",
         ),
         (
             ("web.readiness.ca", ".."),
-            "Invalid value: \"..\": must be the name of a file in the node's folder of certificates",
+            "Invalid value: \"..\": must be the name of a file in the node's certificate folder",
         ),
         (
             ("web.readiness.ca", ""),
-            "Invalid value: \"\": must be the name of a file in the node's folder of certificates",
+            "Invalid value: \"\": must be the name of a file in the node's certificate folder",
         ),
         (
             ("web.readiness.server-name", "web"),

@@ -54,7 +54,7 @@ impl SavedState {
             Ok(file) if file.version == VERSION => file.state(now),
             Ok(file) => {
                 let version = file.version;
-                warn!(file = %path.display(), version, "the saved probe states have another version; ignoring them");
+                warn!(file = %path.display(), version, "the saved probe states have a different version; ignoring them");
                 Self::default()
             }
             Err(error) => {

@@ -143,7 +143,7 @@ impl File {
         let is_url = |url: &String| url.starts_with("http://") || url.starts_with("https://");
         if self.endpoints.is_empty() || !self.endpoints.iter().all(is_url) {
             return Err(incomplete(
-                "endpoints must be URLs such as https://192.0.2.1:2379, at least one",
+                "endpoints must be one or more URLs such as https://192.0.2.1:2379",
             ));
         }
         // Paths are relative to the file that names them.
@@ -194,8 +194,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etcd.yaml");
         for (text, expected) in [
-            ("endpoints: []", "endpoints must be URLs"),
-            ("endpoints: [192.0.2.1:2379]", "endpoints must be URLs"),
+            ("endpoints: []", "endpoints must be one or more URLs"),
+            (
+                "endpoints: [192.0.2.1:2379]",
+                "endpoints must be one or more URLs",
+            ),
             (
                 "endpoints: [http://a]\nendpoint: b",
                 "line 2, column 1: unknown field",

@@ -271,7 +271,7 @@ impl Store {
     pub(super) async fn resume(&mut self, position: &Position) -> Result<Watch, StoreError> {
         let Some(last) = &position.last else {
             return Ok(Watch::HistoryGone(
-                "no earlier change of the store is known",
+                "no earlier change to the store is known",
             ));
         };
         let begun = self.watch_from(last.revision, position).await?;
@@ -331,7 +331,7 @@ impl Store {
         Ok(if is_there {
             Ok(())
         } else {
-            Err("the store has another history")
+            Err("the store has a different history")
         })
     }
 

@@ -57,7 +57,9 @@ pub enum IdentityError {
     #[error("an endpoint without labels has no identity of its own; give it a label")]
     NoLabels,
     /// An endpoint may not have this label.
-    #[error("label {0} is not for endpoints: only the agent assigns {RESERVED} and {CIDR} labels")]
+    #[error(
+        "label {0} is not allowed on endpoints: only the agent assigns {RESERVED} and {CIDR} labels"
+    )]
     NotForEndpoints(Label),
 }
 

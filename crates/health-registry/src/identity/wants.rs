@@ -176,7 +176,7 @@ impl Wants {
             }
             Err(error) => {
                 if want.identity.is_some() && want.refused.is_none() {
-                    tracing::error!(%error, "an identity in use cannot be kept in the store");
+                    tracing::error!(%error, "cannot keep an in-use identity in the store");
                 }
                 want.refused = Some(now);
             }

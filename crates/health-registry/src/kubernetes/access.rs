@@ -246,10 +246,8 @@ pub(crate) fn reason(error: &kube::Error) -> String {
                 status.message
             )),
         },
-        kube::Error::SerdeError(source) => {
-            line(&format!("the answer cannot be understood: {source}"))
-        }
-        kube::Error::FromUtf8(_) => "the answer cannot be understood: it is not UTF-8".to_owned(),
+        kube::Error::SerdeError(source) => line(&format!("the answer cannot be parsed: {source}")),
+        kube::Error::FromUtf8(_) => "the answer cannot be parsed: it is not UTF-8".to_owned(),
         kube::Error::Service(source) => line(&innermost(source.as_ref())),
         other => line(&innermost(other)),
     }

@@ -12,7 +12,7 @@ use super::validate::{self, Claims, Entry, SourceText};
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
     /// The document contains only white space and comments.
-    #[error("it is empty; expected a list `nodes` with at least one node")]
+    #[error("it is empty; expected a `nodes` list with at least one node")]
     Empty,
     /// Something in the document is wrong.
     #[error("{place}: {problem}")]
@@ -228,11 +228,11 @@ nodes:
         for (text, expected) in [
             (
                 "",
-                "it is empty; expected a list `nodes` with at least one node",
+                "it is empty; expected a `nodes` list with at least one node",
             ),
             (
                 "# nothing\n\n",
-                "it is empty; expected a list `nodes` with at least one node",
+                "it is empty; expected a `nodes` list with at least one node",
             ),
             ("nodes: []", "line 1, column 8: `nodes` is empty"),
             (

@@ -150,7 +150,7 @@ fn read_manifest<T: Readable>(
         }
     };
     if reading.name.to_string() != name {
-        let detail = format!("must be {name}, like its key");
+        let detail = format!("must be {name}, as in its key");
         let problem = Problem::invalid(&reading.name.to_string(), detail);
         return Err(wrong("metadata", problem));
     }

@@ -183,7 +183,7 @@ where
             };
             Some(ServiceProblem {
                 subject: sourced.source.to_string(),
-                problem: format!("{error}: {} has it too", first.source),
+                problem: format!("{error}: also used in {}", first.source),
             })
         })
     }
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(&*web.source, "a");
         let duplicate = |kind| {
             format!(
-                r#"b: {kind} shop/web: metadata.name: Duplicate value: "shop/web": a has it too"#
+                r#"b: {kind} shop/web: metadata.name: Duplicate value: "shop/web": also used in a"#
             )
         };
         assert_eq!(

@@ -22,7 +22,7 @@ pub enum Skip {
     #[error("label {PROXY_NAME} assigns it to another proxy")]
     OtherProxy,
     /// The object has the label of objects that no proxy serves.
-    #[error("label {HEADLESS} says that no proxy serves it")]
+    #[error("label {HEADLESS} excludes it from every proxy")]
     HeadlessLabel,
     /// The service has no ClusterIP, on purpose.
     #[error("the service is headless")]

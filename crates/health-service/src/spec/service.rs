@@ -209,7 +209,7 @@ fn addresses<'a>(
         match address(text, what_for) {
             Ok(address) if !is_served(&address) => {
                 let family = Family::of(address).name();
-                let detail = format!("the service has no ClusterIP of family {family}");
+                let detail = format!("the service has no {family} ClusterIP");
                 errors.leave_out(path, Problem::invalid(text, detail));
             }
             Ok(address) if addresses.contains(&address) => {}

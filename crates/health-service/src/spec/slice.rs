@@ -100,7 +100,7 @@ fn read(
 fn time(text: &str, errors: &mut Errors) -> Option<Timestamp> {
     let time = text.parse().ok();
     if time.is_none() {
-        let problem = Problem::invalid(text, "must be a time as in RFC 3339");
+        let problem = Problem::invalid(text, "must be an RFC 3339 time");
         errors.add(annotation::path(TRIGGER_TIME), problem);
     }
     time
@@ -157,7 +157,7 @@ fn endpoints(
         let address = match address(text, Use::Written) {
             Ok(address) if Family::of(address) == family => address,
             Ok(_) => {
-                let detail = format!("must be an {} address, as addressType says", family.name());
+                let detail = format!("must be an {} address, to match addressType", family.name());
                 errors.leave_out(path, Problem::invalid(text, detail));
                 continue;
             }

@@ -184,7 +184,7 @@ fn addresses_with_an_error_are_left_out_and_the_others_go_on() {
     );
     assert_eq!(
         reading.errors[2].to_string(),
-        "service shop/web: spec.externalIPs[1]: Invalid value: \"fd00::1\": the service has no ClusterIP of family IPv6"
+        "service shop/web: spec.externalIPs[1]: Invalid value: \"fd00::1\": the service has no IPv6 ClusterIP"
     );
 }
 
@@ -238,7 +238,7 @@ fn ports_with_an_error_are_left_out_and_the_others_go_on() {
             "service shop/web: spec.ports[5].name: Duplicate value: \"http\"".to_owned(),
             "service shop/web: spec.ports[6]: Duplicate value: \"80/TCP\"".to_owned(),
             format!("service shop/web: spec.ports[7].nodePort: Invalid value: 70000: {range}"),
-            "service shop/web: spec.ports[8].name: Invalid value: \"A\": must be lower-case letters, digits and '-', 63 at most, with no '-' at an end".to_owned(),
+            "service shop/web: spec.ports[8].name: Invalid value: \"A\": must be at most 63 lower-case letters, digits and '-', with no '-' at either end".to_owned(),
         ]
     );
 }
@@ -456,7 +456,7 @@ fn ports_and_endpoints_of_a_slice_with_an_error_are_left_out_and_the_others_go_o
     assert_eq!(
         reading.errors[6].to_string(),
         "endpoint slice shop/web-1: endpoints[2].addresses[0]: Invalid value: \"fd00::1\": \
-         must be an IPv4 address, as addressType says"
+         must be an IPv4 address, to match addressType"
     );
     let slice = reading.slice.unwrap();
     assert_eq!(slice.ports.len(), 1);

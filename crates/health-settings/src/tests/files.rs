@@ -38,7 +38,7 @@ fn what_is_wrong_in_a_file_is_named_with_its_place() {
         ),
         (
             "node:\n  probe-interval: 1s\n",
-            ":2:3: probe-interval belongs to the group mesh",
+            ":2:3: probe-interval belongs in the group mesh",
         ),
         (
             "mesh:\n  probe-interval: 10\n",
@@ -50,7 +50,7 @@ fn what_is_wrong_in_a_file_is_named_with_its_place() {
         ),
         (
             "mesh:\n  health-port: [1, 2]\n",
-            ":2:16: health-port has one value, not a list",
+            ":2:16: health-port takes a single value, not a list",
         ),
         (
             "mesh:\n  probe:\n  - http=1s\n  - bogus\n",
@@ -58,7 +58,7 @@ fn what_is_wrong_in_a_file_is_named_with_its_place() {
         ),
         (
             "services:\n  services-from-kubernetes: true\n",
-            ":2:29: services-from-kubernetes 'true': not a kubeconfig; give its absolute path, or default",
+            ":2:29: services-from-kubernetes 'true': expected the absolute path of a kubeconfig, or default",
         ),
         (
             "node:\n  registry: etcd:http://root:secret@a:2379\n",

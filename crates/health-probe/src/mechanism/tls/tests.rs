@@ -213,10 +213,10 @@ fn settings_that_are_of_no_use_are_refused() {
         ..Default::default()
     };
     let key = own.key.serialize_pem();
-    assert!(refused(identity(&own.pem, "x")).starts_with("cannot read the client's key"));
-    assert!(refused(identity("", &key)).starts_with("cannot use the client's certificate"));
+    assert!(refused(identity(&own.pem, "x")).starts_with("cannot read the client key"));
+    assert!(refused(identity("", &key)).starts_with("cannot use the client certificate"));
     let other = authority.certify("other").key.serialize_pem();
-    assert!(refused(identity(&own.pem, &other)).starts_with("cannot use the client's certificate"));
+    assert!(refused(identity(&own.pem, &other)).starts_with("cannot use the client certificate"));
     // The key is not printed.
     assert!(!format!("{:?}", identity(&own.pem, &key)).contains("key"));
 }

@@ -134,7 +134,10 @@ async fn two_files_with_one_pod_are_reported_and_the_first_counts() {
         problem.contains("metadata.uid: Duplicate value: \"default/a\""),
         "{problem}"
     );
-    assert!(problem.contains("1.yaml has it too"), "{problem}");
+    assert!(
+        problem.contains(": also used in ") && problem.ends_with("1.yaml"),
+        "{problem}"
+    );
 }
 
 #[tokio::test]

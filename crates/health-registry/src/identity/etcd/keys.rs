@@ -140,7 +140,7 @@ pub(super) fn read_labels(value: &Value) -> Result<LabelSet, String> {
         return Err("the label set is empty".to_owned());
     }
     match not_for_endpoints(&labels) {
-        Some(label) => Err(format!("label {label} is not for endpoints")),
+        Some(label) => Err(format!("label {label} is not allowed on endpoints")),
         None => Ok(labels),
     }
 }
@@ -180,7 +180,7 @@ impl AddressRecord {
             .map_err(|error| format!("not an address record: {error}"))?;
         let Self { identity, node, .. } = record;
         if !identity.is_of_endpoints() {
-            return Err(format!("identity {identity} is not for endpoints"));
+            return Err(format!("identity {identity} is not valid for endpoints"));
         }
         let announced = AddressAnnouncement {
             identity,

@@ -212,7 +212,7 @@ impl Records {
         let crossed = self.digests.iter().filter_map(|(digest, identity)| {
             let of_number = self.numbers.get(identity)?.digest.as_ref()?;
             (of_number != digest).then(|| {
-                let reason = format!("identity {identity} has other labels");
+                let reason = format!("identity {identity} has different labels");
                 (self.keys.labels(digest), reason)
             })
         });

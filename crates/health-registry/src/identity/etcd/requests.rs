@@ -85,7 +85,7 @@ impl Holder {
                 return Ok(identity);
             }
         }
-        let reason = format!("other agents were faster {ATTEMPTS} times");
+        let reason = format!("lost the race to other agents {ATTEMPTS} times");
         Err(StoreError::new("acquire an identity", reason).into())
     }
 

@@ -121,7 +121,7 @@ impl Document {
             }
             if let Some(label) = not_for_endpoints(&entry.labels) {
                 return Err(format!(
-                    "identity {identity} has label {label}, which is not for endpoints"
+                    "identity {identity} has label {label}, which is not allowed on endpoints"
                 ));
             }
             if let Some(other) = sets.insert(&entry.labels, identity) {
@@ -133,7 +133,7 @@ impl Document {
         let strange = |address: &&Address| !address.identity.is_of_endpoints();
         match document.addresses.values().find(strange) {
             Some(address) => Err(format!(
-                "identity {} is not for endpoints",
+                "identity {} is not valid for endpoints",
                 address.identity
             )),
             None => Ok(document),

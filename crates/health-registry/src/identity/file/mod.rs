@@ -45,7 +45,7 @@ enum FileError {
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error(
-        "{path} is not an identity file: {reason}; fix it, or move it away, which loses all numbers"
+        "{path} is not an identity file: {reason}; fix it, or move it away and lose all identity numbers"
     )]
     Damaged { path: PathBuf, reason: String },
 }

@@ -182,7 +182,7 @@ impl Signs {
             return;
         }
         if value.is_some() {
-            warn!(node, "another agent registers under this node's name");
+            warn!(node, "another agent is registering under this node's name");
         }
         self.disturbed.notify_one();
     }

@@ -121,7 +121,7 @@ pub enum Problem<P: fmt::Display> {
         place: P,
     },
     /// A pod CIDR contains the own address of an earlier node.
-    #[error("pod CIDR {cidr} of {owner} holds the address {address} of {node} at {place}")]
+    #[error("pod CIDR {cidr} of {owner} contains the address {address} of {node} at {place}")]
     PodCidrOverAddress {
         /// The prefix.
         cidr: IpNet,

@@ -85,7 +85,7 @@ fn a_refused_entry_is_reported_why_and_claims_nothing() {
         ),
         (
             node("b", &["10.0.0.2"], &["10.0.0.0/31"], &[]),
-            "pod CIDR 10.0.0.0/31 of west/b holds the address 10.0.0.1 of west/a at key a",
+            "pod CIDR 10.0.0.0/31 of west/b contains the address 10.0.0.1 of west/a at key a",
         ),
         (
             node("b", &["10.0.0.2"], &["10.0.0.0/8"], &[]),

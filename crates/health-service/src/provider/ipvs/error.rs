@@ -24,7 +24,7 @@ pub enum IpvsError {
         module: &'static str,
     },
     /// Another agent serves through IPVS in this network namespace.
-    #[error("another agent uses IPVS in this network namespace")]
+    #[error("another agent is using IPVS in this network namespace")]
     InUse,
     /// A device, an address or a sysctl could not be changed.
     #[error(transparent)]

@@ -171,7 +171,7 @@ impl Kernel {
                 continue;
             }
             let listed = self.flows.flows(family, is_stale);
-            let stale = listed.map_err(IpvsError::netlink("list the flows of conntrack"))?;
+            let stale = listed.map_err(IpvsError::netlink("list conntrack flows"))?;
             let deleted = self.flows.delete(stale);
             forgotten += deleted.map_err(IpvsError::netlink("delete conntrack flows"))?;
         }

@@ -286,7 +286,10 @@ impl Worker {
 
     fn report(&mut self, failed: Vec<String>) -> Result<(), IpvsError> {
         for failure in failed.iter().take(LOGGED_FAILURES) {
-            warn!(failure, "a change of IPVS, its sets or addresses failed");
+            warn!(
+                failure,
+                "a change to IPVS, its sets or its addresses failed"
+            );
         }
         let more = failed.len().saturating_sub(1);
         match failed.into_iter().next() {

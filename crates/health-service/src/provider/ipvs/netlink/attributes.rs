@@ -81,7 +81,7 @@ pub(super) fn address_of(value: &[u8], what: &'static str) -> Result<IpAddr, Mal
 /// Returns the attributes of a netfilter object, which follow its header.
 pub(super) fn netfilter_attributes(object: &[u8]) -> Result<&[u8], Malformed> {
     let attributes = object.get(NETFILTER_HEADER_LEN..);
-    attributes.ok_or(Malformed("a header of netfilter is cut off"))
+    attributes.ok_or(Malformed("a netfilter header is cut off"))
 }
 
 /// Returns netfilter's number for a family.
