@@ -403,7 +403,7 @@ async fn refuse_bodies(request: Request, next: Next) -> Response {
     if has_body(&request) && !takes_body(&request) {
         return Refusal(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("{} takes no body; send none", request.uri().path()),
+            format!("{} does not accept a body; send none", request.uri().path()),
         )
         .into_response();
     }

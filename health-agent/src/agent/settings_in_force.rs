@@ -38,7 +38,7 @@ impl SettingsInForce {
 
     /// Notes that new settings are invalid.
     pub(super) fn refuse(&self, error: &str) {
-        let problem = format!("cannot reload: {error}; the former settings stay in force");
+        let problem = format!("cannot reload: {error}; the previous settings stay in force");
         // Otherwise whoever sends signals fills the log.
         if self.problem().as_ref() != Some(&problem) {
             warn!(error, "cannot reload settings; keeping those in force");
