@@ -22,7 +22,7 @@ pub enum PidFileError {
     },
     /// A process that is not an agent holds it.
     #[error(
-        "the pid file {path} is locked by {holder}, which did not write it; stop that process (agents of earlier versions let any user open this file)"
+        "the pid file {path} is locked by {holder}, which did not write it; stop that process (earlier versions of the agent let any user open this file)"
     )]
     Locked {
         /// The holder, in words.

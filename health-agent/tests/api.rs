@@ -90,7 +90,7 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
         ),
         (
             r#"{"netns":"/a","labels":["reserved:host"]}"#,
-            "labels[0]: reserved:host: endpoints cannot have labels of this source",
+            "labels[0]: reserved:host: endpoints cannot have labels from this source",
         ),
         (r#"{"netns":"/a","labels":[1]}"#, "labels[0]: invalid type"),
         (

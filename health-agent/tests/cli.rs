@@ -369,7 +369,7 @@ Nodes:
         "{verbose}"
     );
     assert!(
-        verbose.contains("RTT statistics:   not readable"),
+        verbose.contains("RTT statistics:   unreadable"),
         "{verbose}"
     );
 }

@@ -26,7 +26,7 @@ pub(super) async fn check(
     } = attachment;
     let endpoint = endpoint.ok_or_else(|| {
         differs(format!(
-            "the agent has no endpoint of interface {ifname} of container {container_id}"
+            "the agent has no endpoint for interface {ifname} of container {container_id}"
         ))
     })?;
     if State::of(endpoint) != Some(State::Ready) {

@@ -148,7 +148,7 @@ impl NetworkConfig {
         if let Some((key, value)) = unsupported {
             let why = match key.as_str() {
                 "ipam" => ": addresses come from the agent's own pools",
-                "ipMasq" => ": the agent's flag --masquerade does it",
+                "ipMasq" => ": use the agent's --masquerade flag instead",
                 _ => "",
             };
             return Err(unsupported_field(key, value, why));
@@ -239,7 +239,7 @@ impl NetworkConfig {
             let place = &mut found[usize::from(address.is_ipv6())];
             if place.is_some_and(|other| other != address) {
                 let problem = format!(
-                    "two addresses of one IP version are requested; {address} is one of them"
+                    "at most one address per IP version may be requested; {address} is a second one"
                 );
                 return Err(CniError::new(Code::InvalidConfig, problem));
             }
@@ -253,7 +253,7 @@ impl NetworkConfig {
         match &self.prev_result {
             Some(_) => Err(CniError::new(
                 Code::InvalidConfig,
-                "prevResult is given: this plugin creates the interface; put it first in the list",
+                "prevResult is set, but this plugin creates the interface; put it first in the list",
             )),
             None => Ok(()),
         }

@@ -150,7 +150,7 @@ impl Arguments {
         for pair in text.split(';').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(|| {
                 bad(format!(
-                    "CNI_ARGS has the invalid entry {pair:?}; expected KEY=VALUE"
+                    "CNI_ARGS contains an invalid entry, {pair:?}; expected KEY=VALUE"
                 ))
             })?;
             pairs.insert(key, value);

@@ -112,7 +112,7 @@ pub enum DatapathError {
     #[error("program {0} was not loaded")]
     NotLoaded(DatapathProgram),
     /// Another agent uses the same pins.
-    #[error("another agent is using {0}: stop it, or give this one an --instance of its own")]
+    #[error("another agent is using {0}: stop it, or give this one its own --instance")]
     InUse(PathBuf),
     /// A pin could not be created.
     #[error("cannot pin {path}: {source}")]

@@ -21,7 +21,7 @@ pub enum UnmetRequirement {
     #[error("the kernel has no BTF at {BTF}; boot one built with CONFIG_DEBUG_INFO_BTF=y")]
     NoBtf,
     /// No bpffs.
-    #[error("no bpffs is mounted at {0}; mount one: mount -t bpf bpf {0}")]
+    #[error("no bpffs is mounted at {0}; mount one with `mount -t bpf bpf {0}`")]
     NoBpffs(PathBuf),
     /// The kernel lacks required features.
     #[error("kernel {kernel} lacks {}; boot Linux 6.1 or newer, and see `health-agent config --probe-kernel`", .missing.join(", "))]

@@ -260,7 +260,7 @@ impl Workloads {
         if self.held_back.remove(&id)
             && let Err(error) = self.remove_former_layout(pins)
         {
-            warn!(%error, "cannot remove the maps of the former layout before the next start");
+            warn!(%error, "cannot remove the maps of the previous layout before the next start");
         }
     }
 

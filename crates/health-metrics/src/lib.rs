@@ -103,7 +103,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
         let written = render::write(snapshot, format, out);
         // Scrapers may disconnect for reasons of their own.
         if let Err(error) = &written {
-            debug!(%error, "metrics cannot be written down");
+            debug!(%error, "cannot write the metrics");
         }
         written
     }
@@ -126,7 +126,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
                     maps_readable = true;
                     counters = read;
                 }
-                Err(error) => debug!(%error, "metrics without the maps"),
+                Err(error) => debug!(%error, "cannot read the maps; the metrics leave them out"),
             }
             let by_class = || totals.by_class();
             probes = by_class()

@@ -223,7 +223,7 @@ impl Scrape {
             ),
             (
                 "network_programming_duration_seconds",
-                "Time from a change of endpoints in the cluster until it was in the kernel",
+                "Time from a change to endpoints in the cluster until it was in the kernel",
                 &metrics.programming,
             ),
             (
@@ -251,22 +251,22 @@ impl Scrape {
         let families: [Described<'_>; 4] = [
             (
                 "sync_proxy_rules_service_changes",
-                "Changes of services",
+                "Changes to services",
                 &ConstCounter::new(changes.services),
             ),
             (
                 "sync_proxy_rules_service_changes_pending",
-                "Changes of services that are not in the kernel yet",
+                "Changes to services that are not in the kernel yet",
                 &ConstGauge::new(changes.pending_services),
             ),
             (
                 "sync_proxy_rules_endpoint_changes",
-                "Changes of endpoint slices",
+                "Changes to endpoint slices",
                 &ConstCounter::new(changes.endpoints),
             ),
             (
                 "sync_proxy_rules_endpoint_changes_pending",
-                "Changes of endpoint slices that are not in the kernel yet",
+                "Changes to endpoint slices that are not in the kernel yet",
                 &ConstGauge::new(changes.pending_endpoints),
             ),
         ];

@@ -26,7 +26,7 @@ pub enum HostNsError {
     },
     /// The kernel denies entry to the namespace.
     #[error(
-        "cannot enter {kind} namespace {}: {source}; this needs root and a {kind} namespace's file",
+        "cannot enter {kind} namespace {}: {source}; this needs root and the file of a {kind} namespace",
         path.display()
     )]
     Enter {

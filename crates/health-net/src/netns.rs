@@ -61,7 +61,7 @@ pub enum NetNsError {
     #[error("{} is not a network namespace; give a file such as /run/netns/NAME or /proc/PID/ns/net", .0.display())]
     NotANamespace(PathBuf),
     /// The name is not a valid file name.
-    #[error("{0:?} cannot name a network namespace")]
+    #[error("{0:?} is not a valid name for a network namespace")]
     BadName(String),
     /// A system call failed.
     #[error("cannot {attempt} {}: {source}", path.display())]

@@ -90,7 +90,7 @@ pub(super) async fn answer<T: Serialize>(
     let body = tokio::task::spawn_blocking(make).await.map_err(|error| {
         Refusal(
             StatusCode::INTERNAL_SERVER_ERROR,
-            format!("cannot make the answer: {error}"),
+            format!("cannot prepare the answer: {error}"),
         )
     })??;
     Ok(Answer::of_json(body))

@@ -314,7 +314,7 @@ fn labels(field: &str, texts: &[String]) -> Result<Vec<Label>, Refusal> {
         let at = format!("{field}[{index}]");
         let label = Label::from_str(text).map_err(|error| of_field(&at, &error))?;
         if label.source() == RESERVED {
-            let why = "endpoints cannot have labels of this source";
+            let why = "endpoints cannot have labels from this source";
             return Err(bad(format!("{at}: {label}: {why}")));
         }
         Ok(label)
@@ -359,7 +359,7 @@ fn ifname(text: String) -> Result<String, Refusal> {
         return Ok(text);
     }
     Err(bad(format!(
-        "ifname: must have 1 to {MAX_IFNAME} visible characters, none of them / : or %"
+        "ifname: must have 1 to {MAX_IFNAME} visible characters other than / : and %"
     )))
 }
 

@@ -40,7 +40,7 @@ pub enum BindError {
         flag: &'static str,
     },
     /// Anything else.
-    #[error("cannot listen on {address}, see {flag}: {source}")]
+    #[error("cannot listen on {address} (see {flag}): {source}")]
     Other {
         /// The address.
         address: SocketAddr,
@@ -170,7 +170,7 @@ fn router(pages: impl IntoIterator<Item = Page>) -> Router {
             (StatusCode::NOT_FOUND, body)
         })
         .method_not_allowed_fallback(async |request: Request| {
-            let body = format!("{} takes only GET and HEAD\n", request.uri().path());
+            let body = format!("{} accepts only GET and HEAD\n", request.uri().path());
             (StatusCode::METHOD_NOT_ALLOWED, body)
         })
         .layer(middleware::from_fn(refuse_bodies))
@@ -246,7 +246,7 @@ mod tests {
         let response = ask(address, "POST /page").await;
         assert!(response.starts_with("HTTP/1.1 405 "), "{response}");
         assert!(
-            response.contains("/page takes only GET and HEAD"),
+            response.contains("/page accepts only GET and HEAD"),
             "{response}"
         );
         server.shutdown().await;

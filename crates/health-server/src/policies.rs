@@ -284,7 +284,7 @@ fn named(repository: &Repository, text: &str) -> Result<PolicyName, Refusal> {
             format!("no policy {text:?}; `health-agent policy get` lists the existing ones"),
         )),
         several => Err(bad(format!(
-            "several policies match {text:?}: {}; give the kind too",
+            "several policies match {text:?}: {}; also give the kind",
             several
                 .iter()
                 .map(ToString::to_string)

@@ -34,7 +34,7 @@ pub(super) async fn follow(netlink: Handle, mut map: OwnAddresses) -> anyhow::Re
     Ok(AbortOnDrop::spawn(async move {
         loop {
             if let Err(error) = changes.next().await {
-                warn!(%error, "no longer following changes of the host's addresses");
+                warn!(%error, "no longer following changes to the host's addresses");
                 return;
             }
             while let Err(error) = note(&netlink, &mut map).await {

@@ -156,7 +156,7 @@ pub(super) async fn wait(
         }
         tokio::select! {
             changed = nodes.changed() => {
-                changed.context("the node registry closed before it had this node")?;
+                changed.context("the node registry closed before this node appeared in it")?;
             }
             () = sleep(LOOK_PERIOD) => {}
         }

@@ -53,7 +53,7 @@ impl Probing {
             node.health_addresses(),
             arrivals,
         )
-        .context("cannot start the responder of GET /hello")?;
+        .context("cannot start the GET /hello responder")?;
         let mut local_addresses = own.addresses.clone();
         local_addresses.extend(&own.secondary_addresses);
         let options = MeshOptions {

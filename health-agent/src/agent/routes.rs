@@ -146,7 +146,7 @@ fn problem_of(failed: &[PeerRouteError]) -> Option<Problem> {
     let shown = refused.or(reported.first().copied())?;
     let reason = match reported.len() {
         1 => shown.to_string(),
-        count => format!("{shown}; {count} pod CIDRs in total cannot be reached"),
+        count => format!("{shown}; {count} pod CIDRs in total are unreachable"),
     };
     Some(Problem::warning(reason))
 }
@@ -178,7 +178,7 @@ mod tests {
         assert!(
             reported
                 .reason
-                .ends_with("2 pod CIDRs in total cannot be reached")
+                .ends_with("2 pod CIDRs in total are unreachable")
         );
     }
 }

@@ -109,7 +109,7 @@ async fn run_in_folders(
         }
         Some(Err(error)) => Err(error),
         None => {
-            info!("agent stopped before it had started");
+            info!("agent stopped before it finished starting");
             Ok(())
         }
     };
@@ -139,7 +139,7 @@ fn log_mesh_keys(keys: &HelloKeys) {
     if let Some(age) = keys.other() {
         info!(second = ?age, "two mesh keys are in force");
         if keys.other_is_public() {
-            warn!(second = ?age, "the second mesh key is the public default: anyone can answer for a peer; remove it when all nodes have the first");
+            warn!(second = ?age, "the second mesh key is the public default: anyone can answer for a peer; remove it once all nodes have the first");
         }
     }
 }
@@ -155,6 +155,6 @@ fn raise_open_files_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        warn!(%error, "cannot raise the limit on open files; fewer probes run at once");
+        warn!(%error, "cannot raise the limit on open files; fewer probes will run at once");
     }
 }

@@ -58,7 +58,7 @@ impl SettingsInForce {
     /// Records that new settings cannot be put in force.
     pub(super) fn refuse(&self, error: &str) {
         self.failed.fetch_add(1, Ordering::Relaxed);
-        let problem = format!("cannot reload: {error}; the former settings stay in force");
+        let problem = format!("cannot reload: {error}; the previous settings stay in force");
         // Logged once: otherwise, repeated signals would fill the log.
         if self.problem().as_ref() != Some(&problem) {
             warn!(error, "cannot reload settings; keeping those in force");

@@ -115,11 +115,11 @@ impl Agent {
         {
             End::Signal => Ok(()),
             End::PodCidr => Err(anyhow::anyhow!(
-                "{} has a pod CIDR now; restart the agent to give it endpoints",
+                "{} now has a pod CIDR; restart the agent to give it endpoints",
                 self.own.full_name()
             )),
             End::OtherAddresses(now) => Err(anyhow::anyhow!(
-                "{} has the addresses {} instead of {}; restart the agent to use them",
+                "{} now has addresses {} instead of {}; restart the agent to use them",
                 self.own.full_name(),
                 list(&now),
                 list(&self.own.addresses)
@@ -328,10 +328,8 @@ impl Agent {
             .copied()
             .collect();
         if !changed.is_empty() {
-            self.endpoints.regenerate(
-                Some(&changed),
-                "its programs were detached or attached again",
-            );
+            self.endpoints
+                .regenerate(Some(&changed), "its programs were detached or reattached");
         }
     }
 

@@ -388,7 +388,7 @@ fn an_agent_whose_uplink_gets_another_address_ends_once_and_registers_that() -> 
     node.take_over(None)?;
     node.exec(&format!("ip addr del {}/24 dev eth0", node.ipv4()))?;
     node.exec(&format!("ip addr add {OTHER}/24 dev eth0"))?;
-    let ended = format!("has the addresses {OTHER} instead of {}", node.ipv4());
+    let ended = format!("now has addresses {OTHER} instead of {}", node.ipv4());
     wait_for("the agent to end", PATIENCE, || {
         let is_reported = !node.logged(&[&ended])?.is_empty();
         Ok((is_reported && node.check_agent().is_err()).then_some(()))

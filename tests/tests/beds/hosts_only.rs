@@ -54,7 +54,7 @@ fn give_pod_cidr(bed: &Bed, here: &Node, there: &Node) -> anyhow::Result<()> {
     bed.write_nodes_file(&registry(here, there, true))?;
     wait_for("the agent to end", PATIENCE, || {
         let log = here.log()?;
-        Ok(log.contains("has a pod CIDR now").then_some(()))
+        Ok(log.contains("now has a pod CIDR").then_some(()))
     })
 }
 

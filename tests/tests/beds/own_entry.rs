@@ -140,7 +140,7 @@ fn an_agent_that_waits_for_its_entry_stops_in_order() -> anyhow::Result<()> {
         node.start_agent()?;
         stand.wait_logged(&["waiting for node"])?;
         node.kill_agent(signal)?;
-        stand.wait_logged(&["agent stopped before it had started"])?;
+        stand.wait_logged(&["agent stopped before it finished starting"])?;
         let pid_file = node.runtime_dir().join("health-agent.pid");
         ensure!(!pid_file.exists(), "{} is left", pid_file.display());
         ensure!(!Path::new("/sys/fs/bpf/health").exists(), "pins are left");

@@ -92,7 +92,7 @@ fn text(details: &NodeDetails, report: &HealthStatus, figures: Figures, now: Tim
     });
     fields.push(("Health", health.to_owned()));
     if let Err(reason) = &figures.rtt {
-        fields.push(("RTT statistics", format!("not readable ({reason})")));
+        fields.push(("RTT statistics", format!("unreadable ({reason})")));
     }
     let fields = fields
         .iter()
@@ -198,7 +198,7 @@ Addresses:   172.30.0.2
 Pod CIDRs:   10.244.2.0/24
 Health addresses:   -
 Health:   unreachable
-RTT statistics:   not readable (no maps are pinned)
+RTT statistics:   unreadable (no maps are pinned)
   default/hnode2:
     Diagnosis:   the agent does not answer
       - ICMP is answered

@@ -19,7 +19,7 @@ pub(super) async fn watch(client: &Client, path: &str, format: Format) -> anyhow
         Format::Table => false,
         Format::Jsonl => true,
         Format::Json | Format::Yaml => {
-            bail!("--watch prints a line for each change: give -o jsonl, or no -o")
+            bail!("--watch prints one line per change; use -o jsonl or omit -o")
         }
     };
     let mut printed = Ok(());

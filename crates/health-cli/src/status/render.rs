@@ -158,7 +158,7 @@ impl Report<'_> {
             rtt: Err(reason), ..
         }) = self.detail
         {
-            writeln!(self.out, "RTT statistics:   not readable ({reason})")?;
+            writeln!(self.out, "RTT statistics:   unreadable ({reason})")?;
         }
         match view.has_none_of_many() {
             true => writeln!(self.out, "Nodes:   {NONE_FAILING}")?,
@@ -311,10 +311,7 @@ fn times(result: &ConnectivityStatus) -> String {
         text += &format!(", unchanged since {at:.0}");
     }
     if result.consecutive_failures > 0 {
-        text += &format!(
-            ", probes without an answer: {}",
-            result.consecutive_failures
-        );
+        text += &format!(", unanswered probes: {}", result.consecutive_failures);
     }
     text.push(')');
     text

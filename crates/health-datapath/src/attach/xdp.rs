@@ -42,7 +42,7 @@ pub(super) fn attach(
 ) -> Result<XdpLink, DatapathError> {
     let number = hook.device_number().map_err(hook.failed("attach"))?;
     if let Some(pin) = tcx::pin_on_device(hook, pins) {
-        let former = sys::open_pin(&pin).map_err(hook.failed("open the former link of"))?;
+        let former = sys::open_pin(&pin).map_err(hook.failed("open the previous link of"))?;
         let device = xdp::device(number).map_err(hook.failed("look up"))?;
         let is_of_mode = device.programs.iter().any(|(found, _)| *found == mode);
         // The kernel swaps the program, so the link is never without one.
@@ -51,7 +51,7 @@ pub(super) fn attach(
         }
         // All programs of a device must have the same mode. Until the new one is attached, the tc programs serve all
         // packets.
-        sys::detach_link(former.as_fd()).map_err(hook.failed("detach the former program of"))?;
+        sys::detach_link(former.as_fd()).map_err(hook.failed("detach the previous program of"))?;
     }
     let flags = match mode {
         Mode::Native => XDP_FLAGS_DRV_MODE,

@@ -37,7 +37,7 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
     loop {
         tokio::select! {
             ready = ring.ready() => if let Err(error) = ready {
-                warn!(%error, "cannot wait for events from the programs; monitors get no more");
+                warn!(%error, "cannot wait for events from the programs; monitors will get no more events");
                 let problem = format!("cannot wait for events from the programs: {error}");
                 reporter.end(Some(Problem::failure(problem)), None);
                 return;

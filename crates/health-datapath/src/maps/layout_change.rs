@@ -60,7 +60,7 @@ pub(crate) fn remove_former_layout(pins: &Path) -> Result<(), DatapathError> {
     if aside.exists() {
         // The links in use are pinned in the instance's folder by now, as are the maps that both layouts share.
         remove_tree(&aside)?;
-        info!(pins = %aside.display(), "removed the maps of the former layout");
+        info!(pins = %aside.display(), "removed the maps of the previous layout");
     }
     Ok(())
 }

@@ -820,9 +820,12 @@ fn refusals_are_one_line_and_leave_nothing() {
                     spec.pod_cidrs.clear();
                 },
             ),
-            ("\"health-a/b\" cannot name a network namespace", |spec| {
-                spec.instance = "a/b".to_owned();
-            }),
+            (
+                "\"health-a/b\" is not a valid name for a network namespace",
+                |spec| {
+                    spec.instance = "a/b".to_owned();
+                },
+            ),
             (
                 "cannot write /proc/version/state/health-endpoint.json: Not a directory (os error 20)",
                 |spec| spec.state_dir = "/proc/version/state".into(),

@@ -39,12 +39,12 @@ impl Snapshot {
             ),
             (
                 "degraded_nodes",
-                "Nodes whose host addresses all answer, but one with losses or late",
+                "Nodes whose host addresses all answer, but at least one with losses or late",
                 hosts.degraded,
             ),
             (
                 "degraded_health_endpoints",
-                "Health endpoints whose addresses all answer, but one with losses or late",
+                "Health endpoints whose addresses all answer, but at least one with losses or late",
                 endpoints.degraded,
             ),
         ] {
@@ -150,7 +150,7 @@ impl Snapshot {
         let mut probes = family(
             encoder,
             "node_connectivity_probes",
-            "Ended probes of a target by result",
+            "Completed probes of a target by result",
             MetricType::Counter,
         )?;
         for (peer, address, target) in self.targets() {

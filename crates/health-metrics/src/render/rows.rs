@@ -53,7 +53,7 @@ pub(super) fn histogram(
 type Probed<'a> = ((&'static str, &'static str), &'a Probes);
 
 fn encode_results(probed: &[Probed<'_>], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let help = "Ended probes by result";
+    let help = "Completed probes by result";
     let mut results = family(encoder, "node_health_probes", help, MetricType::Counter)?;
     for ((path, protocol), probes) in probed {
         for (result, count) in [("answered", probes.answered), ("lost", probes.lost)] {
@@ -174,7 +174,7 @@ impl Snapshot {
     /// Writes how many ICMP messages and requests of peers the agent did not accept.
     pub(super) fn encode_refused(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let replies = &self.figures.ignored_replies;
-        let help = "ICMP messages with the agent's identifier that answer no probe";
+        let help = "ICMP messages that carry the agent's identifier but match no probe";
         let mut ignored = family(encoder, "ignored_icmp_replies", help, MetricType::Counter)?;
         for (reason, count) in [
             ("unexpected", replies.unexpected),

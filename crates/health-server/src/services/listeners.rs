@@ -194,7 +194,7 @@ impl Family {
             ServiceProblem {
                 subject: format!("service {service}"),
                 problem: format!(
-                    "spec.healthCheckNodePort: cannot listen on {address}: {error}; load balancers get no answer for it"
+                    "spec.healthCheckNodePort: cannot listen on {address}: {error}; load balancers get no answer on this port"
                 ),
             }
         })

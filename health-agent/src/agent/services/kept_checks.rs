@@ -46,7 +46,7 @@ struct Check {
 pub(super) fn read(state_dir: &Path) -> HealthChecks {
     let path = state_dir.join(FILE);
     read_file(&path).unwrap_or_else(|error| {
-        warn!(file = %path.display(), %error, "cannot read the saved health-check answers; load balancers get none until services are read");
+        warn!(file = %path.display(), %error, "cannot read the saved health-check answers; load balancers get none until services have been read");
         HealthChecks::default()
     })
 }
@@ -132,7 +132,7 @@ async fn keep(
         failure = match result.await {
             Ok(Err((path, error))) => {
                 if failure.as_ref() != Some(&error) {
-                    warn!(file = %path.display(), error, "cannot save the health-check answers; after a restart, load balancers get none until services are read");
+                    warn!(file = %path.display(), error, "cannot save the health-check answers; after a restart, load balancers get none until services have been read");
                 }
                 Some(error)
             }

@@ -68,7 +68,7 @@ impl Takeover {
 /// Removes all ports from the maps, and returns when the maps have no flows left.
 async fn end_ebpf(mut tables: ServiceTables) {
     while let Err(error) = remove_ports(&mut tables) {
-        warn!(%error, "cannot remove the services of mode ebpf; it will be retried");
+        warn!(%error, "cannot remove the services of ebpf mode; it will be retried");
         sleep(TAKEOVER_RETRY).await;
     }
     loop {
@@ -85,7 +85,7 @@ fn remove_ports(tables: &mut ServiceTables) -> Result<(), ServicesError> {
     let written = tables.remove_all(clock::now_ns())?;
     if written.frontends_removed > 0 {
         let frontends = written.frontends_removed;
-        info!(frontends, "mode ipvs replaced mode ebpf");
+        info!(frontends, "ipvs mode replaced ebpf mode");
     }
     Ok(())
 }
@@ -96,7 +96,7 @@ async fn end_ipvs(settings: ipvs::Settings, handle: &Handle) {
         match retire(settings.clone(), handle).await {
             Ok(()) => return,
             Err(error) => {
-                warn!(%error, "cannot remove the services of mode ipvs; it will be retried");
+                warn!(%error, "cannot remove the services of ipvs mode; it will be retried");
             }
         }
         sleep(TAKEOVER_RETRY).await;
@@ -105,9 +105,9 @@ async fn end_ipvs(settings: ipvs::Settings, handle: &Handle) {
 
 async fn retire(settings: ipvs::Settings, handle: &Handle) -> Result<(), IpvsError> {
     if ipvs::is_present(handle).await? {
-        info!("mode ebpf replaced mode ipvs; IPVS connections continue until they end");
+        info!("ebpf mode replaced ipvs mode; IPVS connections continue until they end");
         ipvs::retire(settings, handle).await?;
-        info!("removed all state of mode ipvs");
+        info!("removed all state of ipvs mode");
     }
     Ok(())
 }

@@ -76,7 +76,7 @@ fn of_one_service(stand: &Stand, number: u8) -> anyhow::Result<()> {
         ),
         (
             "default/listed:81",
-            "the maps have no frontend of service \"default/listed:81\"",
+            "the maps have no frontend for service \"default/listed:81\"",
         ),
     ] {
         let ran = node.cli(&format!("bpf lb list --service {name}"))?;

@@ -30,7 +30,7 @@ impl Selection {
         let service = service::find(client, name).await?;
         let numbers = numbers(&service, port, &pinned.services()?.list()?);
         if numbers.is_empty() {
-            bail!("the maps have no frontend of service {wanted:?}");
+            bail!("the maps have no frontend for service {wanted:?}");
         }
         Ok(Self {
             numbers: Some(numbers),

@@ -258,7 +258,7 @@ Nodes:
       HTTP to agent:   OK, RTT=2µs (socket, connected in 900ns)   (Last probed: 2026-11-21T02:59:58Z)
       Path MTU:   1400, larger packets rejected by 10.0.0.9; eth0: 1500   (Last probed: 2026-11-21T02:50:00Z)
     Secondary connectivity to fd00:30::2:
-      ICMP to stack:   Connection timed out   (Last probed: 2026-11-21T02:59:58Z, unchanged since 2026-11-21T02:59:30Z, probes without an answer: 7)
+      ICMP to stack:   Connection timed out   (Last probed: 2026-11-21T02:59:58Z, unchanged since 2026-11-21T02:59:30Z, unanswered probes: 7)
       HTTP to agent:   OK, RTT=4µs   (Last probed: 2026-11-21T02:59:58Z)
       Path MTU:   1500; eth0: 1500   (Last probed: 2026-11-21T02:50:00Z)
     Endpoint connectivity to 10.244.2.7:
@@ -271,7 +271,7 @@ Nodes:
         ..figures()
     });
     let without = full(&all(&status), &without, None);
-    assert!(without.contains("RTT statistics:   not readable (no maps are pinned)\n"));
+    assert!(without.contains("RTT statistics:   unreadable (no maps are pinned)\n"));
 }
 
 #[test]

@@ -271,7 +271,7 @@ impl Drop for PendingResize {
             };
             // No program uses the new map, whose pin is replaced here.
             if let Err(error) = rename(&last, &self.pins.join(map.name)) {
-                warn!(%error, "cannot restore the former maps");
+                warn!(%error, "cannot restore the previous maps");
             }
         }
     }

@@ -195,7 +195,7 @@ fn elsewhere(nodes: &[NodeEntry], ip: IpAddr) -> Result<(SourceKind, Option<Stri
             (true, false) => SourceKind::Node,
             (false, is_local) if node.pod_cidrs.iter().any(|cidr| cidr.contains(&ip)) => {
                 if is_local {
-                    let problem = format!("source: no endpoint of this node has {ip}");
+                    let problem = format!("source: no endpoint on this node has address {ip}");
                     return Err(missing(problem));
                 }
                 SourceKind::RemoteEndpoint
@@ -353,6 +353,6 @@ mod tests {
             assert_eq!(found, (kind, name.map(str::to_owned)), "{ip}");
         }
         let absent = elsewhere(&nodes, "10.244.1.9".parse().unwrap());
-        assert!(absent.is_err_and(|refusal| refusal.1.contains("no endpoint of this node")));
+        assert!(absent.is_err_and(|refusal| refusal.1.contains("no endpoint on this node")));
     }
 }

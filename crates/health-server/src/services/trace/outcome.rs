@@ -155,10 +155,7 @@ fn missing(backend: &TracedBackend, is_only: bool) -> String {
             .find(|(_, side)| !side.allowed);
         match refusing {
             Some(("egress", side)) => {
-                format!(
-                    "refused by the egress policy of the source: {}",
-                    side.reason
-                )
+                format!("refused by the source's egress policy: {}", side.reason)
             }
             Some((_, side)) => format!("refused by its ingress policy: {}", side.reason),
             None => "not reached".to_owned(),

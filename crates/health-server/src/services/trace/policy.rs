@@ -93,7 +93,7 @@ impl<S: Source> Judge<'_, S> {
             "the programs {does} {direction} of endpoint {id} for {}, but the rules {means} it: {reason}",
             to.destination
         ));
-        let reason = format!("according to policy table {policy}, but not to the rules");
+        let reason = format!("according to policy table {policy}, but not according to the rules");
         Ok(TracedPolicy { allowed, reason })
     }
 

@@ -118,7 +118,7 @@ impl Owner {
         let found: BTreeSet<_> = pool.iter().map(ListedBackend::address).collect();
         if meant != found {
             return Some(format!(
-                "the programs use {}, the agent expects {}",
+                "the programs use {}, but the agent expects {}",
                 listed(&found),
                 listed(&meant)
             ));
@@ -126,7 +126,7 @@ impl Owner {
         let is_dropped = entry.drops(origin);
         (found.is_empty() && is_dropped != (target == "drop")).then(|| {
             let does = if is_dropped { "drop" } else { "reject" };
-            format!("the programs {does} the flow, the agent expects {target}")
+            format!("the programs {does} the flow, but the agent chose `{target}`")
         })
     }
 

@@ -54,7 +54,7 @@ pub(super) fn flow(flow: &Connection, facts: &FlowFacts) -> Stay {
         }
     };
     let reason = match entry.flags & FLOW_DIRECT != 0 {
-        true => format!("{reason}; its backend answers the client itself"),
+        true => format!("{reason}; its backend answers the client directly"),
         false => reason.to_owned(),
     };
     stay(entry.backend, Some(entry.to), stays, reason)
@@ -198,7 +198,7 @@ mod tests {
             direct.stays
                 && direct
                     .reason
-                    .ends_with("; its backend answers the client itself")
+                    .ends_with("; its backend answers the client directly")
         );
         let relayed = of(FLOW_FROM_OUTSIDE | FLOW_RELAYED);
         assert!(!relayed.stays && relayed.reason.starts_with("another node"));

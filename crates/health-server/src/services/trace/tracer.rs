@@ -42,7 +42,7 @@ impl<S: Source> Tracer<'_, S> {
     pub(super) fn compare(&mut self) {
         let difference = match self.owner {
             None => Some(format!(
-                "the agent knows no service at {}",
+                "the agent knows of no service at {}",
                 self.flow.destination
             )),
             Some(owner) => owner.difference(self.hook.origin(), &self.frontend.entry, self.pool()),
@@ -165,7 +165,7 @@ impl<S: Source> Tracer<'_, S> {
         let is_open = self.kernel.is_open(self.hook, &self.flow, to)?;
         Ok(is_open.then(|| {
             format!(
-                "the client already has a connection to {to} from this port: the backend sees another port"
+                "the client already has a connection to {to} from this port, so the backend sees another port"
             )
         }))
     }

@@ -254,7 +254,7 @@ fn listings(stand: &Stand, number: u8) -> anyhow::Result<()> {
         let traced = traced.success()?;
         for wanted in [
             "Forwarding:   dsr",
-            "its connection is open; its backend answers the client itself",
+            "its connection is open; its backend answers the client directly",
         ] {
             ensure!(traced.contains(wanted), "no {wanted:?} in {traced}");
         }

@@ -352,7 +352,7 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
         (
             "10.244.1.255",
             "ends-there:80",
-            "no endpoint of this node has 10.244.1.255",
+            "no endpoint on this node has address 10.244.1.255",
         ),
         ("host:x", "ends-there:80", "invalid port \"x\""),
         ("2001:db8::1", &target.to_string(), "has no IPv4 address"),

@@ -173,12 +173,12 @@ fn maps_that_lead_elsewhere_than_the_agent_means_are_reported() {
     assert_eq!(
         two.difference(Origin::Inside, &entry, &pool_of(&[1]))
             .as_deref(),
-        Some("the programs use 10.1.0.1:8080, the agent expects 10.1.0.1:8080, 10.1.0.2:8080")
+        Some("the programs use 10.1.0.1:8080, but the agent expects 10.1.0.1:8080, 10.1.0.2:8080")
     );
     let drops = owner("NodePort", ["cluster", "drop"], vec![backend(2, false)]);
     assert_eq!(
         drops.difference(Origin::Outside, &entry, &[]).as_deref(),
-        Some("the programs reject the flow, the agent expects drop")
+        Some("the programs reject the flow, but the agent chose `drop`")
     );
     let dropping = Frontend {
         flags: FRONTEND_DROPS_OUTSIDE,
