@@ -152,7 +152,7 @@ and `*.yml` in `config.d` beside it, in order of name; later values override ear
 A running agent reads the files again within three seconds of a change, and at SIGHUP (`systemctl reload`) at once; signals
 that arrive during a reload count as one. New values of settings marked `live` take effect. Flags and variables keep their values,
 and still take precedence; the log names new values in files that they override. Other changes are logged, and `status` warns
-that a restart is due. If anything is invalid, the former settings stay in force, and `status` shows the error. If the kernel
+that a restart is due. If anything is invalid, the previous settings stay in force, and `status` shows the error. If the kernel
 refuses a value, the agent reloads again every second. An agent that still waits for its node's entry reloads too; most
 settings then take effect once it has started.
 
