@@ -235,7 +235,7 @@ fn a_running_agent_listens_on_a_new_own_address_and_ends_once_when_it_moves() ->
     assert_eq!(stand.node().agent_pid()?, pid);
     assert!(stand.answers(V4)?);
     stand.move_host()?;
-    let ended = format!("the addresses {OTHER_V4} instead of {V4}, {V6}; restart the agent");
+    let ended = format!("addresses {OTHER_V4} instead of {V4}, {V6}; restart the agent");
     stand.wait_logged(&[&ended])?;
     wait_for("the agent to end", PATIENCE, || {
         Ok(stand.node().check_agent().is_err().then_some(()))
