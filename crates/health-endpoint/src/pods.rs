@@ -1,13 +1,14 @@
 //! The labels of this node's pods, as Kubernetes has them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use health_model::api::PodName;
 use health_model::labels::pod::IdentityLabels;
 
 /// The labels of the known pods. A pod that is not known may exist: its labels stay as they were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodLabels(BTreeMap<String, LabelledPod>);
+pub struct PodLabels(BTreeMap<String, Arc<LabelledPod>>);
 
 /// One pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,9 +28,9 @@ impl PodLabels {
     }
 }
 
-impl FromIterator<(String, LabelledPod)> for PodLabels {
+impl FromIterator<(String, Arc<LabelledPod>)> for PodLabels {
     /// Collects pods by `NAMESPACE/NAME`.
-    fn from_iter<T: IntoIterator<Item = (String, LabelledPod)>>(pods: T) -> Self {
+    fn from_iter<T: IntoIterator<Item = (String, Arc<LabelledPod>)>>(pods: T) -> Self {
         Self(pods.into_iter().collect())
     }
 }

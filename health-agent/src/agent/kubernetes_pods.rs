@@ -1,5 +1,6 @@
 //! This node's pods in Kubernetes, as a source of endpoint labels and of container probes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use health_endpoint::pods::{LabelledPod, PodLabels};
@@ -8,10 +9,7 @@ use health_model::labels::filter::LabelFilter;
 use health_model::labels::pod::{self, Labels};
 use health_model::task::AbortOnDrop;
 use health_probe::source::{ObjectPod, PodSet};
-use health_registry::kubernetes::{
-    AccessError, NamespaceLabels, ObjectTable, ObjectWatch, PodMetadata, watch_namespaces,
-    watch_pods,
-};
+use health_registry::kubernetes::{AccessError, ObjectTable, PodMetadata, PodWatch};
 use health_settings::{ApiAccess, RegistrySpec, Settings};
 use tokio::sync::watch;
 
@@ -19,15 +17,15 @@ use tokio::sync::watch;
 pub(super) struct KubernetesPods {
     labels: watch::Receiver<Arc<PodLabels>>,
     probed: Option<watch::Receiver<Arc<PodSet>>>,
-    _pods: ObjectWatch<ReadPod>,
-    _namespaces: ObjectWatch<NamespaceLabels>,
+    _watch: PodWatch<ReadPod>,
     _tasks: Vec<AbortOnDrop>,
 }
 
 /// The parts of a pod that the agent needs.
 #[derive(Debug, PartialEq)]
 struct ReadPod {
-    metadata: PodMetadata,
+    /// Shared with the object's next version if its metadata are equal.
+    metadata: Arc<PodMetadata>,
     /// `None` if this agent probes no containers of Kubernetes pods.
     probes: Option<ObjectPod>,
 }
@@ -43,26 +41,25 @@ impl KubernetesPods {
         }
         let kubeconfig = access.unwrap_or(&ApiAccess::Default).kubeconfig(registry);
         let is_probing = access.is_some();
-        let pods = watch_pods(kubeconfig, &config.node.node_name, move |object, before| {
+        let watch = PodWatch::open(kubeconfig, &config.node.node_name, move |object, before| {
             read(object, before, is_probing)
         })?;
-        let namespaces = watch_namespaces(kubeconfig)?;
         let labeller = Labeller {
             cluster: config.node.cluster_name.clone(),
             filter: LabelFilter::with(&config.endpoints.identity_labels),
+            labelled: BTreeMap::new(),
         };
-        let (labels, follow_labels) = labeller.follow(pods.table(), namespaces.table());
+        let (labels, follow_labels) = labeller.follow(watch.pods.table(), watch.namespaces.table());
         let mut tasks = vec![follow_labels];
         let probed = is_probing.then(|| {
-            let (probed, follow_probed) = follow_probed(pods.table());
+            let (probed, follow_probed) = follow_probed(watch.pods.table());
             tasks.push(follow_probed);
             probed
         });
         Ok(Some(Self {
             labels,
             probed,
-            _pods: pods,
-            _namespaces: namespaces,
+            _watch: watch,
             _tasks: tasks,
         }))
     }
@@ -80,6 +77,9 @@ impl KubernetesPods {
 
 fn read(object: serde_json::Value, before: Option<&ReadPod>, is_probing: bool) -> ReadPod {
     let metadata = PodMetadata::read(&object);
+    let known = before.map(|before| &before.metadata);
+    let known = known.filter(|known| ***known == metadata).cloned();
+    let metadata = known.unwrap_or_else(|| Arc::new(metadata));
     let probes = is_probing.then(|| {
         let before = before.and_then(|before| before.probes.as_ref());
         ObjectPod::read(object, before)
@@ -87,17 +87,27 @@ fn read(object: serde_json::Value, before: Option<&ReadPod>, is_probing: bool) -
     ReadPod { metadata, probes }
 }
 
-/// Assigns labels to pods.
+/// Assigns labels to pods. Most changes of a pod are of its status, so only pods whose metadata or namespace have
+/// changed are labelled again.
 struct Labeller {
     cluster: String,
     filter: LabelFilter,
+    /// The labelled pods, by `NAMESPACE/NAME`.
+    labelled: BTreeMap<String, Labelled>,
+}
+
+/// A pod's labels, and what they depend on.
+struct Labelled {
+    metadata: Arc<PodMetadata>,
+    namespace: Arc<Labels>,
+    pod: Arc<LabelledPod>,
 }
 
 impl Labeller {
     fn follow(
-        self,
+        mut self,
         mut pods: watch::Receiver<Arc<ObjectTable<ReadPod>>>,
-        mut namespaces: watch::Receiver<Arc<ObjectTable<NamespaceLabels>>>,
+        mut namespaces: watch::Receiver<Arc<ObjectTable<Labels>>>,
     ) -> (watch::Receiver<Arc<PodLabels>>, AbortOnDrop) {
         let (sender, labels) = watch::channel(Arc::default());
         let task = AbortOnDrop::spawn(async move {
@@ -126,28 +136,41 @@ impl Labeller {
 
     /// The labels of all pods whose namespaces are known.
     fn label(
-        &self,
+        &mut self,
         pods: &ObjectTable<ReadPod>,
-        namespaces: &ObjectTable<NamespaceLabels>,
+        namespaces: &ObjectTable<Labels>,
     ) -> PodLabels {
-        let pods = pods.objects.iter().filter_map(|(name, pod)| {
-            let PodMetadata {
-                namespace,
-                uids,
-                labels,
-                service_account,
-            } = &pod.metadata;
-            let namespace_labels: &Labels = &namespaces.objects.get(namespace)?.labels;
-            let pod = pod::Pod {
-                namespace,
-                labels,
-                service_account: service_account.as_deref(),
+        let mut former = std::mem::take(&mut self.labelled);
+        for (name, ReadPod { metadata, .. }) in pods.objects.iter().map(|(k, pod)| (k, &**pod)) {
+            let Some(namespace) = namespaces.objects.get(&metadata.namespace) else {
+                continue;
             };
-            let identity = pod::identity_labels(pod, namespace_labels, &self.cluster, &self.filter);
-            let uids = uids.clone();
-            Some((name.clone(), LabelledPod { uids, identity }))
-        });
-        pods.collect()
+            let known = former.remove(name).filter(|known| {
+                Arc::ptr_eq(&known.metadata, metadata) && Arc::ptr_eq(&known.namespace, namespace)
+            });
+            let labelled = known.unwrap_or_else(|| self.label_one(metadata, namespace));
+            self.labelled.insert(name.clone(), labelled);
+        }
+        let labelled = self.labelled.iter();
+        labelled
+            .map(|(name, labelled)| (name.clone(), labelled.pod.clone()))
+            .collect()
+    }
+
+    fn label_one(&self, metadata: &Arc<PodMetadata>, namespace: &Arc<Labels>) -> Labelled {
+        let pod = pod::Pod {
+            namespace: &metadata.namespace,
+            labels: &metadata.labels,
+            service_account: metadata.service_account.as_deref(),
+        };
+        Labelled {
+            metadata: metadata.clone(),
+            namespace: namespace.clone(),
+            pod: Arc::new(LabelledPod {
+                uids: metadata.uids.clone(),
+                identity: pod::identity_labels(pod, namespace, &self.cluster, &self.filter),
+            }),
+        }
     }
 }
 
@@ -181,5 +204,66 @@ fn pod_set(table: &ObjectTable<ReadPod>) -> PodSet {
             .chain(read().flat_map(ObjectPod::problems))
             .collect(),
         is_complete: table.is_complete,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use health_model::api::PodName;
+    use serde_json::json;
+
+    use super::*;
+
+    fn table<T>(objects: impl IntoIterator<Item = (String, Arc<T>)>) -> ObjectTable<T> {
+        ObjectTable {
+            objects: objects.into_iter().collect(),
+            stale: None,
+            is_complete: true,
+        }
+    }
+
+    fn pod(app: &str, phase: &str, before: Option<&ReadPod>) -> ReadPod {
+        let object = json!({
+            "metadata": { "namespace": "shop", "name": "web", "uid": "u-1", "labels": { "app": app } },
+            "spec": { "containers": [] }, "status": { "phase": phase },
+        });
+        read(object, before, true)
+    }
+
+    #[test]
+    fn only_pods_whose_labels_may_differ_are_labelled_again() {
+        let mut labeller = Labeller {
+            cluster: "default".to_owned(),
+            filter: LabelFilter::with(&[]),
+            labelled: BTreeMap::new(),
+        };
+        let namespaces = |tier: &str| {
+            let labels = Labels::from([("tier".to_owned(), tier.to_owned())]);
+            table([("shop".to_owned(), Arc::new(labels))])
+        };
+        let pods = |pod: ReadPod| table([("shop/web".to_owned(), Arc::new(pod))]);
+        let mut label = |pod: ReadPod, namespaces: &ObjectTable<Labels>| {
+            let labels = labeller.label(&pods(pod), namespaces);
+            let name = PodName {
+                namespace: "shop".to_owned(),
+                name: "web".to_owned(),
+                uid: Some("u-1".to_owned()),
+            };
+            let identity = labels.of(&name).cloned().unwrap();
+            let labelled = labeller.labelled["shop/web"].pod.clone();
+            (labelled, identity.labels)
+        };
+        let gold = namespaces("gold");
+        let pending = pod("web", "Pending", None);
+        let running = pod("web", "Running", Some(&pending));
+        let renamed = pod("db", "Running", Some(&running));
+        let (first, labels) = label(pending, &gold);
+        let (second, same) = label(running, &gold);
+        assert!(Arc::ptr_eq(&first, &second) && labels == same);
+        let (_, of_pod) = label(renamed, &gold);
+        assert_eq!(of_pod.get("k8s", "app").unwrap().value(), "db");
+        let (_, of_namespace) = label(pod("db", "Running", None), &namespaces("iron"));
+        let tier = of_namespace.get("k8s", "io.cilium.k8s.namespace.labels.tier");
+        assert_eq!(tier.unwrap().value(), "iron");
     }
 }

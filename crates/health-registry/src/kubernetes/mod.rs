@@ -2,14 +2,12 @@
 
 pub(crate) mod access;
 pub(crate) mod follow;
-mod namespaces;
 mod objects;
 mod pods;
 mod services;
 
 pub use self::access::AccessError;
 pub(crate) use self::access::server;
-pub use self::namespaces::{NamespaceLabels, watch_namespaces};
 pub use self::objects::{ObjectTable, ObjectWatch};
-pub use self::pods::{PodMetadata, watch_pods};
+pub use self::pods::{PodMetadata, PodWatch};
 pub use self::services::{ServiceScope, ServiceWatch};

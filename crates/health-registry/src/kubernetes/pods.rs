@@ -1,34 +1,56 @@
-//! The pods of one node, as the cluster's API server reports them.
+//! The pods of one node and the labels of namespaces, as the cluster's API server reports them.
 
 use std::path::Path;
 
 use health_model::labels::pod::Labels;
 use health_model::manifest::MIRROR_ANNOTATION;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::ApiResource;
 use serde_json::Value;
 
 use super::access::{Access, AccessError};
 use super::objects::{ObjectWatch, Scope};
 
-/// Starts to follow the pods that the cluster has scheduled on a node. Uses the kubeconfig at the given path, else the
-/// service account of this process's pod, else the environment's kubeconfig. `read` converts an object to the form that
-/// is kept; it is also passed the previous result for the pod of that name.
-///
-/// Fails if there are no credentials. Does not wait for a response. Must be called in a tokio runtime.
-pub fn watch_pods<T: PartialEq + Send + Sync + 'static>(
-    kubeconfig: Option<&Path>,
-    node: &str,
-    read: impl FnMut(Value, Option<&T>) -> T + Send + 'static,
-) -> Result<ObjectWatch<T>, AccessError> {
-    let scope = Scope {
-        resource: "pods",
-        kind: ApiResource::erase::<Pod>(&()),
-        labels: None,
-        fields: Some(format!("spec.nodeName={node}")),
-        can_be_empty: true,
-    };
-    Ok(ObjectWatch::start(Access::find(kubeconfig)?, scope, read))
+/// Follows the pods of one node and the labels of all namespaces, with a watch for each kind. Dropping it stops them.
+#[derive(Debug)]
+pub struct PodWatch<T> {
+    /// The pods that the cluster has scheduled on the node.
+    pub pods: ObjectWatch<T>,
+    /// The labels of the namespaces.
+    pub namespaces: ObjectWatch<Labels>,
+}
+
+impl<T: PartialEq + Send + Sync + 'static> PodWatch<T> {
+    /// Starts to follow the pods and namespaces of a cluster. Uses the kubeconfig at the given path, else the service
+    /// account of this process's pod, else the environment's kubeconfig. `read` converts a pod to the form that is
+    /// kept; it is also passed the previous result for the pod of that name.
+    ///
+    /// Fails if there are no credentials. Does not wait for a response. Must be called in a tokio runtime.
+    pub fn open(
+        kubeconfig: Option<&Path>,
+        node: &str,
+        read: impl FnMut(Value, Option<&T>) -> T + Send + 'static,
+    ) -> Result<Self, AccessError> {
+        let access = Access::find(kubeconfig)?;
+        let pods = Scope {
+            resource: "pods",
+            kind: ApiResource::erase::<Pod>(&()),
+            labels: None,
+            fields: Some(format!("spec.nodeName={node}")),
+            can_be_empty: true,
+        };
+        let namespaces = Scope {
+            resource: "namespaces",
+            kind: ApiResource::erase::<Namespace>(&()),
+            labels: None,
+            fields: None,
+            can_be_empty: false,
+        };
+        Ok(Self {
+            pods: ObjectWatch::start(access.clone(), pods, read),
+            namespaces: ObjectWatch::start(access, namespaces, |object, _| labels(&object)),
+        })
+    }
 }
 
 /// What the labels of a pod's identity depend on.
@@ -63,7 +85,7 @@ impl PodMetadata {
 }
 
 /// The labels of an object.
-pub(super) fn labels(object: &Value) -> Labels {
+fn labels(object: &Value) -> Labels {
     let labels = object["metadata"]["labels"].as_object();
     let labels = labels.into_iter().flatten();
     labels

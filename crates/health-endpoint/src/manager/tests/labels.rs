@@ -27,7 +27,7 @@ impl Pods {
                 problem,
             },
         };
-        let pods = [(POD.to_owned(), pod)];
+        let pods = [(POD.to_owned(), Arc::new(pod))];
         self.0.send_replace(Arc::new(pods.into_iter().collect()));
     }
 
