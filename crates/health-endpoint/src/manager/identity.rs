@@ -26,11 +26,9 @@ impl Manager {
     /// Gives a new endpoint its identity. If the identity is not known at once, the endpoint fails closed.
     pub(super) async fn first_identity(&self, id: u16) -> Result<(), EndpointError> {
         let labels = self.with(id, |entry, now| {
-            let why = match entry.saved.awaited_pod() {
-                Some(pod) => format!("the labels of pod {pod} are not known yet"),
-                None => "no labels are known".to_owned(),
-            };
             if entry.saved.labels.is_empty() {
+                let why = entry.saved.awaited_labels();
+                let why = why.unwrap_or_else(|| "no labels are known".to_owned());
                 entry.note(now, Status::Ok, format!("{why}: identity reserved:init"));
             }
             entry.saved.labels.clone()

@@ -207,11 +207,13 @@ impl Entry {
         {
             return Some(format!("{NO_IDENTITY}: {problem}"));
         }
-        let of_pod = self.pod_problem.clone().or_else(|| {
-            let pod = self.saved.awaited_pod()?;
-            Some(format!("the labels of pod {pod} are not known yet"))
-        });
-        self.problem.clone().or(of_pod)
+        self.problem.clone().or_else(|| self.missing_labels())
+    }
+
+    /// Returns which labels the endpoint lacks.
+    fn missing_labels(&self) -> Option<String> {
+        let pod_problem = self.pod_problem.clone();
+        pod_problem.or_else(|| self.saved.awaited_labels())
     }
 
     fn health(&self) -> EndpointHealth {
@@ -475,10 +477,8 @@ impl Table {
             is_closed && !entry.state().is_ending()
         });
         let lost = self.waiting(|entry| entry.is_lost && !entry.state().is_ending());
-        let unlabelled = self.waiting(|entry| {
-            let lacks_labels = entry.saved.awaited_pod().is_some() || entry.pod_problem.is_some();
-            lacks_labels && !entry.state().is_ending()
-        });
+        let unlabelled =
+            self.waiting(|entry| entry.missing_labels().is_some() && !entry.state().is_ending());
         let all = lost.into_iter().chain(closed).chain(unlabelled);
         let all = all.map(|(ids, reason)| format!("endpoint {ids}: {reason}"));
         all.reduce(|first, second| format!("{first}; {second}"))

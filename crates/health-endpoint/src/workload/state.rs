@@ -112,9 +112,10 @@ impl SavedEndpoint {
         self.given_labels.as_ref().unwrap_or(&self.labels)
     }
 
-    /// Returns the pod whose labels are awaited.
-    pub(crate) fn awaited_pod(&self) -> Option<&PodName> {
-        self.pod.as_ref().filter(|_| self.given_labels.is_some())
+    /// Returns what the endpoint's labels wait for, if they are not known.
+    pub(crate) fn awaited_labels(&self) -> Option<String> {
+        let pod = self.pod.as_ref().filter(|_| self.given_labels.is_some())?;
+        Some(format!("the labels of pod {pod} are not known yet"))
     }
 
     /// Whether the endpoint belongs to this device of this container.
