@@ -1,13 +1,12 @@
 //! Conntrack: finds, updates and creates the entries of flows.
 
-use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
-use core::ptr;
+mod state;
+
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use health_common::ct::{
-    CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
-};
-use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED};
+use health_common::ct::{CtEntry, CtState, Side, Timeouts, lifetime};
+use health_common::events::EVENT_CT_CREATED;
 use health_common::identity;
 use health_common::packet::Packet;
 use health_common::tcp::{ACK, FIN, IP_PROTOCOL_TCP, RST, SYN};
@@ -18,9 +17,8 @@ use crate::events::report_flow;
 use crate::ipcache::identity_of;
 use crate::table::{E2BIG, EEXIST, FlowMap, Table};
 
-/// Maximum number of attempts to change an entry's flags while other CPUs change them too. Flags that are missed now
-/// will be recorded with the next packet.
-const STATE_ATTEMPTS: u32 = 4;
+pub(crate) use self::state::advance;
+use self::state::{REFUSED, tcp_step};
 
 /// The contribution of one packet, or one exchange, to its entry.
 #[derive(Clone, Copy, Default)]
@@ -474,96 +472,6 @@ fn create<K: Tuple>(
     }
     report_flow(EVENT_CT_CREATED, tuple, &entry);
     Tracked::New
-}
-
-/// Records a segment in the state of its connection. `false` if it cannot be part of the connection.
-///
-/// # Safety
-///
-/// `entry` must point to a value of a conntrack map.
-#[inline(always)]
-pub(crate) unsafe fn advance<K: Tuple>(
-    entry: *mut CtEntry,
-    tuple: &K,
-    side: Side,
-    tcp_flags: u8,
-) -> bool {
-    // SAFETY: the caller's promise; the word is aligned and inside the entry.
-    let word = unsafe { entry.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>() };
-    for _ in 0..STATE_ATTEMPTS {
-        // SAFETY: as above. Volatile: read in one piece, and again on each attempt.
-        let last = unsafe { ptr::read_volatile(word) };
-        let step = tcp_step(
-            last,
-            tuple.direction().into(),
-            (side == Side::Reply).into(),
-            tcp_flags.into(),
-        );
-        if step & REFUSED != 0 {
-            return false;
-        }
-        if step as u32 == last {
-            return true;
-        }
-        // SAFETY: as above. See `add` for why this is an intrinsic.
-        let (seen, _) = unsafe {
-            atomic_cxchg::<u32, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
-                word,
-                last,
-                step as u32,
-            )
-        };
-        if seen == last {
-            // SAFETY: as above.
-            report_transition(last, step as u32, tuple, unsafe { &*entry });
-            return true;
-        }
-    }
-    true
-}
-
-/// Notifies monitors that a segment closed a connection, or reopened a closed one.
-#[inline(always)]
-fn report_transition<K: Tuple>(before: u32, after: u32, tuple: &K, entry: &CtEntry) {
-    let was_closed = CtState::from_word(before).is_closed();
-    let is_closed = CtState::from_word(after).is_closed();
-    if is_closed != was_closed {
-        let kind = if is_closed {
-            EVENT_CT_CLOSED
-        } else {
-            EVENT_CT_REOPENED
-        };
-        report_flow(kind, tuple, entry);
-    }
-}
-
-/// Bit of [`tcp_step`]'s result: the segment cannot be part of the connection.
-const REFUSED: u64 = 1 << 32;
-
-/// The state of a connection, as a word, after a segment; see [`tcp::next`].
-///
-/// A separate function in the kernel as well: the verifier checks its many paths once, not once per path that leads
-/// here.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn tcp_step(word: u32, opened: u32, is_reply: u32, tcp_flags: u32) -> u64 {
-    let side = if is_reply == 0 {
-        Side::Original
-    } else {
-        Side::Reply
-    };
-    let step = tcp::next(
-        CtState::from_word(word),
-        opened as u8,
-        side,
-        tcp_flags as u8,
-    );
-    let refused = if step.outcome == Outcome::Invalid {
-        REFUSED
-    } else {
-        0
-    };
-    u64::from(step.state.word()) | refused
 }
 
 /// Adds traffic to an entry. `now_ns` is `CLOCK_MONOTONIC`, in nanoseconds.
