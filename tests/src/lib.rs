@@ -26,6 +26,8 @@ pub mod http;
 pub mod liveness;
 pub mod member;
 #[cfg(feature = "all")]
+pub mod namespace;
+#[cfg(feature = "all")]
 pub mod offload;
 #[cfg(feature = "all")]
 pub mod outside;

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use crate::Node;
 use crate::bed::agent_binary;
 
+/// The code of an error after which a runtime tries again (CNI specification, "Error").
+pub const TRY_AGAIN_LATER: u64 = 11;
+
 /// A plugin and its network configuration.
 #[derive(Clone, Debug)]
 pub struct Plugin {

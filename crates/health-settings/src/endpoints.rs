@@ -34,11 +34,7 @@ pub struct EndpointSettings {
     pub ipam_cooling_time: Duration,
     /// Labels of Kubernetes' pods that count for identities, as [SOURCE:][!]REGEX of the start of a key (repeatable or
     /// comma-separated): ! leaves labels out; a pattern without ! leaves out all labels that no such pattern matches
-    #[arg(
-        long = "identity-labels",
-        value_name = "PATTERN",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
     pub identity_labels: Vec<LabelPattern>,
     /// How programs are attached to devices
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]

@@ -1,48 +1,13 @@
 //! The CNI plugin: its replies to runtimes, and real podman containers.
 
 use anyhow::Context as _;
-use health_net::netns::{self, NetNs};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tests::plugin::{Answer, Plugin};
+use tests::namespace::Namespace;
+use tests::plugin::{Answer, Plugin, TRY_AGAIN_LATER};
 use tests::podman::Podman;
-use tests::process::run;
 use tests::{Bed, Node, PATIENCE, Snapshot, is_long, wait_for};
-
-const TRY_AGAIN_LATER: u64 = 11;
-
-/// A network namespace that is removed on drop.
-struct Namespace(NetNs);
-
-impl Namespace {
-    fn new(name: &str) -> anyhow::Result<Self> {
-        // A killed test may have left a namespace behind.
-        netns::remove(name)?;
-        Ok(Self(NetNs::create(name)?))
-    }
-
-    fn path(&self) -> String {
-        self.0.path().display().to_string()
-    }
-
-    fn command(&self, words: &str) -> anyhow::Result<String> {
-        let mut command = std::process::Command::new("nsenter");
-        command
-            .arg(format!("--net={}", self.path()))
-            .args(words.split_whitespace());
-        run(&mut command)?.success()
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let name = self.0.path().file_name().and_then(|name| name.to_str());
-        if let Some(name) = name {
-            let _ = netns::remove(name);
-        }
-    }
-}
 
 struct Stand {
     // Fields are dropped in this order.

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use health_model::api::Endpoint;
-use health_net::netns::{self, NetNs};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tests::apiserver::{ApiServer, Behaviour};
-use tests::plugin::Plugin;
+use tests::namespace::Namespace;
+use tests::ping::is_answered;
+use tests::plugin::{Plugin, TRY_AGAIN_LATER};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 /// The labels of each pod of the namespace `shop`, besides its own.
@@ -23,12 +24,10 @@ const SHOP: [&str; 5] = [
     "k8s:io.kubernetes.pod.namespace=shop",
 ];
 
-const TRY_AGAIN_LATER: u64 = 11;
-
 /// A node whose agent follows the pods of an API server, and a CNI plugin.
 struct Stand {
     // Fields are dropped in this order.
-    namespaces: Vec<NetNs>,
+    namespaces: Vec<Namespace>,
     plugin: Plugin,
     server: ApiServer,
     bed: Bed,
@@ -82,13 +81,10 @@ impl Stand {
 
     /// Connects a pod of the namespace `shop`, as a container runtime does.
     fn connect(&mut self, name: &str, uid: &str) -> anyhow::Result<Endpoint> {
-        let file = format!("hpod-{name}");
-        // A killed test may have left one.
-        netns::remove(&file)?;
-        let netns = NetNs::create(&file)?;
+        let namespace = Namespace::new(&format!("hpod-{name}"))?;
         let arguments =
             format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={uid}");
-        let file = netns.path().display().to_string();
+        let file = namespace.path();
         wait_for("the agent to connect a pod", PATIENCE, || {
             let added = self.plugin.call_with(&[
                 ("CNI_COMMAND", "ADD"),
@@ -102,7 +98,7 @@ impl Stand {
             ensure!(added.is_success || is_starting, "{}", added.json);
             Ok(added.is_success.then_some(()))
         })?;
-        self.namespaces.push(netns);
+        self.namespaces.push(namespace);
         self.endpoint(name)
     }
 
@@ -134,28 +130,6 @@ impl Stand {
             Ok(is_so.then_some(endpoint))
         });
         found.with_context(|| format!("{last:#?}"))
-    }
-
-    /// Whether the first pod's address answers the second pod's ping.
-    fn pings(&self, from: &NetNs, to: &Endpoint) -> anyhow::Result<bool> {
-        let address = to.ipv4.context("no IPv4 address")?;
-        let ping = std::process::Command::new("nsenter")
-            .arg(format!("--net={}", from.path().display()))
-            .args(["ping", "-n", "-q", "-c", "1", "-W", "1"])
-            .arg(address.to_string())
-            .output()?;
-        Ok(ping.status.success())
-    }
-}
-
-impl Drop for Stand {
-    fn drop(&mut self) {
-        for namespace in &self.namespaces {
-            let name = namespace.path().file_name().and_then(|name| name.to_str());
-            if let Some(name) = name {
-                let _ = netns::remove(name);
-            }
-        }
     }
 }
 
@@ -259,8 +233,8 @@ fn an_outage_changes_no_labels_and_a_new_pod_leaves_init_when_it_ends() -> anyho
     stand.server.behave(Behaviour::Forbidden);
     wait_for("the reason in the log", PATIENCE, || {
         let log = stand.node().log()?;
-        let is_named = |kind: &str| log.contains(&format!("cannot list resource \\\"{kind}"));
-        Ok((log.contains("forbidden") || is_named("pods")).then_some(()))
+        let is_named = |kind: &str| log.contains(&format!("{kind} is forbidden"));
+        Ok((is_named("pods") && is_named("namespaces")).then_some(()))
     })?;
     assert_eq!(stand.endpoint("web")?.identity, web.identity);
     Ok(())
@@ -276,8 +250,9 @@ fn a_policy_for_the_labels_of_a_namespace_applies_to_its_pods() -> anyhow::Resul
     stand.connect("client", "u-2")?;
     let web = stand.wait_labels("web", &["k8s:app=web"])?;
     stand.wait_labels("client", &["k8s:app=client"])?;
-    let client = stand.namespaces.get(1).context("no namespace")?;
-    ensure!(stand.pings(client, &web)?, "no answer without a policy");
+    let client = stand.namespaces[1].name();
+    let address = web.ipv4.context("no IPv4 address")?;
+    ensure!(is_answered(client, address)?, "no answer without a policy");
     let policy = stand.folder.path().join("policy.yaml");
     fs::write(
         &policy,
@@ -298,13 +273,13 @@ fn a_policy_for_the_labels_of_a_namespace_applies_to_its_pods() -> anyhow::Resul
     let import = format!("policy import {}", policy.display());
     stand.node().cli(&import)?.success()?;
     ensure!(
-        stand.pings(client, &web)?,
+        is_answered(client, address)?,
         "no answer although it is allowed"
     );
     stand.put_pod("client", "u-2", &json!({ "app": "other" }));
     stand.wait_labels("client", &["k8s:app=other"])?;
     ensure!(
-        !stand.pings(client, &web)?,
+        !is_answered(client, address)?,
         "an answer although it is not allowed"
     );
     Ok(())

@@ -350,7 +350,11 @@ fn a_pod_that_two_sources_have_is_probed_once() -> anyhow::Result<()> {
     stand.wait_ready("static-n1")?;
     stand.wait_ready("copied")?;
     write("copied", &copied)?;
-    stand.wait_problem("kubernetes: default/copied", "copied.json")?;
+    let used = format!(
+        "also used in {}",
+        stand.manifests().join("copied.json").display()
+    );
+    stand.wait_problem("kubernetes: default/copied", &used)?;
     stand.wait_ready("copied")?;
     for name in ["static-n1", "copied"] {
         let probes = stand.node().listing(&format!("probe list --pod {name}"))?;

@@ -261,7 +261,7 @@ async fn two_files_with_one_object_are_reported_and_the_first_counts() {
         reported[..2],
         [duplicate("service"), duplicate("endpoint slice")]
     );
-    let begins = format!("{}: ", duplicate("service"));
+    let begins = format!("{}: also used in ", duplicate("service"));
     assert!(
         reported[2].starts_with(&begins) && reported[2].ends_with("1.yaml"),
         "{reported:?}"
