@@ -20,7 +20,7 @@ const _: () = assert!(size_of::<NextHop>() == size_of::<aya_ebpf::bindings::bpf_
 
 /// Forwards an untagged packet between these addresses along the host's routes, bypassing the host's stack. The result
 /// is the classifier's return value. `None`, with the packet unchanged, if the stack must handle it: there is no route,
-/// the packet is too long for the next device, or its hop count has run out and its sender must be notified.
+/// the packet is too long for the next device, or its hop limit is used up: the stack notifies the sender.
 #[inline(always)]
 pub fn send<T: Version>(frame: &Frame, source: T::Address, destination: T::Address) -> Option<i64> {
     let mut route = FibLookup::of::<T>(frame.ifindex(), source, destination);

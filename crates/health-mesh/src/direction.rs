@@ -201,7 +201,7 @@ impl Track {
             unseen: self.unseen,
         };
         if let Some(last) = self.points.back() {
-            // Of two concurrent exchanges, it is unknown whose counts are older.
+            // Two concurrent exchanges: nobody knows whose counts are older.
             if asked < last.answered {
                 return;
             }

@@ -98,7 +98,7 @@ fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> bool {
     passage.entry = entry;
     let mut flow = key.flow(&entry);
     if let Some(tracked) = T::flows().get_ptr_mut(&flow) {
-        // An expired flow that is only waiting to be collected receives nothing more.
+        // An expired flow receives nothing more, even before it is collected.
         // SAFETY: a value of that map.
         if unsafe { (*tracked).has_expired(coarse_now_secs()) } {
             return false;
@@ -138,7 +138,7 @@ fn rewrite_destination<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> R
     passage.rewrite(frame, &ends)
 }
 
-/// Records a packet to a host behind this gateway, so that the host's answers can be told apart from flows that it
+/// Records a packet to a host behind this gateway, so that the host's answers can be distinguished from flows that it
 /// opens.
 #[subprogram(nat4_note_opened, nat6_note_opened)]
 fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) {

@@ -61,7 +61,7 @@ pub(crate) fn forget<T: Version>(flow: &T) -> u32 {
     removed
 }
 
-/// Removes the translation whose `IN` entry is `back` if its flow has expired and is only waiting to be collected.
+/// Removes the translation whose `IN` entry is `back` if its flow has expired but was not collected yet.
 /// `false` if the flow has not expired, or if another CPU removes the translation.
 #[inline(always)]
 pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {

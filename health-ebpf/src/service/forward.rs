@@ -24,7 +24,7 @@ use crate::subprogram::{Stage, subprogram};
 #[derive(Clone, Copy)]
 pub(super) enum Forwarded {
     /// To the host's stack, which must handle it: it is for this host or an endpoint of this node, has a VLAN tag, is
-    /// too long for the next device, or its hop count has run out and its sender must be notified.
+    /// too long for the next device, or its hop limit is used up: the stack notifies the sender.
     Stack,
     /// To an endpoint of this node, with host routing. Not for packets forwarded by another node or sent to the backend
     /// itself, since the rest of the connection does not come this way.

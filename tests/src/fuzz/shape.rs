@@ -293,13 +293,13 @@ fn add_words(bytes: &[u8]) -> u64 {
 /// Which checksum of a frame it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Of the IPv4 header.
+    /// The IPv4 header's checksum.
     Header,
-    /// Of TCP, UDP or ICMP.
+    /// The checksum of TCP, UDP or ICMP.
     Transport,
-    /// Of the IPv4 header of the packet in an ICMP error.
+    /// The checksum of the IPv4 header that an ICMP error quotes.
     InnerHeader,
-    /// Of the payload of the packet in an ICMP error.
+    /// The checksum of the payload that an ICMP error quotes.
     InnerTransport,
 }
 

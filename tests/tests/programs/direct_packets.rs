@@ -481,7 +481,7 @@ fn what_is_left_of_a_flow_by_another_port_takes_no_segments_of_a_new_connection(
             assert_ne!(stand.run.run(In.program(), &packet).code, DROP);
         };
         enter();
-        // While that flow is open, its segments could not be told apart from those of another flow.
+        // While that flow is open, another flow on its ports would look the same.
         reach(OTHER_PORT, SYN);
         assert_eq!(reported(), DROP, "{ends:?}");
         reach(OTHER_PORT, RST);

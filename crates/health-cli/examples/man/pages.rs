@@ -86,7 +86,7 @@ fn of_command(command: &Command, parent: Option<&Command>, date: &str, source: &
         })
         .and_then(|()| verbatim(&sections).to_writer(&mut text))
         .and_then(|()| see_also(command, parent).to_writer(&mut text));
-    written.expect("memory takes all");
+    written.expect("writing to a vector does not fail");
     String::from_utf8_lossy(&text).into_owned()
 }
 

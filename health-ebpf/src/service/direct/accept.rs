@@ -157,7 +157,7 @@ pub(in crate::service) fn relay<T: Direct>(
                 return Ok(Entered::Done);
             }
         }
-        // The backend's answers could not be told apart.
+        // Both flows' answers would look the same.
         _ if is_tcp && is_open::<T, AtUplink>(sent) => {
             return Err(Reason::ServiceNoBackend);
         }

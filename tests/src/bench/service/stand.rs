@@ -164,7 +164,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Flushes all flows on all sides, so that none has to be evicted during a round.
+    /// Flushes all flows on all sides, so that a round evicts none.
     pub(super) fn forget(&self) -> anyhow::Result<()> {
         self.bed.node(NFTABLES).exec("conntrack -F")?;
         if let Some(ipvs) = &self.ipvs {

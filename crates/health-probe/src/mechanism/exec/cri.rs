@@ -50,7 +50,7 @@ enum Awaited {
 impl CriExec {
     /// Creates a command for the container with the runtime's ID `container_id`. `pid` is a process of the container,
     /// if known. With it, all processes of a command that takes too long can be killed, not only the first one, and a
-    /// runtime that does not even start the command can be told apart from a command that hangs.
+    /// runtime that does not even start the command can be distinguished from a command that hangs.
     pub fn new(
         runtime: Runtime,
         container_id: impl Into<String>,
