@@ -40,6 +40,35 @@ pub fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
         .is_some())
 }
 
+/// Sends one echo request after the other to an address.
+#[derive(Debug)]
+pub struct Echoing(EchoSocket);
+
+impl Echoing {
+    /// Opens a socket in a named network namespace.
+    pub fn start(netns: &str, address: IpAddr) -> anyhow::Result<Self> {
+        let socket = NetNs::open(netns)?.run_in(|| EchoSocket::connect(address))?;
+        socket
+            .map(Self)
+            .with_context(|| format!("cannot send echoes to {address}"))
+    }
+
+    /// Sends a request, and waits this long for its reply. Returns whether it came.
+    pub fn is_answered(&mut self, patience: Duration) -> anyhow::Result<bool> {
+        let deadline = Instant::now() + patience;
+        let body = fastrand::u64(..);
+        unless_unreachable(self.0.send(fastrand::u16(..), body))?;
+        while let Some(Some(answered)) = unless_unreachable(self.0.reply(deadline))? {
+            if answered == body {
+                return Ok(true);
+            }
+        }
+        // An error came at once: the next request waits as long as if there were none.
+        thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        Ok(false)
+    }
+}
+
 /// Sends an echo request and waits for its reply.
 fn echo(address: IpAddr) -> io::Result<()> {
     let mut socket = EchoSocket::connect(address)?;

@@ -7,8 +7,11 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use health_api::client::Client;
-use health_model::api::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
+use health_model::api::{
+    PolicyChange, PolicyDocument, PolicyList, RefusedPolicy, TraceEndRequest, TraceQuery,
+};
 use health_model::policy::{Direction, L4};
+use jiff::Timestamp;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
@@ -282,14 +285,40 @@ fn escaped(text: &str) -> String {
 }
 
 fn list_table(list: &PolicyList) -> String {
-    let rows = list.policies.iter().map(|policy| [policy.name.clone()]);
-    let mut text = table(["POLICY"], rows);
+    let rows = list.policies.iter().map(|policy| {
+        let since = policy.since.map_or_else(|| "-".to_owned(), to_the_second);
+        [policy.name.clone(), policy.origin.to_string(), since]
+    });
+    let mut text = table(["POLICY", "ORIGIN", "SINCE"], rows);
+    for RefusedPolicy {
+        name,
+        reason,
+        since,
+    } in &list.refused
+    {
+        let stays = list.policies.iter().any(|policy| policy.name == *name);
+        text.push_str(&format!(
+            "Refused since {}: {}: {}{}\n",
+            to_the_second(*since),
+            printable(name),
+            printable(reason),
+            if stays {
+                "; the previous form stays in force"
+            } else {
+                ""
+            }
+        ));
+    }
     text.push_str(&format!(
         "Revision {}, mode {}\n",
         list.revision,
         mode_text(list)
     ));
     text
+}
+
+fn to_the_second(time: Timestamp) -> String {
+    format!("{time:.0}")
 }
 
 fn mode_text(list: &PolicyList) -> String {

@@ -125,6 +125,11 @@ pub fn parse(text: &str) -> Result<Documents, PolicyError> {
     })
 }
 
+/// Reads a policy from an object of one of the [kinds of policy](Kind).
+pub fn read_policy(object: &Value) -> Result<Policy, PolicyError> {
+    read_object(&Field::root(object))
+}
+
 /// Reads a policy from the document that [`Policy::document`] keeps, accepting all that earlier versions accepted. Also
 /// returns why the policy could no longer be imported, if so.
 pub(super) fn read_stored(document: &Value) -> Result<(Policy, Option<PolicyError>), PolicyError> {
@@ -160,7 +165,7 @@ fn read_document(field: &Field<'_>) -> Result<Documents, PolicyError> {
             (Some(kind), Value::Object(given)) => {
                 // The API omits both fields from the items of a list of one kind.
                 let mut object = given.clone();
-                let version = || api_version(kind).into();
+                let version = || kind.api_version().into();
                 object.entry("apiVersion").or_insert_with(version);
                 object.entry("kind").or_insert_with(|| kind.name().into());
                 found.read_object(&item.with_value(&Value::Object(object)))?;
@@ -235,15 +240,8 @@ fn read_kind(field: &Field<'_>) -> Result<Kind, PolicyError> {
     })
 }
 
-fn api_version(kind: Kind) -> &'static str {
-    match kind {
-        Kind::NetworkPolicy => "networking.k8s.io/v1",
-        Kind::CiliumNetworkPolicy | Kind::CiliumClusterwideNetworkPolicy => "cilium.io/v2",
-    }
-}
-
 fn read_api_version(fields: &Fields<'_>, kind: Kind) -> Result<(), PolicyError> {
-    let expected = api_version(kind);
+    let expected = kind.api_version();
     let field = fields.required("apiVersion")?;
     let text = field.text()?;
     if text != expected {

@@ -1,11 +1,12 @@
-//! The policies of an agent, by name.
+//! The policies of an agent, by origin and name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use health_model::labels::{Label, LabelSet};
-use health_model::policy::Direction;
+use health_model::policy::{Direction, Origin};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -14,14 +15,47 @@ use super::error::PolicyError;
 use super::resolve::{PolicySettings, ResolvedPolicy};
 use super::rule::PolicyName;
 
-/// The policies of an agent. Serialized as the documents from which they were imported.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "StoredRepository", into = "StoredRepository")]
+/// The policies of an agent: those that were imported, and those of its Kubernetes cluster. Policies of the same name
+/// but different origin are both in force.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Repository {
-    policies: BTreeMap<PolicyName, Arc<Policy>>,
+    imported: Policies,
+    cluster: Policies,
     revision: u64,
     /// Why stored policies could no longer be imported.
     outdated: Vec<PolicyError>,
+}
+
+type Policies = BTreeMap<PolicyName, HeldPolicy>;
+
+/// A policy in a repository. Clones share the policy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeldPolicy {
+    policy: Arc<Policy>,
+    origin: Origin,
+    since: Option<Timestamp>,
+}
+
+impl HeldPolicy {
+    /// Returns the policy's name.
+    pub fn name(&self) -> &PolicyName {
+        self.policy.name()
+    }
+
+    /// Returns the document from which the policy was read: an object, or the list of its bare rules.
+    pub fn document(&self) -> &Value {
+        self.policy.document()
+    }
+
+    /// Returns where the policy comes from.
+    pub const fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Returns when the repository got the policy in this form, if known.
+    pub const fn since(&self) -> Option<Timestamp> {
+        self.since
+    }
 }
 
 /// The result of an import, by policy name.
@@ -45,16 +79,21 @@ impl Repository {
         let Documents { policies, skipped } = document::parse(text)?;
         Ok(ImportOutcome {
             skipped,
-            ..self.insert(policies)
+            ..self.insert(policies, None)
         })
     }
 
-    /// Inserts policies that were already [parsed](super::parse). A policy replaces an existing one of the same name.
-    pub fn insert(&mut self, policies: impl IntoIterator<Item = Policy>) -> ImportOutcome {
+    /// Inserts policies that were [parsed](super::parse) at this time. A policy replaces an imported one of the same
+    /// name.
+    pub fn insert(
+        &mut self,
+        policies: impl IntoIterator<Item = Policy>,
+        at: Option<Timestamp>,
+    ) -> ImportOutcome {
         let mut imported = ImportOutcome::default();
         for policy in policies {
             let name = policy.name().clone();
-            let list = match self.policies.get(&name) {
+            let list = match self.imported.get(&name) {
                 None => &mut imported.added,
                 Some(there) if there.document() == policy.document() => {
                     imported.unchanged.push(name);
@@ -63,7 +102,12 @@ impl Repository {
                 Some(_) => &mut imported.replaced,
             };
             list.push(name.clone());
-            self.policies.insert(name, Arc::new(policy));
+            let held = HeldPolicy {
+                policy: Arc::new(policy),
+                origin: Origin::Imported,
+                since: at,
+            };
+            self.imported.insert(name, held);
         }
         if !imported.added.is_empty() || !imported.replaced.is_empty() {
             self.revision += 1;
@@ -71,52 +115,73 @@ impl Repository {
         imported
     }
 
+    /// Adds a policy of the cluster, or replaces it if it differs. Returns whether anything changed.
+    pub fn set_of_cluster(&mut self, policy: &Arc<Policy>, now: Timestamp) -> bool {
+        let known = self.cluster.get(policy.name());
+        if known.is_some_and(|known| {
+            Arc::ptr_eq(&known.policy, policy) || known.document() == policy.document()
+        }) {
+            return false;
+        }
+        let held = HeldPolicy {
+            policy: policy.clone(),
+            origin: Origin::Kubernetes,
+            since: Some(now),
+        };
+        self.cluster.insert(policy.name().clone(), held);
+        self.revision += 1;
+        true
+    }
+
+    /// Removes the policies of the cluster whose names `stays` rejects. Returns whether there were any.
+    pub fn retain_of_cluster(&mut self, stays: impl Fn(&PolicyName) -> bool) -> bool {
+        let before = self.cluster.len();
+        self.cluster.retain(|name, _| stays(name));
+        let has_changed = self.cluster.len() < before;
+        self.revision += u64::from(has_changed);
+        has_changed
+    }
+
     /// Returns a number that increases with every change of the policies.
     pub const fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Returns the problems of policies that an earlier version imported and this one would refuse. The policies keep
+    /// Returns the problems of policies that an earlier version accepted and this one would refuse. The policies keep
     /// their meaning.
     pub fn outdated(&self) -> &[PolicyError] {
         &self.outdated
     }
 
-    /// Returns all policies, by name.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Policy> {
-        self.policies.values().map(|policy| &**policy)
+    /// Returns all policies: those that were imported, by name, then those of the cluster, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &HeldPolicy> {
+        self.imported.values().chain(self.cluster.values())
     }
 
-    /// Returns the policy of this name.
-    pub fn get(&self, name: &PolicyName) -> Option<&Policy> {
-        self.policies.get(name).map(|policy| &**policy)
+    /// Returns the policies of the cluster.
+    pub fn of_cluster(&self) -> impl ExactSizeIterator<Item = &HeldPolicy> {
+        self.cluster.values()
     }
 
     /// Returns the policies that have a rule with all of these labels.
-    pub fn labelled<'a>(&'a self, labels: &'a [Label]) -> impl Iterator<Item = &'a Policy> {
-        let has_all = |set: &LabelSet| {
-            let mut wanted = labels.iter();
-            wanted.all(|label| set.get(label.source(), label.key()) == Some(label))
-        };
-        self.iter()
-            .filter(move |policy| policy.labels().any(has_all))
+    pub fn labelled<'a>(&'a self, labels: &'a [Label]) -> impl Iterator<Item = &'a HeldPolicy> {
+        self.iter().filter(|held| held.is_labelled(labels))
     }
 
-    /// Deletes the policy of this name. Returns whether it existed.
+    /// Deletes the imported policy of this name. Returns whether it existed.
     pub fn delete(&mut self, name: &PolicyName) -> bool {
-        let was_there = self.policies.remove(name).is_some();
+        let was_there = self.imported.remove(name).is_some();
         self.revision += u64::from(was_there);
         was_there
     }
 
-    /// Deletes the policies that have a rule with all of these labels; without labels, deletes all policies.
+    /// Deletes the imported policies that have a rule with all of these labels; without labels, all imported policies.
     pub fn delete_labelled(&mut self, labels: &[Label]) -> Vec<PolicyName> {
-        let names: Vec<_> = self
-            .labelled(labels)
-            .map(|policy| policy.name().clone())
-            .collect();
+        let labelled = self.imported.values();
+        let labelled = labelled.filter(|held| held.is_labelled(labels));
+        let names: Vec<_> = labelled.map(|held| held.name().clone()).collect();
         for name in &names {
-            self.policies.remove(name);
+            self.imported.remove(name);
         }
         self.revision += u64::from(!names.is_empty());
         names
@@ -126,7 +191,7 @@ impl Repository {
     /// selected and excepted CIDRs. A rule for all addresses of one family also adds all addresses of the other family,
     /// because the world's identity stands for both.
     pub fn prefixes(&self) -> BTreeSet<IpNet> {
-        let rules = self.policies.values().flat_map(|policy| policy.rules());
+        let rules = self.iter().flat_map(|held| held.policy.rules());
         let mut prefixes: BTreeSet<IpNet> = rules
             .flat_map(|rule| Direction::ALL.map(|direction| rule.section(direction)))
             .flat_map(|section| &section.entries)
@@ -144,45 +209,64 @@ impl Repository {
 
     /// Resolves the policy of an endpoint with these labels.
     pub fn resolve(&self, subject: &LabelSet, settings: PolicySettings) -> ResolvedPolicy {
-        let rules = self.policies.values().flat_map(|policy| policy.rules());
+        let rules = self.iter().flat_map(|held| held.policy.rules());
         let selecting = rules.filter(|rule| rule.subject.matches(subject));
         ResolvedPolicy::new(subject, settings, selecting.cloned().collect())
     }
+
+    /// Returns the policies of one origin in the form in which they are saved.
+    pub fn saved(&self, origin: Origin) -> SavedPolicies {
+        let policies = match origin {
+            Origin::Imported => &self.imported,
+            Origin::Kubernetes => &self.cluster,
+        };
+        SavedPolicies {
+            revision: self.revision,
+            documents: policies.values().map(|p| p.document().clone()).collect(),
+            since: policies.values().map(|p| p.since).collect(),
+        }
+    }
+
+    /// Adds the saved policies of one origin, in the form in which an agent of this or an earlier version saved them.
+    pub fn restore(&mut self, saved: &SavedPolicies, origin: Origin) -> Result<(), PolicyError> {
+        for (at, document) in saved.documents.iter().enumerate() {
+            let (policy, refused) = document::read_stored(document)?;
+            self.outdated.extend(refused);
+            let policies = match origin {
+                Origin::Imported => &mut self.imported,
+                Origin::Kubernetes => &mut self.cluster,
+            };
+            let held = HeldPolicy {
+                since: saved.since.get(at).copied().flatten(),
+                origin,
+                policy: Arc::new(policy),
+            };
+            policies.insert(held.name().clone(), held);
+        }
+        self.revision = self.revision.max(saved.revision);
+        Ok(())
+    }
 }
 
-/// The serialized form of a repository.
-#[derive(Serialize, Deserialize)]
+impl HeldPolicy {
+    fn is_labelled(&self, labels: &[Label]) -> bool {
+        let has_all = |set: &LabelSet| {
+            let mut wanted = labels.iter();
+            wanted.all(|label| set.get(label.source(), label.key()) == Some(label))
+        };
+        self.policy.labels().any(has_all)
+    }
+}
+
+/// Policies of one origin as the documents from which they were read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StoredRepository {
+pub struct SavedPolicies {
     revision: u64,
     documents: Vec<Value>,
-}
-
-impl From<Repository> for StoredRepository {
-    fn from(repository: Repository) -> Self {
-        let documents = repository.iter().map(|policy| policy.document().clone());
-        Self {
-            revision: repository.revision,
-            documents: documents.collect(),
-        }
-    }
-}
-
-impl TryFrom<StoredRepository> for Repository {
-    type Error = PolicyError;
-
-    fn try_from(stored: StoredRepository) -> Result<Self, PolicyError> {
-        let mut repository = Self::default();
-        for document in &stored.documents {
-            let (policy, refused) = document::read_stored(document)?;
-            repository.outdated.extend(refused);
-            repository
-                .policies
-                .insert(policy.name().clone(), Arc::new(policy));
-        }
-        repository.revision = stored.revision;
-        Ok(repository)
-    }
+    /// Since when each of them is known.
+    #[serde(default)]
+    since: Vec<Option<Timestamp>>,
 }
 
 #[cfg(test)]
@@ -299,7 +383,7 @@ spec: {podSelector: {}}
         assert_eq!(repository.delete_labelled(&of_object).len(), 1);
         assert!(repository.delete_labelled(&of_object).is_empty());
         assert_eq!(repository.delete_labelled(&[]).len(), 2);
-        assert_eq!(repository.iter().len(), 0);
+        assert_eq!(repository.iter().count(), 0);
         assert_eq!(repository.revision(), 5);
     }
 
@@ -308,11 +392,13 @@ spec: {podSelector: {}}
         let mut repository = Repository::default();
         repository.import(WEB).unwrap();
         repository.import(BARE).unwrap();
-        let written = serde_json::to_string(&repository).unwrap();
-        let read: Repository = serde_json::from_str(&written).unwrap();
+        let written = serde_json::to_string(&repository.saved(Origin::Imported)).unwrap();
+        let mut read = Repository::default();
+        let saved = serde_json::from_str(&written).unwrap();
+        read.restore(&saved, Origin::Imported).unwrap();
         assert_eq!(names(&read), names(&repository));
         assert_eq!(read.revision(), 2);
-        assert_eq!(serde_json::to_string(&read).unwrap(), written);
+        assert_eq!(read, repository);
         let document = repository.iter().next().unwrap().document();
         assert_eq!(document["metadata"]["name"], "web");
     }
@@ -335,5 +421,55 @@ spec: {podSelector: {}}
         let all = r#"[{"labels": ["a"], "endpointSelector": {}, "ingress": [{"fromCIDR": ["0.0.0.0/0"]}]}]"#;
         repository.import(all).unwrap();
         assert_eq!(shown(&repository), ["0.0.0.0/0", "::/0"]);
+    }
+
+    fn web_of_cluster(spec: &str) -> Arc<Policy> {
+        let object = format!(
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n\
+             metadata: {{name: web, namespace: shop}}\nspec: {spec}"
+        );
+        Arc::new(document::parse(&object).unwrap().policies.remove(0))
+    }
+
+    #[test]
+    fn a_policy_of_the_cluster_stands_beside_an_imported_one_of_its_name() {
+        let mut repository = Repository::default();
+        repository.import(WEB).unwrap();
+        let (policy, now) = (web_of_cluster("{podSelector: {}}"), Timestamp::UNIX_EPOCH);
+        assert!(repository.set_of_cluster(&policy, now));
+        assert!(!repository.set_of_cluster(&policy, now));
+        assert!(!repository.set_of_cluster(&web_of_cluster("{podSelector: {}}"), now));
+        let origins = |repository: &Repository| -> Vec<Origin> {
+            repository.iter().map(HeldPolicy::origin).collect()
+        };
+        let [imported, of_cluster] = [Origin::Imported, Origin::Kubernetes];
+        assert_eq!(origins(&repository), [imported, imported, of_cluster]);
+
+        assert!(repository.delete(policy.name()));
+        assert!(!repository.delete(policy.name()));
+        assert_eq!(repository.delete_labelled(&[]).len(), 1);
+        assert_eq!(origins(&repository), [of_cluster]);
+
+        let before = repository.revision();
+        assert!(repository.set_of_cluster(&web_of_cluster("{podSelector: {}, egress: [{}]}"), now));
+        assert!(!repository.retain_of_cluster(|_| true));
+        assert!(repository.retain_of_cluster(|_| false));
+        assert_eq!(repository.revision(), before + 2);
+        assert_eq!(repository.iter().count(), 0);
+    }
+
+    #[test]
+    fn each_origin_is_saved_and_restored_on_its_own() {
+        let mut repository = Repository::default();
+        repository.import(BARE).unwrap();
+        let now = Timestamp::UNIX_EPOCH;
+        repository.set_of_cluster(&web_of_cluster("{podSelector: {}}"), now);
+        let saved = [Origin::Imported, Origin::Kubernetes].map(|origin| repository.saved(origin));
+        let mut read = Repository::default();
+        read.restore(&saved[1], Origin::Kubernetes).unwrap();
+        assert_eq!(names(&read), ["NetworkPolicy shop/web"]);
+        assert_eq!(read.iter().next().unwrap().since(), Some(now));
+        read.restore(&saved[0], Origin::Imported).unwrap();
+        assert_eq!(read, repository);
     }
 }

@@ -48,6 +48,14 @@ impl Kind {
             Self::NetworkPolicy => "NetworkPolicy",
         }
     }
+
+    /// Returns the supported `apiVersion` of the kind.
+    pub const fn api_version(self) -> &'static str {
+        match self {
+            Self::NetworkPolicy => "networking.k8s.io/v1",
+            Self::CiliumNetworkPolicy | Self::CiliumClusterwideNetworkPolicy => "cilium.io/v2",
+        }
+    }
 }
 
 impl fmt::Display for Kind {
@@ -75,6 +83,16 @@ pub enum PolicyName {
         /// The labels of the rules.
         labels: LabelSet,
     },
+}
+
+impl PolicyName {
+    /// Returns the kind, if the policy is an object.
+    pub const fn kind(&self) -> Option<Kind> {
+        match self {
+            Self::Object { kind, .. } => Some(*kind),
+            Self::Rules { .. } => None,
+        }
+    }
 }
 
 impl fmt::Display for PolicyName {

@@ -47,6 +47,7 @@ pub async fn of_settings(config: &Settings) -> Vec<QueriedServer> {
     let apis = [
         services.services_from_kubernetes.as_ref(),
         config.containers.pods_from_kubernetes.as_ref(),
+        config.policy.policies_from_kubernetes.as_ref(),
     ];
     for access in apis.into_iter().flatten() {
         let kubeconfig = access.kubeconfig(&config.node.registry);

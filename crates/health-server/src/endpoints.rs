@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
@@ -31,6 +32,8 @@ use super::serve::Client;
 use super::server::Shared;
 use super::source::Source;
 
+/// How long the creation of an endpoint waits for the policies of the Kubernetes cluster.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum length of names and container ids, bytes.
 const MAX_NAME: usize = 253;
 /// Maximum length of an interface name, bytes (`IFNAMSIZ` minus the terminating zero).
@@ -154,6 +157,16 @@ pub(super) async fn create<S: Source>(
     JsonBody(request): JsonBody<EndpointRequest>,
 ) -> Result<Answer<Endpoint>, Refusal> {
     let new = new_endpoint(request)?;
+    if let Some(enforcer) = api.source.enforcer() {
+        let known = enforcer.until_policies_known(PATIENCE).await;
+        let unavailable = |reason| {
+            Refusal(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{reason}; try again later"),
+            )
+        };
+        known.map_err(unavailable)?;
+    }
     let made = manager(&*api.source)?.create(new).await?;
     answer(move || Ok(Arc::unwrap_or_clone(made))).await
 }

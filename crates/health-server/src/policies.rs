@@ -1,5 +1,6 @@
 //! The paths under `/v1/policies`.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,11 +12,11 @@ use axum::http::StatusCode;
 use health_endpoint::enforcement::{EnforceError, Enforcer};
 use health_endpoint::lifecycle::State as EndpointState;
 use health_model::api::{
-    Endpoint, PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery,
+    Endpoint, PolicyChange, PolicyDocument, PolicyList, RefusedPolicy, TraceEndRequest, TraceQuery,
 };
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
-use health_policy::{Peer, PolicyName, Repository, Trace, TraceRequest};
+use health_policy::{HeldPolicy, Peer, PolicyName, Repository, Trace, TraceRequest};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -65,34 +66,39 @@ pub(super) async fn list<S: Source>(
     answer(move || {
         let repository = enforcer.repository();
         let policies: Vec<PolicyDocument> = match (&meant.name, &meant.labels) {
-            (Some(name), None) => vec![document(&repository, &named(&repository, name)?)],
+            (Some(name), None) => {
+                let name = named(&repository, name)?;
+                let found = repository.iter().filter(|held| *held.name() == name);
+                found.map(document).collect()
+            }
             (None, Some(text)) => {
                 let labels = labels(text)?;
-                let found = repository.labelled(&labels).map(|policy| policy.name());
-                found.map(|name| document(&repository, name)).collect()
+                repository.labelled(&labels).map(document).collect()
             }
-            (None, None) => repository
-                .iter()
-                .map(|policy| document(&repository, policy.name()))
-                .collect(),
+            (None, None) => repository.iter().map(document).collect(),
             (Some(_), Some(_)) => return Err(bad("give a name or labels, not both".to_owned())),
+        };
+        let refused = enforcer.refused_policies();
+        let is_meant = |refused: &&RefusedPolicy| match (&meant.name, &meant.labels) {
+            (Some(name), _) => is_named(&refused.name, name),
+            (None, labels) => labels.is_none(),
         };
         Ok(PolicyList {
             revision: repository.revision(),
             mode: enforcer.settings().mode,
             policies,
+            refused: refused.iter().filter(is_meant).cloned().collect(),
         })
     })
     .await
 }
 
-fn document(repository: &Repository, name: &PolicyName) -> PolicyDocument {
+fn document(held: &HeldPolicy) -> PolicyDocument {
     PolicyDocument {
-        name: name.to_string(),
-        document: repository
-            .get(name)
-            .map(|policy| policy.document().clone())
-            .unwrap_or_default(),
+        name: held.name().to_string(),
+        origin: held.origin(),
+        since: held.since(),
+        document: held.document().clone(),
     }
 }
 
@@ -265,33 +271,28 @@ fn ip_of(field: &str, text: &str) -> Result<IpAddr, Refusal> {
 
 /// Finds a policy by its full name, or by the part after the kind.
 fn named(repository: &Repository, text: &str) -> Result<PolicyName, Refusal> {
-    let is_meant = |name: &PolicyName| {
-        let whole = name.to_string();
-        whole == text
-            || whole
-                .split_once(' ')
-                .is_some_and(|(_, short)| short == text)
-    };
-    let found: Vec<&PolicyName> = repository
-        .iter()
-        .map(|policy| policy.name())
-        .filter(|name| is_meant(name))
+    let names = repository.iter().map(|held| held.name());
+    // Policies of both origins may have the same name.
+    let found: BTreeSet<&PolicyName> = names
+        .filter(|name| is_named(&name.to_string(), text))
         .collect();
-    match found.as_slice() {
-        [name] => Ok((*name).clone()),
-        [] => Err(Refusal(
+    let names = || found.iter().map(ToString::to_string).collect::<Vec<_>>();
+    match (found.first(), found.len()) {
+        (Some(name), 1) => Ok((*name).clone()),
+        (None, _) => Err(Refusal(
             StatusCode::NOT_FOUND,
             format!("no policy {text:?}; `health-agent policy get` lists the existing ones"),
         )),
-        several => Err(bad(format!(
+        _ => Err(bad(format!(
             "several policies match {text:?}: {}; also give the kind",
-            several
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(", ")
+            names().join(", ")
         ))),
     }
+}
+
+fn is_named(name: &str, text: &str) -> bool {
+    let short = name.split_once(' ').map(|(_, short)| short);
+    name == text || short == Some(text)
 }
 
 fn labels(text: &str) -> Result<Vec<Label>, Refusal> {
@@ -319,8 +320,11 @@ impl From<EnforceError> for Refusal {
                 StatusCode::BAD_REQUEST
             }
             EnforceError::NoPolicy(_) => StatusCode::NOT_FOUND,
+            EnforceError::OfCluster(_) => StatusCode::CONFLICT,
             EnforceError::Damaged { .. }
             | EnforceError::Save { .. }
+            | EnforceError::SaveCluster { .. }
+            | EnforceError::Forget { .. }
             | EnforceError::Table(_)
             | EnforceError::Datapath(_)
             | EnforceError::Ipcache(_) => StatusCode::INTERNAL_SERVER_ERROR,

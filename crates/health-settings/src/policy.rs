@@ -3,6 +3,7 @@
 use clap::Args;
 use health_model::policy::PolicyMode;
 
+use super::containers::ApiAccess;
 use super::form::{Common, Live};
 
 /// Policy.
@@ -15,6 +16,14 @@ pub struct PolicySettings {
         add = Common, add = Live
     )]
     pub policy_mode: PolicyMode,
+    /// Enforce the policies of a Kubernetes cluster: NetworkPolicy, and CiliumNetworkPolicy and
+    /// CiliumClusterwideNetworkPolicy where the cluster has them; on by default with --registry kubernetes. Without a
+    /// value, use the kubeconfig of --registry kubernetes, else the pod's service account, else $KUBECONFIG or
+    /// ~/.kube/config
+    #[arg(
+        long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default"
+    )]
+    pub policies_from_kubernetes: Option<ApiAccess>,
     /// Let this host reach its own endpoints unless a rule denies it
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub policy_allow_localhost: bool,

@@ -24,9 +24,10 @@ use tracing::info;
 
 use super::containers::{self, ContainerProbes, Sources};
 use super::deletions;
-use super::endpoints::{self, LabelSources, WorkloadEndpoints};
+use super::endpoints::{self, EndpointSources, WorkloadEndpoints};
 use super::event_relay::EventRelay;
 use super::kubernetes_pods::KubernetesPods;
+use super::kubernetes_policies::KubernetesPolicies;
 use super::node::NodeDatapath;
 use super::own_addresses;
 use super::own_node;
@@ -109,6 +110,7 @@ pub(super) async fn start(
         _collector: core.collector,
         _identities: core.identities,
         _kubernetes_pods: core.kubernetes_pods,
+        _kubernetes_policies: core.kubernetes_policies.map(|(task, _)| task),
         _own_addresses: core.own_addresses,
     })
 }
@@ -149,6 +151,8 @@ struct Core {
     events: EventRelay,
     identities: Arc<IdentityAllocator>,
     kubernetes_pods: Option<KubernetesPods>,
+    /// The task that follows the policies of the Kubernetes cluster, if any.
+    kubernetes_policies: Option<(AbortOnDrop, Activity)>,
     endpoints: WorkloadEndpoints,
 }
 
@@ -170,11 +174,13 @@ impl Assembly<'_> {
             listeners,
             exporter,
             kubernetes_pods,
+            kubernetes_policies,
             pods,
             services,
         } = opened;
+        let kubernetes = (kubernetes_pods, kubernetes_policies);
         let core = self
-            .start_core(&exporter, listeners, survey, kubernetes_pods)
+            .start_core(&exporter, listeners, survey, kubernetes)
             .await?;
         self.node.remove_former_endpoint().await;
         // Before any client can request endpoints.
@@ -190,7 +196,10 @@ impl Assembly<'_> {
         exporter: &Exporter<AgentSource, Location>,
         listeners: Vec<TcpListener>,
         survey: Survey,
-        kubernetes_pods: Option<KubernetesPods>,
+        (kubernetes_pods, kubernetes_policies): (
+            Option<KubernetesPods>,
+            Option<KubernetesPolicies>,
+        ),
     ) -> anyhow::Result<Core> {
         let Self { context, node, .. } = *self;
         let StartContext {
@@ -211,12 +220,17 @@ impl Assembly<'_> {
         let probing = Probing::start(context, node, inputs)?;
         let events = EventRelay::start(node)?;
         let identities = Arc::new(open_identities(config)?);
-        let sources = LabelSources {
+        let sources = EndpointSources {
             identities: identities.clone(),
             pods: kubernetes_pods.as_ref().map(KubernetesPods::labels),
+            has_cluster_policies: kubernetes_policies.is_some(),
         };
+        let endpoints = endpoints::start(context, node, survey, sources, lag)?;
+        let kubernetes_policies =
+            kubernetes_policies.map(|policies| self.follow_policies(policies, &endpoints));
         Ok(Core {
-            endpoints: endpoints::start(context, node, survey, sources, lag)?,
+            endpoints,
+            kubernetes_policies,
             own_addresses,
             collector,
             probing,
@@ -224,6 +238,18 @@ impl Assembly<'_> {
             identities,
             kubernetes_pods,
         })
+    }
+
+    fn follow_policies(
+        &self,
+        policies: KubernetesPolicies,
+        endpoints: &WorkloadEndpoints,
+    ) -> (AbortOnDrop, Activity) {
+        let (reporter, activity) = activity::channel();
+        let nodes = self.registry.watch();
+        let count = move || nodes.borrow().nodes.len();
+        let task = policies.follow(endpoints.enforcer.clone(), count, reporter);
+        (task, activity)
     }
 
     async fn start_extras(
@@ -343,6 +369,12 @@ fn started_parts(
         ReportingPart::optional("identity-collector", identities.collector),
     ];
     let probes = containers.as_ref().map(Supervisor::activity);
+    let policies = core.kubernetes_policies.as_ref();
+    // Known policies stay in force while the API server is unavailable.
+    reporting.extend(
+        policies
+            .map(|(_, activity)| ReportingPart::optional("kubernetes-policies", activity.clone())),
+    );
     reporting.extend(probes.map(|probes| ReportingPart::needed("container-probes", probes)));
     StartedParts {
         mesh: core.probing.mesh.clone(),

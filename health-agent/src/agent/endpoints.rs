@@ -35,11 +35,13 @@ pub(super) struct WorkloadEndpoints {
     pub(super) enforcer: Enforcer,
 }
 
-/// Sources of the endpoints' labels and identities.
-pub(super) struct LabelSources {
+/// Sources of the endpoints' labels, identities and policies.
+pub(super) struct EndpointSources {
     pub(super) identities: Arc<IdentityAllocator>,
     /// The labels of this node's pods; `None` if the agent does not follow pods.
     pub(super) pods: Option<watch::Receiver<Arc<PodLabels>>>,
+    /// Whether the agent follows the policies of a Kubernetes cluster.
+    pub(super) has_cluster_policies: bool,
 }
 
 /// Surveys the endpoints of previous agents and removes all traces of dead ones.
@@ -62,7 +64,7 @@ pub(super) fn start(
     context: &StartContext<'_>,
     node: &NodeDatapath,
     survey: Survey,
-    LabelSources { identities, pods }: LabelSources,
+    sources: EndpointSources,
     lag: watch::Sender<Option<PolicyLag>>,
 ) -> anyhow::Result<WorkloadEndpoints> {
     let StartContext {
@@ -70,6 +72,11 @@ pub(super) fn start(
         own,
         netlink,
     } = context;
+    let EndpointSources {
+        identities,
+        pods,
+        has_cluster_policies,
+    } = sources;
     let location = &config.location;
     let ipam = NodeIpam::new(
         &own.pod_cidrs,
@@ -85,6 +92,8 @@ pub(super) fn start(
         allow_dhcpv6: config.policy.policy_allow_dhcpv6,
         node_addresses: own.addresses.clone(),
         lag,
+        follows_cluster: has_cluster_policies,
+        clock: Timestamp::now,
     };
     let datapath = node.shared_datapath();
     let enforcer = Enforcer::open(&location.state_dir, options, identities.clone(), datapath)?;

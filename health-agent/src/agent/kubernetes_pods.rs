@@ -219,6 +219,7 @@ mod tests {
             objects: objects.into_iter().collect(),
             stale: None,
             is_complete: true,
+            lacking_since: None,
         }
     }
 

@@ -14,6 +14,8 @@ mod event_relay;
 mod folders;
 #[cfg_attr(not(feature = "kubernetes"), path = "no_kubernetes_pods.rs")]
 mod kubernetes_pods;
+#[cfg_attr(not(feature = "kubernetes"), path = "no_kubernetes_policies.rs")]
+mod kubernetes_policies;
 mod node;
 mod outcome;
 mod own_addresses;

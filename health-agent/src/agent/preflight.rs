@@ -14,6 +14,7 @@ use health_server::page_server::{self, PageServer};
 use super::containers::Sources;
 use super::endpoints;
 use super::kubernetes_pods::KubernetesPods;
+use super::kubernetes_policies::KubernetesPolicies;
 use super::pages;
 use super::services;
 use super::source::AgentSource;
@@ -37,6 +38,8 @@ pub(super) struct OpenedResources {
     pub(super) exporter: Arc<Exporter<AgentSource, Location>>,
     /// `None` if the settings name no API server.
     pub(super) kubernetes_pods: Option<KubernetesPods>,
+    /// `None` if the settings name no API server.
+    pub(super) kubernetes_policies: Option<KubernetesPolicies>,
     /// `None` if this agent probes no containers.
     pub(super) pods: Option<Sources>,
     /// `None` if this agent serves no services.
@@ -61,6 +64,7 @@ impl Preflight {
         let scrapes = page_server::bind("--metrics-address", &config.api.metrics_address)?;
         let services = services::ProxyParts::open(config, own)?;
         let kubernetes_pods = KubernetesPods::open(config)?;
+        let kubernetes_policies = KubernetesPolicies::open(config)?;
         let probed = kubernetes_pods.as_ref().and_then(KubernetesPods::probed);
         let pods = Sources::open(config, probed);
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
@@ -78,6 +82,7 @@ impl Preflight {
                 listeners,
                 exporter,
                 kubernetes_pods,
+                kubernetes_policies,
                 pods,
                 services,
             },

@@ -71,6 +71,8 @@ pub(super) struct Agent {
     /// Likewise.
     pub(super) _kubernetes_pods: Option<KubernetesPods>,
     /// Likewise.
+    pub(super) _kubernetes_policies: Option<AbortOnDrop>,
+    /// Likewise.
     pub(super) _own_addresses: AbortOnDrop,
 }
 

@@ -1,6 +1,7 @@
 //! The server side of the API's conventions: paths, parameters, status codes and watch streams.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
@@ -10,7 +11,7 @@ use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -46,17 +47,16 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io
             get(read).patch(patch).delete(delete),
         )
         .layer(Extension(Kind::Node));
-    let listed =
-        |path: &str, kind: Kind| Router::new().route(path, get(list)).layer(Extension(kind));
-    let objects = nodes
-        .merge(listed("/api/v1/namespaces", Kind::Namespace))
-        .merge(listed("/api/v1/pods", Kind::Pod))
-        .merge(listed("/api/v1/services", Kind::Service))
-        .merge(listed(
-            "/apis/discovery.k8s.io/v1/endpointslices",
-            Kind::EndpointSlice,
-        ))
-        .layer(middleware::from_fn_with_state(shared.clone(), misbehave));
+    let events = Router::new().route("/api/v1/namespaces/{namespace}/events", post(create_event));
+    let others = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Node);
+    let objects = others.fold(nodes.merge(events), |objects, kind| {
+        objects.merge(
+            Router::new()
+                .route(&kind.path(), get(list))
+                .layer(Extension(kind)),
+        )
+    });
+    let objects = objects.layer(middleware::from_fn_with_state(shared.clone(), misbehave));
     let discovery = Router::new()
         .route(
             "/api",
@@ -180,6 +180,10 @@ async fn list(
     Extension(behaviours): Extension<Behaviours>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
+    if !kind.is_built_in() && !shared.has_cilium.load(Ordering::Relaxed) {
+        let message = "the server could not find the requested resource";
+        return failure(StatusCode::NOT_FOUND, "NotFound", message);
+    }
     let selector = Selector::parse(&parameters.label_selector, &parameters.field_selector);
     let name = format!("{}List", kind.name());
     if matches!(parameters.watch.as_deref(), Some("true" | "1")) {
@@ -308,6 +312,26 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let revision = shared.store(Kind::Node).put(object.clone());
     shared.revision.send_replace(revision);
     answer(StatusCode::CREATED, &object)
+}
+
+async fn create_event(
+    State(shared): State<Arc<Shared>>,
+    Path(namespace): Path<String>,
+    body: Bytes,
+) -> Response {
+    let Ok(mut event) = serde_json::from_slice::<Value>(&body) else {
+        let message = "the body is not JSON";
+        return failure(StatusCode::BAD_REQUEST, "BadRequest", message);
+    };
+    let name = event["metadata"]["name"].as_str().unwrap_or_default();
+    let key = format!("{namespace}/{name}");
+    if shared.store(Kind::Event).get(&key).is_some() {
+        let message = format!("events \"{name}\" already exists");
+        return failure(StatusCode::CONFLICT, "AlreadyExists", &message);
+    }
+    event["metadata"]["namespace"] = namespace.into();
+    shared.store(Kind::Event).put(event.clone());
+    answer(StatusCode::CREATED, &event)
 }
 
 async fn delete(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {

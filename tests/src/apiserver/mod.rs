@@ -1,11 +1,13 @@
-//! An API server for Node, Namespace, Pod, Service and EndpointSlice objects only. It implements enough of the
-//! Kubernetes API for the registry, the pod and service sources and `kubectl`, and produces faults on demand.
+//! An API server for the objects that agents read, and the events that they write. It implements enough of the
+//! Kubernetes API for the registry, the sources of pods, policies and services and `kubectl`, and produces faults on
+//! demand.
 
 mod http;
 mod store;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use self::store::Store;
+use self::store::{Selector, Store};
 use crate::Node;
 
 /// How long to wait for requests in progress on shutdown.
@@ -59,15 +61,27 @@ pub enum Kind {
     Service,
     /// `discovery.k8s.io/v1`.
     EndpointSlice,
+    /// `networking.k8s.io/v1`.
+    NetworkPolicy,
+    /// `cilium.io/v2`; exists once [`ApiServer::define_cilium`] was called.
+    CiliumNetworkPolicy,
+    /// `cilium.io/v2`; exists once [`ApiServer::define_cilium`] was called.
+    CiliumClusterwideNetworkPolicy,
+    /// `v1`.
+    Event,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 9] = [
         Self::Node,
         Self::Namespace,
         Self::Pod,
         Self::Service,
         Self::EndpointSlice,
+        Self::NetworkPolicy,
+        Self::CiliumNetworkPolicy,
+        Self::CiliumClusterwideNetworkPolicy,
+        Self::Event,
     ];
 
     const fn name(self) -> &'static str {
@@ -77,6 +91,10 @@ impl Kind {
             Self::Pod => "Pod",
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
+            Self::NetworkPolicy => "NetworkPolicy",
+            Self::CiliumNetworkPolicy => "CiliumNetworkPolicy",
+            Self::CiliumClusterwideNetworkPolicy => "CiliumClusterwideNetworkPolicy",
+            Self::Event => "Event",
         }
     }
 
@@ -87,14 +105,35 @@ impl Kind {
             Self::Pod => "pods",
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
+            Self::NetworkPolicy => "networkpolicies",
+            Self::CiliumNetworkPolicy => "ciliumnetworkpolicies",
+            Self::CiliumClusterwideNetworkPolicy => "ciliumclusterwidenetworkpolicies",
+            Self::Event => "events",
         }
     }
 
     const fn version(self) -> &'static str {
         match self {
-            Self::Node | Self::Namespace | Self::Pod | Self::Service => "v1",
+            Self::Node | Self::Namespace | Self::Pod | Self::Service | Self::Event => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::NetworkPolicy => "networking.k8s.io/v1",
+            Self::CiliumNetworkPolicy | Self::CiliumClusterwideNetworkPolicy => "cilium.io/v2",
         }
+    }
+
+    /// Path of the list of all objects.
+    fn path(self) -> String {
+        let version = self.version();
+        let root = if version.contains('/') { "apis" } else { "api" };
+        format!("/{root}/{version}/{}", self.plural())
+    }
+
+    /// Whether every server has this kind.
+    const fn is_built_in(self) -> bool {
+        !matches!(
+            self,
+            Self::CiliumNetworkPolicy | Self::CiliumClusterwideNetworkPolicy
+        )
     }
 
     fn of(object: &Value) -> Self {
@@ -119,6 +158,8 @@ struct Shared {
     /// One store per kind.
     stores: [Mutex<Store>; Kind::ALL.len()],
     behaviour: watch::Sender<Behaviour>,
+    /// Whether the server has Cilium's kinds.
+    has_cilium: AtomicBool,
     /// Changes with each new revision in any store.
     revision: watch::Sender<u64>,
     /// Changes when watches should send a bookmark.
@@ -141,24 +182,30 @@ impl Shared {
 impl ApiServer {
     /// Starts a server without objects on a free port of the loopback device.
     pub fn start() -> anyhow::Result<Self> {
-        Self::start_in(None)
+        Self::start_in(None, Ipv4Addr::LOCALHOST)
     }
 
     /// Like [`start`](Self::start), but on a node of the bed.
     pub fn start_on(node: &Node) -> anyhow::Result<Self> {
-        Self::start_in(Some(NetNs::open(node.name())?))
+        Self::start_in(Some(NetNs::open(node.name())?), Ipv4Addr::LOCALHOST)
     }
 
-    fn start_in(netns: Option<NetNs>) -> anyhow::Result<Self> {
+    /// Like [`start_on`](Self::start_on), but at the node's address, for all nodes of the bed.
+    pub fn start_for(node: &Node) -> anyhow::Result<Self> {
+        Self::start_in(Some(NetNs::open(node.name())?), node.ipv4())
+    }
+
+    fn start_in(netns: Option<NetNs>, address: Ipv4Addr) -> anyhow::Result<Self> {
         let mut server = Self {
             shared: Arc::new(Shared {
                 stores: Default::default(),
                 behaviour: watch::Sender::default(),
+                has_cilium: AtomicBool::default(),
                 revision: watch::Sender::default(),
                 bookmarks: watch::Sender::default(),
                 requests: Mutex::default(),
             }),
-            address: (Ipv4Addr::LOCALHOST, 0).into(),
+            address: (address, 0).into(),
             netns,
             runtime: None,
         };
@@ -216,6 +263,17 @@ impl ApiServer {
     /// Changes the server's behaviour and ends the watches in progress.
     pub fn behave(&self, behaviour: Behaviour) {
         self.shared.behaviour.send_replace(behaviour);
+    }
+
+    /// Adds Cilium's kinds, as their custom resource definitions do.
+    pub fn define_cilium(&self) {
+        self.shared.has_cilium.store(true, Ordering::Relaxed);
+    }
+
+    /// The events that were written.
+    pub fn events(&self) -> Vec<Value> {
+        let mut store = self.shared.store(Kind::Event);
+        store.list(&Selector::default(), None).objects
     }
 
     /// Creates or replaces an object.

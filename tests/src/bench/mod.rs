@@ -15,6 +15,7 @@ mod lookups;
 mod mesh;
 mod objects;
 mod parts;
+mod policy;
 mod probe;
 mod program_cost;
 mod report;
@@ -87,6 +88,11 @@ pub const ALL: &[Benchmark] = &[
         name: "mesh",
         about: "One agent with up to 50 000 simulated peers, compared with other probers",
         run: mesh::run,
+    },
+    Benchmark {
+        name: "policy",
+        about: "Policies of a Kubernetes cluster: time until a change is in force on three nodes, and its CPU time",
+        run: policy::run,
     },
     Benchmark {
         name: "probe",

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tests::apiserver::{ApiServer, Behaviour};
 use tests::namespace::Namespace;
 use tests::ping::is_answered;
-use tests::plugin::{Plugin, TRY_AGAIN_LATER};
+use tests::plugin::{Answer, Plugin, TRY_AGAIN_LATER};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 /// The labels of each pod of the namespace `shop`, besides its own.
@@ -25,17 +25,22 @@ const SHOP: [&str; 5] = [
 ];
 
 /// A node whose agent follows the pods of an API server, and a CNI plugin.
-struct Stand {
+pub(crate) struct Stand {
     // Fields are dropped in this order.
-    namespaces: Vec<Namespace>,
-    plugin: Plugin,
-    server: ApiServer,
+    pub(crate) namespaces: Vec<Namespace>,
+    pub(crate) plugin: Plugin,
+    pub(crate) server: ApiServer,
     bed: Bed,
-    folder: TempDir,
+    pub(crate) folder: TempDir,
 }
 
 impl Stand {
-    fn start() -> anyhow::Result<Self> {
+    pub(crate) fn start() -> anyhow::Result<Self> {
+        Self::start_with("")
+    }
+
+    /// Starts the agent with these flags, in which `{kubeconfig}` stands for the path of the kubeconfig.
+    pub(crate) fn start_with(flags: &str) -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(1).without_agents().start()?;
         let server = ApiServer::start_on(bed.node(1))?;
         server.put(namespace("shop", &json!({ "tier": "gold" })));
@@ -48,7 +53,7 @@ impl Stand {
             folder,
         };
         stand.server.write_kubeconfig(&stand.kubeconfig())?;
-        stand.start_agent("")?;
+        stand.start_agent(flags)?;
         Ok(stand)
     }
 
@@ -56,22 +61,27 @@ impl Stand {
         self.folder.path().join("kubeconfig")
     }
 
-    fn start_agent(&self, flags: &str) -> anyhow::Result<()> {
+    pub(crate) fn start_agent(&self, flags: &str) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig();
         let kubeconfig = kubeconfig.display();
+        let flags = flags.replace("{kubeconfig}", &kubeconfig.to_string());
         self.node()
             .start_agent_with(&format!("--pods-from-kubernetes={kubeconfig} {flags}"))
     }
 
-    fn node(&self) -> &Node {
+    pub(crate) fn node(&self) -> &Node {
         self.bed.node(1)
     }
 
     /// Puts a pod of the namespace `shop`.
-    fn put_pod(&self, name: &str, uid: &str, labels: &Value) {
+    pub(crate) fn put_pod(&self, name: &str, uid: &str, labels: &Value) {
+        self.put_pod_in("shop", name, uid, labels);
+    }
+
+    pub(crate) fn put_pod_in(&self, namespace: &str, name: &str, uid: &str, labels: &Value) {
         self.server.put(json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "namespace": "shop", "name": name, "uid": uid, "labels": labels },
+            "metadata": { "namespace": namespace, "name": name, "uid": uid, "labels": labels },
             "spec": {
                 "nodeName": self.node().name(), "serviceAccountName": "default",
                 "containers": [{ "name": "app", "image": "busybox" }],
@@ -80,26 +90,53 @@ impl Stand {
     }
 
     /// Connects a pod of the namespace `shop`, as a container runtime does.
-    fn connect(&mut self, name: &str, uid: &str) -> anyhow::Result<Endpoint> {
-        let namespace = Namespace::new(&format!("hpod-{name}"))?;
-        let arguments =
-            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={uid}");
-        let file = namespace.path();
+    pub(crate) fn connect(&mut self, name: &str, uid: &str) -> anyhow::Result<Endpoint> {
+        let namespace = self.connect_container("shop", name, uid)?;
+        self.namespaces.push(namespace);
+        self.endpoint(name)
+    }
+
+    /// Connects a container, whose ID is the pod's UID. Returns its network namespace.
+    pub(crate) fn connect_container(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> anyhow::Result<Namespace> {
+        let netns = Namespace::new(&format!("hpod-{uid}"))?;
         wait_for("the agent to connect a pod", PATIENCE, || {
-            let added = self.plugin.call_with(&[
-                ("CNI_COMMAND", "ADD"),
-                ("CNI_CONTAINERID", uid),
-                ("CNI_NETNS", &file),
-                ("CNI_IFNAME", "eth0"),
-                ("CNI_ARGS", &arguments),
-            ])?;
+            let added = self.add(&netns, namespace, name, uid)?;
             // A runtime tries again, too.
             let is_starting = added.code() == TRY_AGAIN_LATER;
             ensure!(added.is_success || is_starting, "{}", added.json);
             Ok(added.is_success.then_some(()))
         })?;
-        self.namespaces.push(namespace);
-        self.endpoint(name)
+        Ok(netns)
+    }
+
+    /// Tries once to connect a pod of the namespace `shop`, which must fail.
+    pub(crate) fn try_connect(&self, name: &str, uid: &str) -> anyhow::Result<Answer> {
+        let netns = Namespace::new(&format!("hpod-{uid}"))?;
+        self.add(&netns, "shop", name, uid)
+    }
+
+    fn add(
+        &self,
+        netns: &Namespace,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> anyhow::Result<Answer> {
+        let arguments = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_UID={uid}"
+        );
+        self.plugin.call_with(&[
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", uid),
+            ("CNI_NETNS", &netns.path()),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_ARGS", &arguments),
+        ])
     }
 
     fn endpoint(&self, name: &str) -> anyhow::Result<Endpoint> {
@@ -113,7 +150,7 @@ impl Stand {
     }
 
     /// Waits until a pod's endpoint is ready with these labels and those of its namespace.
-    fn wait_labels(&self, name: &str, own: &[&str]) -> anyhow::Result<Endpoint> {
+    pub(crate) fn wait_labels(&self, name: &str, own: &[&str]) -> anyhow::Result<Endpoint> {
         let expected: Vec<&str> = own.iter().chain(&SHOP).copied().collect();
         self.wait_all_labels(name, &expected)
     }
@@ -133,7 +170,8 @@ impl Stand {
     }
 }
 
-fn namespace(name: &str, labels: &Value) -> Value {
+/// A Namespace object.
+pub(crate) fn namespace(name: &str, labels: &Value) -> Value {
     let mut labels = labels.clone();
     labels["kubernetes.io/metadata.name"] = name.into();
     json!({

@@ -15,10 +15,11 @@ pub enum EnforceError {
     /// No policy has this name.
     #[error("no policy {0}; `health-agent policy get` lists the existing ones")]
     NoPolicy(PolicyName),
+    /// The policy is an object of the Kubernetes cluster.
+    #[error("policy {0} comes from the Kubernetes cluster; delete it there")]
+    OfCluster(PolicyName),
     /// All policies together would name more networks than fit beside the addresses of endpoints and nodes.
-    #[error(
-        "all policies together would name {count} networks, but at most {max} are allowed; nothing was imported"
-    )]
+    #[error("all policies together would name {count} networks, but at most {max} are allowed")]
     TooManyNetworks {
         /// The number of networks that would be named.
         count: usize,
@@ -36,6 +37,25 @@ pub enum EnforceError {
     /// A change could not be saved, and so was not made.
     #[error("cannot save the policies in {}: {source}; nothing was changed", path.display())]
     Save {
+        /// The file.
+        path: PathBuf,
+        /// The system error.
+        source: io::Error,
+    },
+    /// The cluster's policies are in force, but could not be saved.
+    #[error(
+        "cannot save the policies of the Kubernetes cluster in {}: {source}; an agent that starts without an answer \
+         from the API server would lack the latest", path.display()
+    )]
+    SaveCluster {
+        /// The file.
+        path: PathBuf,
+        /// The system error.
+        source: io::Error,
+    },
+    /// The saved policies of a cluster that is no longer followed cannot be removed.
+    #[error("cannot remove {}: {source}", path.display())]
+    Forget {
         /// The file.
         path: PathBuf,
         /// The system error.

@@ -101,11 +101,13 @@ impl Enforcer {
     pub async fn follow(self, manager: Manager, mut around: Surroundings, reporter: Reporter) {
         let mut revisions = self.0.revision.subscribe();
         let mut settings = self.0.settings.subscribe();
+        let mut unknown_policies = self.0.unknown_policies.subscribe();
         let mut identities = self.0.identities.clone();
         let mut addresses = self.0.cluster.addresses();
         loop {
             revisions.mark_unchanged();
             settings.mark_unchanged();
+            unknown_policies.mark_unchanged();
             identities.mark_unchanged();
             let known = addresses.borrow_and_update().clone();
             reporter.begin();
@@ -121,6 +123,7 @@ impl Enforcer {
             tokio::select! {
                 Ok(()) = revisions.changed() => {}
                 Ok(()) = settings.changed() => {}
+                Ok(()) = unknown_policies.changed() => {}
                 Ok(()) = identities.changed() => {}
                 Ok(()) = addresses.changed() => {}
                 Ok(()) = around.nodes.changed() => {}
@@ -220,12 +223,13 @@ impl Enforcer {
     ) -> Result<(), Problem> {
         let stale = self.0.identities.borrow().stale.clone();
         // From here on, endpoints may be built, and this map judges their packets at once.
-        if stale.is_none() && self.0.is_blank {
+        if stale.is_none() && self.unknown_policies().is_none() && self.0.is_blank {
             let announced = self.0.cluster.addresses().borrow().clone();
             self.write_ipcache(around, &announced, cidrs)
                 .map_err(|error| to_be_tried_again("cannot write the ipcache", &error))?;
         }
-        let reason = stale.map(|stale| uninformed(Some(&stale)));
+        let unknown = self.unknown_policies().map(RegenerationError);
+        let reason = stale.map(|stale| uninformed(Some(&stale))).or(unknown);
         self.0.held_back.send_if_modified(|known| {
             let is_news = *known != reason;
             known.clone_from(&reason);

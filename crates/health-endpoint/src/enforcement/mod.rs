@@ -6,6 +6,7 @@
 
 mod backends;
 mod build;
+mod cluster_policies;
 mod error;
 mod follow;
 mod store;
@@ -23,23 +24,25 @@ use health_datapath::{Datapath, TrieError, Workload};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_model::labels::Label;
-use health_model::policy::PolicyMode;
+use health_model::policy::{Origin, PolicyMode};
 use health_policy::{
     Documents, ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
 };
 use health_registry::identity::{Identities, IdentityAllocator};
 use health_registry::nodes::Staleness;
 use ipnet::IpNet;
+use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 
 use crate::regenerate::RegenerationError;
 
+pub use self::cluster_policies::ClusterPolicies;
 pub use self::error::EnforceError;
 pub use self::follow::{HostRoutes, Surroundings};
-
-pub use self::store::FILE;
+pub use self::store::{CLUSTER_FILE, FILE};
 
 use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
+use self::cluster_policies::ClusterState;
 use self::store::Store;
 use self::subjects::{Generation, Subjects};
 
@@ -54,6 +57,11 @@ struct Shared {
     repository: Mutex<Arc<Repository>>,
     /// Revision of the repository.
     revision: watch::Sender<u64>,
+    /// `None` if this agent does not follow the policies of a Kubernetes cluster.
+    cluster_policies: Option<Mutex<ClusterState>>,
+    /// Why the policies of the Kubernetes cluster are not known yet, if so.
+    unknown_policies: watch::Sender<Option<String>>,
+    clock: fn() -> Timestamp,
     cluster: Box<dyn Cluster>,
     identities: watch::Receiver<Arc<Identities>>,
     subjects: Mutex<Subjects>,
@@ -87,6 +95,11 @@ pub struct EnforcerOptions {
     pub node_addresses: Vec<IpAddr>,
     /// Reports endpoints that lag behind.
     pub lag: watch::Sender<Option<PolicyLag>>,
+    /// Whether [`Enforcer::set_cluster_policies`] will report the policies of a Kubernetes cluster. If not, those of
+    /// previous agents are dropped.
+    pub follows_cluster: bool,
+    /// The current time.
+    pub clock: fn() -> Timestamp,
 }
 
 /// Maximum number of networks that all policies may name together: half the capacity of the map of identities, so that
@@ -114,9 +127,13 @@ impl Shared {
             allow_dhcpv6,
             node_addresses,
             lag,
+            follows_cluster,
+            clock,
         } = options;
-        let store = Store::in_dir(state_dir);
-        let repository = store.load()?;
+        let mut repository = Repository::default();
+        let store = Store::in_dir(state_dir, Origin::Imported);
+        store.load(&mut repository)?;
+        let cluster_policies = cluster_state(state_dir, follows_cluster, &mut repository)?;
         for error in repository.outdated() {
             tracing::warn!(
                 %error,
@@ -131,6 +148,8 @@ impl Shared {
         let named = former.iter().map(|one| (one.info.id, one.info.policy));
         let identities = cluster.identities();
         let repository = Arc::new(repository);
+        let unknown = cluster_policies.as_ref();
+        let unknown = unknown.and_then(|state| state.unknown(None));
         let generation = Generation {
             number: 0,
             repository: repository.clone(),
@@ -143,6 +162,9 @@ impl Shared {
             store,
             revision: watch::Sender::new(repository.revision()),
             repository: Mutex::new(repository),
+            cluster_policies: cluster_policies.map(Mutex::new),
+            unknown_policies: watch::Sender::new(unknown),
+            clock,
             identities,
             generation: Mutex::new(generation),
             changing: RwLock::default(),
@@ -201,22 +223,28 @@ impl Enforcer {
         // Parsing megabytes must not block other callers.
         let Documents { policies, skipped } = parse(text)?;
         self.change(|repository| {
-            let outcome = repository.insert(policies);
+            let outcome = repository.insert(policies, Some((self.0.clock)()));
             check_networks(repository.prefixes().len(), NETWORKS_MAX)?;
             Ok(ImportOutcome { skipped, ..outcome })
         })
     }
 
-    /// Deletes a policy by name. Fails without deleting anything if there is no such policy.
+    /// Deletes an imported policy by name. Fails without deleting anything if there is no such policy.
     pub fn delete(&self, name: &PolicyName) -> Result<u64, EnforceError> {
-        let deleted = self.change(|repository| match repository.delete(name) {
-            true => Ok(()),
-            false => Err(EnforceError::NoPolicy(name.clone())),
+        let deleted = self.change(|repository| {
+            if repository.delete(name) {
+                return Ok(());
+            }
+            let is_of_cluster = repository.of_cluster().any(|held| held.name() == name);
+            Err(match is_of_cluster {
+                true => EnforceError::OfCluster(name.clone()),
+                false => EnforceError::NoPolicy(name.clone()),
+            })
         });
         deleted.map(|((), revision)| revision)
     }
 
-    /// Deletes the policies that have a rule with all of these labels; without labels, deletes all policies.
+    /// Deletes the imported policies that have a rule with all of these labels; without labels, all imported policies.
     pub fn delete_labelled(
         &self,
         labels: &[Label],
@@ -264,7 +292,13 @@ impl Enforcer {
         let result = change(&mut changed)?;
         let revision = changed.revision();
         if revision != current.revision() {
-            self.0.store.save(&changed)?;
+            self.0
+                .store
+                .save(&changed)
+                .map_err(|source| EnforceError::Save {
+                    path: self.0.store.path().to_owned(),
+                    source,
+                })?;
             *current = Arc::new(changed);
             self.0.revision.send_replace(revision);
         }
@@ -304,6 +338,24 @@ impl Enforcer {
         let done = tokio::task::spawn_blocking(move || work(&enforcer)).await;
         done.map_err(|error| RegenerationError(error.to_string()))?
     }
+}
+
+/// Adds the saved policies of the cluster to the repository, or forgets them if this agent does not follow a cluster.
+fn cluster_state(
+    state_dir: &Path,
+    follows_cluster: bool,
+    repository: &mut Repository,
+) -> Result<Option<ClusterState>, EnforceError> {
+    let store = Store::in_dir(state_dir, Origin::Kubernetes);
+    if !follows_cluster {
+        store.remove().map_err(|source| EnforceError::Forget {
+            path: store.path().to_owned(),
+            source,
+        })?;
+        return Ok(None);
+    }
+    let is_saved = store.load(repository)?;
+    Ok(Some(ClusterState::new(store, is_saved)))
 }
 
 fn uninformed(stale: Option<&Staleness>) -> RegenerationError {

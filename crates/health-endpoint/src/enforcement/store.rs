@@ -1,48 +1,68 @@
-//! Keeps the rules across restarts in a file in the state directory.
+//! Keeps policies across restarts in the state directory, in a file for each origin.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use health_model::durable;
+use health_model::policy::Origin;
 use health_policy::Repository;
 
 use super::EnforceError;
 
-/// Name of the file.
+/// Name of the file with the imported policies.
 pub const FILE: &str = "policies.json";
+/// Name of the file with the policies of the Kubernetes cluster, for restarts while its API server is unavailable.
+pub const CLUSTER_FILE: &str = "policies-kubernetes.json";
 
-/// The file that holds a [`Repository`].
+/// The file that holds the policies of one origin.
 #[derive(Clone, Debug)]
 pub(super) struct Store {
     path: PathBuf,
+    origin: Origin,
 }
 
 impl Store {
-    pub(super) fn in_dir(dir: &Path) -> Self {
+    pub(super) fn in_dir(dir: &Path, origin: Origin) -> Self {
+        let name = match origin {
+            Origin::Imported => FILE,
+            Origin::Kubernetes => CLUSTER_FILE,
+        };
         Self {
-            path: dir.join(FILE),
+            path: dir.join(name),
+            origin,
         }
     }
 
-    /// Reads the saved rules. If there is no file, there are no rules.
-    pub(super) fn load(&self) -> Result<Repository, EnforceError> {
-        let read = match fs::read(&self.path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Repository::default()),
-            Err(error) => Err(error),
-        };
-        read.map_err(|source| EnforceError::Damaged {
+    /// Adds the saved policies to the repository. Returns whether there is a file.
+    pub(super) fn load(&self, repository: &mut Repository) -> Result<bool, EnforceError> {
+        let damaged = |source: io::Error| EnforceError::Damaged {
             path: self.path.clone(),
             source,
-        })
+        };
+        let bytes = match fs::read(&self.path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(damaged(error)),
+        };
+        let saved = serde_json::from_slice(&bytes).map_err(|error| damaged(error.into()))?;
+        repository
+            .restore(&saved, self.origin)
+            .map_err(|error| damaged(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+        Ok(true)
     }
 
-    /// Writes the rules atomically: a crash at any moment leaves either the old or the new rules.
-    pub(super) fn save(&self, repository: &Repository) -> Result<(), EnforceError> {
-        durable::write(&self.path, repository).map_err(|source| EnforceError::Save {
-            path: self.path.clone(),
-            source,
-        })
+    /// Writes the policies atomically: a crash at any moment leaves either the old or the new ones.
+    pub(super) fn save(&self, repository: &Repository) -> io::Result<()> {
+        durable::write(&self.path, &repository.saved(self.origin))
+    }
+
+    /// Removes the file. Succeeds if there is none.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        durable::remove(&self.path).map(drop)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -55,15 +75,21 @@ mod tests {
     #[test]
     fn rules_are_kept_and_a_damaged_file_is_an_error_that_names_it() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::in_dir(dir.path());
-        assert_eq!(store.load().unwrap(), Repository::default());
+        let store = Store::in_dir(dir.path(), Origin::Imported);
+        let load = || {
+            let mut repository = Repository::default();
+            store
+                .load(&mut repository)
+                .map(|is_there| (repository, is_there))
+        };
+        assert_eq!(load().unwrap(), (Repository::default(), false));
         let mut repository = Repository::default();
         repository.import(RULES).unwrap();
         store.save(&repository).unwrap();
-        assert_eq!(store.load().unwrap(), repository);
+        assert_eq!(load().unwrap(), (repository, true));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         fs::write(&store.path, "{\"revision\":1").unwrap();
-        let error = store.load().unwrap_err().to_string();
+        let error = load().unwrap_err().to_string();
         assert!(error.contains(FILE), "{error}");
         assert!(store.path.exists(), "what may be mended is not lost");
     }

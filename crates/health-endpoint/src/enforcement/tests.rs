@@ -1,5 +1,6 @@
 //! The manager and the enforcer together, with a fake kernel, store and devices.
 
+mod cluster_policies;
 pub(super) mod fakes;
 mod model;
 mod tables;
@@ -28,6 +29,8 @@ struct Site {
     store: Store,
     devices: Arc<World>,
     dir: TempDir,
+    /// Whether agents follow the policies of a Kubernetes cluster.
+    follows_cluster: bool,
 }
 
 /// The parts of an agent that handle endpoints.
@@ -45,6 +48,7 @@ impl Site {
             store: Store::default(),
             devices: Arc::new(World::with_namespaces()),
             dir: tempfile::tempdir().unwrap(),
+            follows_cluster: false,
         }
     }
 
@@ -89,6 +93,8 @@ impl Site {
             allow_dhcpv6: false,
             node_addresses: vec![NODE_ADDRESS],
             lag: watch::Sender::default(),
+            follows_cluster: self.follows_cluster,
+            clock: || Timestamp::UNIX_EPOCH,
         };
         let shared = Shared::new(
             self.dir.path(),

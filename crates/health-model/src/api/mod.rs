@@ -28,7 +28,9 @@ pub use self::path::{
     AddressGroupStatus, ConnectivityStatus, LargerPackets, PathKind, PathMtuEntry, PathMtuStatus,
     PathStatus, Protocol, Reachability, RttSource,
 };
-pub use self::policy::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
+pub use self::policy::{
+    PolicyChange, PolicyDocument, PolicyList, RefusedPolicy, TraceEndRequest, TraceQuery,
+};
 pub use self::probe::{
     ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeKey, ContainerProbeSummary,
     DelayBucket, PodProblem, ProbeRun, ProbeVerdict, ProbedContainer, ProbedPod, is_pod_named,

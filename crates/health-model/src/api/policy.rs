@@ -1,8 +1,9 @@
 //! Policies, and policy traces.
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{Direction, L4, PolicyMode};
+use crate::policy::{Direction, L4, Origin, PolicyMode};
 
 /// Answer to `GET /v1/policies`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -13,17 +14,38 @@ pub struct PolicyList {
     pub revision: u64,
     /// When policy is enforced.
     pub mode: PolicyMode,
-    /// The policies, sorted by name.
+    /// The policies: those that were imported, by name, then those of the Kubernetes cluster, by name.
     pub policies: Vec<PolicyDocument>,
+    /// Objects of the Kubernetes cluster that are not in force as they are, by name. If an earlier form of an object
+    /// was in force, it still is, and is one of the policies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedPolicy>,
 }
 
-/// A policy as imported.
+/// An object that is not in force as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
+pub struct RefusedPolicy {
+    /// Kind, namespace and name.
+    pub name: String,
+    /// The field and what is wrong with it.
+    pub reason: String,
+    /// When the agent refused it.
+    pub since: Timestamp,
+}
+
+/// A policy in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 pub struct PolicyDocument {
     /// Kind, namespace and name, or the labels of its rules.
     pub name: String,
-    /// What was imported.
+    /// Where it comes from.
+    pub origin: Origin,
+    /// When the agent got it in this form; absent if an earlier version got it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
+    /// What was imported, or the object without its status.
     pub document: serde_json::Value,
 }
 

@@ -33,6 +33,26 @@ impl fmt::Display for PolicyMode {
     }
 }
 
+/// Where a policy comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// Somebody imported it into this agent.
+    Imported,
+    /// It is an object of the Kubernetes cluster.
+    Kubernetes,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Imported => "imported",
+            Self::Kubernetes => "kubernetes",
+        })
+    }
+}
+
 /// Direction of a packet, seen from the endpoint that the policy applies to.
 #[derive(
     Clone,

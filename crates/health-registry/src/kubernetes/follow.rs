@@ -22,6 +22,9 @@ const PAGE_SIZE: u32 = 200;
 /// Range of the time after which the server ends a watch and the agent starts the next one. Random, so that agents
 /// whose watches started together do not keep restarting them together.
 const WATCH_SECS: std::ops::Range<u32> = 240..300;
+/// Range of the pause before the next look for a kind of object that the server does not have. Each of a thousand
+/// agents looks on its own.
+const LACKING_SECS: std::ops::Range<u64> = 20..30;
 /// An accepted watch that runs this long without an error counts as good.
 const SETTLED: Duration = Duration::from_millis(500);
 /// The first change is published immediately; changes within this time after it are batched, because objects come and
@@ -54,6 +57,12 @@ pub(crate) trait Kept: Send {
     fn publish(&mut self);
     /// Publishes since when and why the known state may be outdated, or that it is up to date.
     fn set_stale(&mut self, stale: Option<Staleness>);
+    /// Whether a server may lack this kind of object.
+    fn is_optional(&self) -> bool {
+        false
+    }
+    /// Publishes that the server does not have this kind of object. Called only if [`Self::is_optional`].
+    fn set_lacking(&mut self) {}
 }
 
 /// Keeps the known state of the objects up to date.
@@ -92,19 +101,25 @@ where
     pub(crate) async fn run(mut self) {
         loop {
             let watched = Arc::new(Notify::new());
-            match self.access.client(watched.clone()).await {
+            let end = match self.access.client(watched.clone()).await {
                 Ok(client) => {
                     let api = self.kept.api(client);
-                    self.follow(api, &watched).await;
+                    self.follow(api, &watched).await
                 }
-                Err(error) => self.fail(error.to_string()),
+                Err(error) => {
+                    self.fail(error.to_string());
+                    End::Broken
+                }
+            };
+            match end {
+                End::Broken => self.pause().await,
+                End::Lacking => sleep(Duration::from_secs(rand::random_range(LACKING_SECS))).await,
             }
-            self.pause().await;
         }
     }
 
     /// Follows the objects. Returns when everything must start over, with newly read credentials and a new listing.
-    async fn follow(&mut self, api: Api<K::Object>, watched: &Notify) {
+    async fn follow(&mut self, api: Api<K::Object>, watched: &Notify) -> End {
         let config = watcher::Config::default()
             .page_size(PAGE_SIZE)
             .timeout(rand::random_range(WATCH_SECS));
@@ -120,8 +135,18 @@ where
                         Ok(Effect::Change) => {
                             publish_at.get_or_insert_with(|| next_turn.max(Instant::now()));
                         }
-                        Err(reason) => return self.fail(reason),
+                        Err(reason) => {
+                            self.fail(reason);
+                            return End::Broken;
+                        }
                     },
+                    Some(Err(error)) if self.kept.is_optional() && is_unknown_kind(&error) => {
+                        self.heard.note();
+                        self.stale = None;
+                        self.backoff.reset();
+                        self.kept.set_lacking();
+                        return End::Lacking;
+                    }
                     Some(Err(error)) => {
                         settled_at = None;
                         if publish_at.take().is_some() {
@@ -131,11 +156,11 @@ where
                             self.fail(reason);
                         }
                         if must_begin_anew(&error) {
-                            return;
+                            return End::Broken;
                         }
                         self.pause().await;
                     }
-                    None => return,
+                    None => return End::Broken,
                 },
                 () = watched.notified() => settled_at = Some(Instant::now() + SETTLED),
                 () = at(settled_at) => {
@@ -214,6 +239,14 @@ where
     }
 }
 
+/// Why following the objects ended.
+enum End {
+    /// The connection or the answers cannot be used any more.
+    Broken,
+    /// The server does not have this kind of object.
+    Lacking,
+}
+
 /// The effect of an event.
 enum Effect {
     None,
@@ -247,6 +280,16 @@ fn failure(error: &watcher::Error, resource: &str) -> Option<String> {
         }
         WatchError(status) => Some(cannot_watch(&access::line(&status.to_string()))),
         NoResourceVersion => Some(cannot_watch("the answer has no resource version")),
+    }
+}
+
+/// Whether the server does not know the kind of object: a definition that does not exist, or not yet.
+fn is_unknown_kind(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchStartFailed};
+    match error {
+        InitialListFailed(kube::Error::Api(status))
+        | WatchStartFailed(kube::Error::Api(status)) => status.code == 404,
+        _ => false,
     }
 }
 

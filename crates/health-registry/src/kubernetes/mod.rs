@@ -1,13 +1,17 @@
 //! Objects of a Kubernetes cluster: how to reach its API server, and how to follow objects there.
 
 pub(crate) mod access;
+mod events;
 pub(crate) mod follow;
 mod objects;
 mod pods;
+mod policies;
 mod services;
 
 pub use self::access::AccessError;
 pub(crate) use self::access::server;
+pub use self::events::{EventWriter, ObjectEvent};
 pub use self::objects::{ObjectTable, ObjectWatch};
 pub use self::pods::{PodMetadata, PodWatch};
+pub use self::policies::PolicyWatch;
 pub use self::services::{ServiceScope, ServiceWatch};

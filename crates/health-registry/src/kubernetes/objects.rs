@@ -1,6 +1,7 @@
 //! The objects of one kind, as the cluster's API server reports them.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use imbl::OrdMap;
 use kube::Client;
@@ -23,6 +24,8 @@ pub struct ObjectTable<T> {
     pub stale: Option<Staleness>,
     /// Whether there was a complete listing. If so, an object that is not in the table does not exist.
     pub is_complete: bool,
+    /// Since when the server has answered that it does not have this kind of object, if so. The table then has none.
+    pub lacking_since: Option<Instant>,
 }
 
 impl<T> Clone for ObjectTable<T> {
@@ -31,6 +34,7 @@ impl<T> Clone for ObjectTable<T> {
             objects: self.objects.clone(),
             stale: self.stale.clone(),
             is_complete: self.is_complete,
+            lacking_since: self.lacking_since,
         }
     }
 }
@@ -47,6 +51,8 @@ pub(super) struct Scope {
     pub(super) fields: Option<String>,
     /// Whether there may be no objects at all. If not, a server that lists none has lost its store.
     pub(super) can_be_empty: bool,
+    /// Whether a server may lack the kind itself.
+    pub(super) is_optional: bool,
 }
 
 /// Follows the objects of one kind. Dropping it ends the watch.
@@ -69,6 +75,7 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
             objects: OrdMap::new(),
             stale: Some(unheard(&heard)),
             is_complete: false,
+            lacking_since: None,
         };
         let (sender, receiver) = watch::channel(Arc::new(table.clone()));
         let kept = KeptObjects {
@@ -165,6 +172,7 @@ where
         }
         self.table.objects = std::mem::take(&mut self.listed);
         self.table.is_complete = true;
+        self.table.lacking_since = None;
         Ok(())
     }
 
@@ -211,6 +219,24 @@ where
             }
         }
         self.table.stale = stale;
+        self.publish();
+    }
+
+    fn is_optional(&self) -> bool {
+        self.scope.is_optional
+    }
+
+    fn set_lacking(&mut self) {
+        if self.table.lacking_since.is_some() && self.table.stale.is_none() {
+            return;
+        }
+        let resource = self.scope.resource;
+        tracing::info!("the Kubernetes API server has no {resource}");
+        self.is_reported = false;
+        self.table.objects.clear();
+        self.table.is_complete = false;
+        self.table.stale = None;
+        self.table.lacking_since.get_or_insert_with(Instant::now);
         self.publish();
     }
 }

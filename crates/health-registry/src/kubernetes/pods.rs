@@ -38,6 +38,7 @@ impl<T: PartialEq + Send + Sync + 'static> PodWatch<T> {
             labels: None,
             fields: Some(format!("spec.nodeName={node}")),
             can_be_empty: true,
+            is_optional: false,
         };
         let namespaces = Scope {
             resource: "namespaces",
@@ -45,6 +46,7 @@ impl<T: PartialEq + Send + Sync + 'static> PodWatch<T> {
             labels: None,
             fields: None,
             can_be_empty: false,
+            is_optional: false,
         };
         Ok(Self {
             pods: ObjectWatch::start(access.clone(), pods, read),

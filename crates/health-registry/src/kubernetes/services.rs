@@ -52,6 +52,7 @@ where
             labels: Some(wanted.label_selector.clone()),
             fields: None,
             can_be_empty: wanted.can_be_empty,
+            is_optional: false,
         };
         let services = scope("services", ApiResource::erase::<Service>(&()));
         let slices = scope("endpointslices", ApiResource::erase::<EndpointSlice>(&()));

@@ -302,6 +302,7 @@ impl Model {
             store,
             devices,
             dir,
+            follows_cluster: _,
         } = &self.site;
         match fault {
             Fault::Store => store.now().is_away = is_on,

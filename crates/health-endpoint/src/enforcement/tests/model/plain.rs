@@ -156,6 +156,7 @@ impl Plain {
             store,
             devices,
             dir,
+            follows_cluster: _,
         } = site;
         let endpoints = || self.endpoints.values();
         let ids: BTreeSet<u16> = endpoints().map(|endpoint| endpoint.id).collect();

@@ -1,0 +1,308 @@
+//! The network policies of the Kubernetes cluster: brings them into force, and reports refused ones as events.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_endpoint::enforcement::{ClusterPolicies, EnforceError, Enforcer};
+use health_model::activity::{Problem, Reporter};
+use health_model::task::AbortOnDrop;
+use health_policy::{Kind, Policy, PolicyName, read_policy};
+use health_registry::kubernetes::{
+    AccessError, EventWriter, ObjectEvent, ObjectTable, PolicyWatch,
+};
+use health_settings::{ApiAccess, RegistrySpec, Settings};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::warn;
+
+/// How long a server must lack a kind of policy before its policies, known from earlier, are removed. A server that has
+/// just started may not know its definitions yet.
+const LACKING: Duration = Duration::from_secs(60);
+/// How soon policies that could not be saved are saved again.
+const SAVE_AGAIN: Duration = Duration::from_secs(5);
+/// Range of the pause before an event is written, for each node of the mesh. All agents refuse an object at the same
+/// time, and the first to write its event spares the server the others' objects.
+const EVENT_PAUSE: Duration = Duration::from_millis(50);
+/// Reason of the events about refused policies.
+const REFUSED: &str = "PolicyRefused";
+
+/// The kinds of policy, in the order of the tables.
+const KINDS: [Kind; 3] = [
+    Kind::NetworkPolicy,
+    Kind::CiliumNetworkPolicy,
+    Kind::CiliumClusterwideNetworkPolicy,
+];
+
+type Tables = [watch::Receiver<Arc<ObjectTable<ReadObject>>>; 3];
+
+/// Follows the policies until dropped.
+pub(super) struct KubernetesPolicies {
+    watch: PolicyWatch<ReadObject>,
+    events: EventWriter,
+}
+
+/// A policy object as read from the API.
+#[derive(Debug, PartialEq)]
+struct ReadObject {
+    kind: Kind,
+    namespace: Option<String>,
+    name: String,
+    uid: String,
+    /// The policy, or why it is refused.
+    policy: Result<Arc<Policy>, String>,
+}
+
+impl KubernetesPolicies {
+    /// Starts watching the policies without waiting for a response. Returns `None` if the settings name no API server.
+    /// Fails if no credentials are available. Must be called in a tokio runtime.
+    pub(super) fn open(config: &Settings) -> Result<Option<Self>, AccessError> {
+        let Some(kubeconfig) = kubeconfig(config) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            watch: PolicyWatch::open(kubeconfig, KINDS.map(reader))?,
+            events: EventWriter::open(kubeconfig, &config.node.node_name)?,
+        }))
+    }
+
+    /// Brings every change into force until dropped. `nodes` tells how many agents the cluster has.
+    pub(super) fn follow(
+        self,
+        enforcer: Enforcer,
+        nodes: impl Fn() -> usize + Send + 'static,
+        reporter: Reporter,
+    ) -> AbortOnDrop {
+        AbortOnDrop::spawn(async move {
+            let mut tables = self.watch.tables();
+            let mut announcer = Announcer {
+                events: self.events,
+                announced: BTreeMap::new(),
+            };
+            loop {
+                reporter.begin();
+                let now = tables
+                    .each_mut()
+                    .map(|table| table.borrow_and_update().clone());
+                let has_policies = |kind| {
+                    let repository = enforcer.repository();
+                    repository
+                        .of_cluster()
+                        .any(|held| held.name().kind() == Some(kind))
+                };
+                let known = known(&now, has_policies);
+                announcer.announce(&now, nodes());
+                let saved = set(&enforcer, known).await;
+                let pause = pause(&now, saved.is_err());
+                reporter.end(outcome(&now, saved).err(), pause);
+                if !changed(&mut tables, pause).await {
+                    return;
+                }
+            }
+        })
+    }
+}
+
+/// The kubeconfig to use, if any; `None` if the settings name no API server.
+fn kubeconfig(config: &Settings) -> Option<Option<&Path>> {
+    let registry = &config.node.registry;
+    let access = config.policy.policies_from_kubernetes.as_ref();
+    let is_followed = access.is_some() || matches!(registry, RegistrySpec::Kubernetes(_));
+    let access = access.unwrap_or(&ApiAccess::Default);
+    is_followed.then(|| access.kubeconfig(registry))
+}
+
+/// Returns the function that reads the objects of a kind.
+fn reader(kind: Kind) -> impl FnMut(Value, Option<&ReadObject>) -> ReadObject + Send + 'static {
+    move |object, before| ReadObject::read(kind, &object, before)
+}
+
+impl ReadObject {
+    fn read(kind: Kind, object: &Value, before: Option<&Self>) -> Self {
+        let text = |path: &str| {
+            object
+                .pointer(path)
+                .and_then(Value::as_str)
+                .map(str::to_owned)
+        };
+        let document = document(object);
+        let known = before.and_then(|before| before.policy.as_ref().ok());
+        let known = known.filter(|known| *known.document() == document).cloned();
+        let mut read = Self {
+            kind,
+            namespace: text("/metadata/namespace"),
+            name: text("/metadata/name").unwrap_or_default(),
+            uid: text("/metadata/uid").unwrap_or_default(),
+            policy: Err(String::new()),
+        };
+        read.policy = known.map_or_else(|| read.read_policy(&document), Ok);
+        read
+    }
+
+    fn read_policy(&self, document: &Value) -> Result<Arc<Policy>, String> {
+        read_policy(document).map(Arc::new).map_err(|error| {
+            let error = error.to_string();
+            // The name is shown beside the reason.
+            let name = format!("{}: ", self.policy_name());
+            error.strip_prefix(&name).unwrap_or(&error).to_owned()
+        })
+    }
+
+    fn policy_name(&self) -> PolicyName {
+        PolicyName::Object {
+            kind: self.kind,
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
+    }
+
+    /// The event about the refused object.
+    fn event(&self, reason: &str) -> ObjectEvent {
+        ObjectEvent {
+            api_version: self.kind.api_version().to_owned(),
+            kind: self.kind.name().to_owned(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            uid: self.uid.clone(),
+            reason: REFUSED,
+            message: reason.to_owned(),
+        }
+    }
+}
+
+/// The parts of an object that the policy depends on. Annotations and the status change more often.
+fn document(object: &Value) -> Value {
+    let mut document = json!({
+        "apiVersion": object["apiVersion"],
+        "kind": object["kind"],
+        "metadata": {},
+    });
+    for key in ["name", "namespace", "uid", "labels", "creationTimestamp"] {
+        let value = &object["metadata"][key];
+        if !value.is_null() {
+            document["metadata"][key] = value.clone();
+        }
+    }
+    for key in ["spec", "specs"] {
+        if !object[key].is_null() {
+            document[key] = object[key].clone();
+        }
+    }
+    document
+}
+
+/// What the tables say. `has_policies` tells whether policies of a kind are in force.
+fn known(
+    tables: &[Arc<ObjectTable<ReadObject>>; 3],
+    has_policies: impl Fn(Kind) -> bool,
+) -> ClusterPolicies {
+    let mut known = ClusterPolicies::default();
+    for (kind, table) in KINDS.into_iter().zip(tables) {
+        for object in table.objects.values() {
+            known
+                .objects
+                .insert(object.policy_name(), object.policy.clone());
+        }
+        let is_lacking = table
+            .lacking_since
+            .is_some_and(|since| since.elapsed() >= LACKING || !has_policies(kind));
+        if table.is_complete || is_lacking {
+            known.complete.insert(kind);
+        } else if let (Some(stale), None) = (&table.stale, &known.reason) {
+            known.reason = Some(stale.reason.clone());
+        }
+    }
+    known
+}
+
+async fn set(enforcer: &Enforcer, policies: ClusterPolicies) -> Result<(), Problem> {
+    let enforcer = enforcer.clone();
+    let set = tokio::task::spawn_blocking(move || enforcer.set_cluster_policies(&policies)).await;
+    set.map_err(Problem::failure)?
+        .map_err(|error: EnforceError| {
+            warn!(%error, "the policies of the Kubernetes cluster are not saved; trying again");
+            Problem::warning(error)
+        })
+}
+
+/// How long to wait at most for a change.
+fn pause(tables: &[Arc<ObjectTable<ReadObject>>; 3], is_unsaved: bool) -> Option<Duration> {
+    let lacking = tables.iter().filter_map(|table| table.lacking_since);
+    let left = lacking.map(|since| LACKING.saturating_sub(since.elapsed()));
+    let left = left.filter(|left| !left.is_zero());
+    left.chain(is_unsaved.then_some(SAVE_AGAIN)).min()
+}
+
+/// The problem to report: policies that may be outdated, or are not saved.
+fn outcome(
+    tables: &[Arc<ObjectTable<ReadObject>>; 3],
+    saved: Result<(), Problem>,
+) -> Result<(), Problem> {
+    saved?;
+    let stale = tables.iter().find_map(|table| table.stale.as_ref());
+    stale.map_or(Ok(()), |stale| {
+        Err(Problem::warning(format!(
+            "using the policies as of {:.0}: {}",
+            stale.since, stale.reason
+        )))
+    })
+}
+
+/// Waits for a change of a table, or for the pause. Returns whether the tables are still followed.
+async fn changed(tables: &mut Tables, pause: Option<Duration>) -> bool {
+    let [network, cilium, clusterwide] = tables;
+    let paused = async {
+        match pause {
+            Some(pause) => sleep(pause).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        changed = network.changed() => changed.is_ok(),
+        changed = cilium.changed() => changed.is_ok(),
+        changed = clusterwide.changed() => changed.is_ok(),
+        () = paused => true,
+    }
+}
+
+/// Writes an event on each object that is refused.
+struct Announcer {
+    events: EventWriter,
+    /// The refused objects, with the reason and the task that writes the event.
+    announced: BTreeMap<PolicyName, (String, AbortOnDrop)>,
+}
+
+impl Announcer {
+    fn announce(&mut self, tables: &[Arc<ObjectTable<ReadObject>>; 3], nodes: usize) {
+        let mut refused = BTreeSet::new();
+        for object in tables.iter().flat_map(|table| table.objects.values()) {
+            let Err(reason) = &object.policy else {
+                continue;
+            };
+            let name = object.policy_name();
+            refused.insert(name.clone());
+            let known = self.announced.get(&name);
+            if known.is_some_and(|(known, _)| known == reason) {
+                continue;
+            }
+            warn!(policy = %name, reason, "a policy of the Kubernetes cluster is refused");
+            let event = object.event(reason);
+            let events = self.events.clone();
+            let most = EVENT_PAUSE * u32::try_from(nodes).unwrap_or(u32::MAX);
+            let task = AbortOnDrop::spawn(async move {
+                sleep(most.mul_f64(rand::random())).await;
+                if let Err(error) = events.warn(&event, Timestamp::now()).await {
+                    warn!(
+                        policy = event.name,
+                        error, "cannot write an event about a policy"
+                    );
+                }
+            });
+            self.announced.insert(name, (reason.clone(), task));
+        }
+        self.announced.retain(|name, _| refused.contains(name));
+    }
+}

@@ -1,0 +1,30 @@
+//! Replaces `kubernetes_policies` in builds without Kubernetes.
+
+use health_endpoint::enforcement::Enforcer;
+use health_model::activity::Reporter;
+use health_model::task::AbortOnDrop;
+use health_settings::Settings;
+
+/// Has no values, because such a build has no policies from Kubernetes.
+pub(super) enum KubernetesPolicies {}
+
+impl KubernetesPolicies {
+    /// Fails if the settings require policies from Kubernetes.
+    pub(super) fn open(config: &Settings) -> anyhow::Result<Option<Self>> {
+        anyhow::ensure!(
+            config.policy.policies_from_kubernetes.is_none(),
+            "cannot use --policies-from-kubernetes: this agent was built without Kubernetes; use another build, or \
+             `policy import`"
+        );
+        Ok(None)
+    }
+
+    pub(super) fn follow(
+        self,
+        _: Enforcer,
+        _: impl Fn() -> usize + Send + 'static,
+        _: Reporter,
+    ) -> AbortOnDrop {
+        match self {}
+    }
+}
