@@ -38,7 +38,8 @@ pub struct WayCounts {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrivals {
-    /// When counting started: `CLOCK_MONOTONIC`, nanoseconds. Counts with different start times must not be compared.
+    /// When counting started: `CLOCK_MONOTONIC`, in nanoseconds. Counts with different start times must not be
+    /// compared.
     pub since_ns: u64,
     /// Indexed by [`way`].
     pub ways: [WayCounts; WAYS],

@@ -20,8 +20,8 @@ pub const COLLECTED: u32 = 0;
 /// Return value: the packet is not a request in this version's format.
 pub const NOT_A_REQUEST: u32 = 1;
 
-/// How long a translation may exist without a conntrack entry for its flow, nanoseconds: the two are created one after
-/// the other.
+/// How long a translation may exist without a conntrack entry for its flow, in nanoseconds: the two are created one
+/// after the other.
 pub const ORPHAN_AGE_NS: u64 = 60_000_000_000;
 
 /// What to remove, and the result.
@@ -60,7 +60,7 @@ crate::map_types!(
     CollectRequest<Tuple6> = 2600,
 );
 
-/// Whether a translation is old enough to be an orphan; both times in nanoseconds of `CLOCK_MONOTONIC`.
+/// Whether a translation is old enough to be an orphan; both times are `CLOCK_MONOTONIC`, in nanoseconds.
 #[inline(always)]
 pub const fn may_be_orphan(created_ns: u64, now_ns: u64) -> bool {
     created_ns.saturating_add(ORPHAN_AGE_NS) < now_ns

@@ -41,7 +41,7 @@ pub struct DatapathConfig {
     pub health_ifindex: u32,
     /// Lifetimes of conntrack entries.
     pub timeouts: Timeouts,
-    /// How far `CLOCK_TAI` is ahead of UTC on this host, nanoseconds: 37 s if the kernel knows about leap seconds,
+    /// How far `CLOCK_TAI` is ahead of UTC on this host, in nanoseconds: 37 s if the kernel knows about leap seconds,
     /// else 0.
     pub tai_offset_ns: u64,
     /// The host's network namespace (`SO_NETNS_COOKIE`): services work for sockets in this namespace. 0: for no

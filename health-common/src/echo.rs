@@ -11,15 +11,15 @@ use crate::addr::{v4_source_is_possible, v6_source_is_possible};
 use crate::checksum::{fold, sum, update};
 use crate::metrics::Reason;
 
-/// Length of an Ethernet header without tags, bytes.
+/// Length of an Ethernet header without tags, in bytes.
 pub const ETHERNET_LEN: usize = EthHdr::LEN;
-/// Length of an IPv4 header without options, bytes.
+/// Length of an IPv4 header without options, in bytes.
 pub const IPV4_LEN: usize = 20;
-/// Length of an IPv6 header, bytes.
+/// Length of an IPv6 header in bytes.
 pub const IPV6_LEN: usize = 40;
-/// Length of an ICMP echo header, bytes.
+/// Length of an ICMP echo header in bytes.
 pub const ECHO_LEN: usize = 8;
-/// Maximum length of IPv4 options, bytes (RFC 791 section 3.1: a header has at most 60).
+/// Maximum length of IPv4 options in bytes (RFC 791 section 3.1: a header has at most 60).
 pub const IPV4_OPTIONS_MAX: usize = 40;
 
 /// IP protocol number of ICMP.
@@ -52,7 +52,7 @@ pub struct Ipv4Header {
     pub version_ihl: u8,
     /// Type of service.
     pub tos: u8,
-    /// Length of header and data, bytes.
+    /// Length of header and data in bytes.
     pub total_len_be: u16,
     /// Identification.
     pub id_be: u16,
@@ -76,7 +76,7 @@ pub struct Ipv4Header {
 pub struct Ipv6Header {
     /// Version, traffic class and flow label.
     pub version_class_flow_be: u32,
-    /// Length of the data after this header, bytes.
+    /// Length of the data after this header, in bytes.
     pub payload_len_be: u16,
     /// Protocol of the data after this header.
     pub next_header: u8,
@@ -109,7 +109,7 @@ const _: () = assert!(core::mem::size_of::<Ipv6Header>() == IPV6_LEN);
 const _: () = assert!(core::mem::size_of::<EchoHeader>() == ECHO_LEN);
 
 impl Ipv4Header {
-    /// Header length claimed by the packet, bytes, 0..=60.
+    /// Header length claimed by the packet, in bytes, 0..=60.
     #[inline(always)]
     pub const fn header_len(&self) -> u32 {
         (self.version_ihl as u32 & 0x0f) * 4

@@ -4,7 +4,7 @@
 use crate::addr::Addr;
 use crate::metrics::Reason;
 
-/// Size of `HEALTH_EVENTS`, bytes: space for about 14 000 records, each with a header of eight bytes.
+/// Size of `HEALTH_EVENTS`, in bytes: space for about 14 000 records, each with a header of eight bytes.
 pub const EVENTS_BYTES: u32 = 1 << 20;
 
 /// Kind: a packet was dropped.
@@ -35,7 +35,7 @@ const NAT_REASONS: [Reason; 4] = [
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// When the record was written: `CLOCK_MONOTONIC`, nanoseconds.
+    /// When the record was written: `CLOCK_MONOTONIC`, in nanoseconds.
     pub time_ns: u64,
     /// Source of the packet, or of the flow's first packet. Unset if there is no IP header.
     pub source: Addr,
@@ -45,7 +45,7 @@ pub struct Event {
     pub ifindex: u32,
     /// Identity of the side that opened the flow; 0 for drops.
     pub source_identity: u32,
-    /// Length of a dropped packet, bytes, from the Ethernet header on if it has one; 0 for flows.
+    /// Length of a dropped packet in bytes, from the Ethernet header on if it has one; 0 for flows.
     pub length: u32,
     /// Source port, or the ICMP identifier; 0 if unknown.
     pub sport_be: u16,

@@ -11,7 +11,7 @@ const IPV4_MORE: u16 = 0x2000;
 const IPV4_OFFSET: u16 = 0x1fff;
 /// IPv6: more fragments follow (RFC 8200 section 4.5).
 const IPV6_MORE: u16 = 0x0001;
-/// IPv6: the fragment offset, bytes.
+/// IPv6: the fragment offset in bytes.
 const IPV6_OFFSET: u16 = 0xfff8;
 
 /// A fragment's position in its packet.
@@ -106,7 +106,7 @@ pub struct FragmentKey6 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentPorts {
-    /// When the entry expires: seconds of `CLOCK_MONOTONIC`. Entries expire because identifications are reused.
+    /// When the entry expires: `CLOCK_MONOTONIC`, in seconds. Entries expire because identifications are reused.
     pub expires: u32,
     /// See [`crate::ct::Tuple4::sport_be`].
     pub sport_be: u16,
@@ -119,7 +119,7 @@ pub struct FragmentPorts {
 }
 
 impl FragmentPorts {
-    /// Whether the entry has expired at `now`: seconds of `CLOCK_MONOTONIC`.
+    /// Whether the entry has expired at `now` (`CLOCK_MONOTONIC`, in seconds).
     #[inline(always)]
     pub const fn has_expired(&self, now: u32) -> bool {
         self.expires <= now

@@ -38,9 +38,9 @@ pub struct Inflight {
     pub peer: Addr,
     /// The probe's source address, if it crossed an uplink.
     pub local: Addr,
-    /// When the probe left: `CLOCK_MONOTONIC`, nanoseconds; 0 if it did not cross an uplink.
+    /// When the probe left: `CLOCK_MONOTONIC`, in nanoseconds; 0 if it did not cross an uplink.
     pub sent_ns: u64,
-    /// Round-trip time if the reply arrived over an uplink, nanoseconds; else 0.
+    /// Round-trip time in nanoseconds if the reply arrived over an uplink; else 0.
     pub rtt_ns: u64,
     /// [`Reply::remote_ns`] of that reply.
     pub remote_ns: u64,

@@ -17,7 +17,7 @@ const NEIGHBOURS_HOP_LIMIT: u8 = 255;
 /// Hop limit of multicast listener discovery (RFC 3810 section 5).
 const LISTENERS_HOP_LIMIT: u8 = 1;
 
-/// Length of a hop-by-hop header with a router alert, bytes.
+/// Length of a hop-by-hop header with a router alert, in bytes.
 pub const ALERT_LEN: usize = 8;
 /// A router alert for multicast listener discovery (RFC 2711), in memory order.
 const ROUTER_ALERT: u32 = u32::from_ne_bytes([5, 2, 0, 0]);
@@ -65,7 +65,7 @@ pub struct LinkMessage {
 }
 
 impl LinkMessage {
-    /// Length of a message without an address, bytes.
+    /// Length of a message without an address, in bytes.
     pub const SHORT: usize = 8;
 
     /// Whether a message that starts like this is about an address.

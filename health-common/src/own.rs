@@ -53,7 +53,7 @@ pub const fn v4_may_come(source_be: u32, destination_be: u32) -> bool {
     }
 }
 
-/// As [`v4_may_come`], for IPv6 (RFC 4291 sections 2.5.2, 2.5.3 and 2.7). The source may be unset only if the
+/// Like [`v4_may_come`], for IPv6 (RFC 4291 sections 2.5.2, 2.5.3 and 2.7). The source may be unset only if the
 /// destination is multicast, as with duplicate address detection (RFC 4862 section 5.4.2). Neither address may be
 /// IPv4-mapped: sockets and maps would mistake it for the IPv4 address.
 #[inline(always)]

@@ -42,7 +42,7 @@ const ERROR_HOLDS: u32 = 8;
 pub struct Extension {
     /// Type of the next header.
     pub next_header: u8,
-    /// Length of this header, bytes.
+    /// Length of this header in bytes.
     pub len: u32,
 }
 
@@ -80,7 +80,7 @@ pub struct TransportStart {
     pub words_be: [u16; 10],
 }
 
-/// Minimum length of a transport header, bytes. A shorter packet belongs to no flow. Protocols that are tracked by
+/// Minimum length of a transport header in bytes. A shorter packet belongs to no flow. Protocols that are tracked by
 /// number alone need no transport header.
 #[inline(always)]
 pub const fn transport_len(protocol: u8) -> u32 {
@@ -92,7 +92,7 @@ pub const fn transport_len(protocol: u8) -> u32 {
     }
 }
 
-/// As [`transport_len`], for the packet inside an ICMP error.
+/// Like [`transport_len`], for the packet inside an ICMP error.
 #[inline(always)]
 pub const fn inner_transport_len(protocol: u8) -> u32 {
     let len = transport_len(protocol);
@@ -247,7 +247,7 @@ impl Ipv4Header {
 }
 
 impl Ipv6Header {
-    /// As [`Ipv4Header::data_len`], including the extension headers.
+    /// Like [`Ipv4Header::data_len`], including the extension headers.
     #[inline(always)]
     pub const fn data_len(&self, len: u32) -> Option<u32> {
         if !self.is_version_6() {
@@ -340,8 +340,8 @@ pub struct Upper {
     pub fragment: Option<Fragment>,
 }
 
-/// As [`read4`], for an IPv6 packet whose extension headers have been walked. In a later fragment's tuple, the protocol
-/// is taken from the fragment header and need not be the packet's protocol.
+/// Like [`read4`], for an IPv6 packet whose extension headers have been walked. In a later fragment's tuple, the
+/// protocol is taken from the fragment header and need not be the packet's protocol.
 #[inline(always)]
 pub fn read6(
     ip: &Ipv6Header,
@@ -369,7 +369,7 @@ pub fn read6(
     })
 }
 
-/// As [`inner4`], for the packet inside an ICMPv6 error.
+/// Like [`inner4`], for the packet inside an ICMPv6 error.
 #[inline(always)]
 pub fn inner6(
     ip: &Ipv6Header,

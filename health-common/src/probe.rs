@@ -9,9 +9,9 @@ use crate::echo::{EchoHeader, FRAGMENT_MASK, IPV4_LEN, Ipv4Header, Ipv6Header, P
 use crate::rtt::Reply;
 use crate::siphash::{SipKey, siphash24_two_words};
 
-/// Length of a probe's payload, bytes.
+/// Length of a probe's payload in bytes.
 pub const PROBE_LEN: usize = size_of::<ProbePayload>();
-/// Length of a probe's ICMP message, bytes.
+/// Length of a probe's ICMP message in bytes.
 pub const MESSAGE_LEN: usize = size_of::<ProbeMessage>();
 
 /// First bytes of a probe's payload. They prove nothing, but make it unnecessary to compute the tag for most other
@@ -32,7 +32,7 @@ pub const DEFAULT_KEY: SipKey = [
     u64::from_le_bytes(*b"gent-key"),
 ];
 
-/// Largest offset between two supposedly synchronised clocks, nanoseconds.
+/// Largest offset between two supposedly synchronised clocks, in nanoseconds.
 pub const MAX_CLOCK_ERROR_NS: u64 = 1_000_000_000;
 
 /// Which of a peer's addresses a probe goes to.
@@ -97,12 +97,12 @@ pub struct ProbePayload {
     pub flags: u8,
     /// Reserved, zero.
     pub reserved: u32,
-    /// Written by the responder: how long the probe spent in the host, from uplink to uplink, nanoseconds. While the
+    /// Written by the responder: how long the probe spent in the host, from uplink to uplink, in nanoseconds. While the
     /// probe is still in the host, the field holds [`ARRIVAL`] and the `CLOCK_MONOTONIC` time of its arrival. 0:
     /// unknown.
     pub turnround_be: u64,
-    /// Written by the responder on request: the time of day at which the probe arrived, UTC, nanoseconds since 1970. 0:
-    /// unknown.
+    /// Written by the responder on request: the time of day at which the probe arrived, in nanoseconds since 1970
+    /// (UTC). 0: unknown.
     pub arrived_be: u64,
 }
 
@@ -251,7 +251,7 @@ pub const fn may_be_probe4(ip: &Ipv4Header, message: &ProbeMessage) -> bool {
         && message.payload.magic == PROBE_MAGIC
 }
 
-/// As [`may_be_probe4`], for IPv6. The caller has checked the protocol, which rules out extension headers.
+/// Like [`may_be_probe4`], for IPv6. The caller has checked the protocol, which rules out extension headers.
 #[inline(always)]
 pub const fn may_be_probe6(ip: &Ipv6Header, message: &ProbeMessage) -> bool {
     ip.is_version_6()
@@ -266,7 +266,7 @@ pub fn is_intact4(ip: &Ipv4Header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
     fold(sum(&ip.words())) == 0xffff && fold64(sum32(message)) == 0xffff
 }
 
-/// As [`is_intact4`], for an IPv6 packet, whose only checksum also covers the addresses (RFC 8200 section 8.1).
+/// Like [`is_intact4`], for an IPv6 packet, whose only checksum also covers the addresses (RFC 8200 section 8.1).
 #[inline(always)]
 pub fn is_intact6(ip: &Ipv6Header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
     let pseudo = sum32(&ip.saddr_be)

@@ -9,15 +9,15 @@
 
 /// Index of the hand for the ring of `HEALTH_CT4`.
 pub const RING_CT4: u32 = 0;
-/// As [`RING_CT4`], for `HEALTH_CT6`.
+/// Like [`RING_CT4`], for `HEALTH_CT6`.
 pub const RING_CT6: u32 = 1;
-/// As [`RING_CT4`], for `HEALTH_NAT4`.
+/// Like [`RING_CT4`], for `HEALTH_NAT4`.
 pub const RING_NAT4: u32 = 2;
-/// As [`RING_CT4`], for `HEALTH_NAT6`.
+/// Like [`RING_CT4`], for `HEALTH_NAT6`.
 pub const RING_NAT6: u32 = 3;
-/// As [`RING_CT4`], for `HEALTH_REVNAT4`.
+/// Like [`RING_CT4`], for `HEALTH_REVNAT4`.
 pub const RING_REVNAT4: u32 = 4;
-/// As [`RING_CT4`], for `HEALTH_REVNAT6`.
+/// Like [`RING_CT4`], for `HEALTH_REVNAT6`.
 pub const RING_REVNAT6: u32 = 5;
 /// Number of rings.
 pub const RINGS: u32 = 6;
@@ -25,9 +25,9 @@ pub const RINGS: u32 = 6;
 /// Maximum number of keys checked in search of an entry to evict.
 pub const CANDIDATES: u32 = 16;
 
-/// How long valuable entries are spared after a worthless one was found, or after a table became full, seconds.
+/// How long valuable entries are spared after a worthless one was found, or after a table became full, in seconds.
 pub const SPARE_SECS: u32 = 2;
-/// A full table counts as newly full if it had needed no eviction for this long, seconds.
+/// A full table counts as newly full if it had needed no eviction for this long, in seconds.
 pub const ROOM_SECS: u32 = 10;
 /// Number of vacated slots remembered at the same time.
 pub const VACATED: usize = 8;
@@ -40,9 +40,9 @@ pub struct Hand {
     pub next: u32,
     /// Number of slots in the ring; 0: the ring is not yet in use.
     pub slots: u32,
-    /// When an entry last had to be evicted: seconds of `CLOCK_MONOTONIC`.
+    /// When an entry last had to be evicted: `CLOCK_MONOTONIC`, in seconds.
     pub full_at: u32,
-    /// Until when valuable entries are spared: seconds of `CLOCK_MONOTONIC`.
+    /// Until when valuable entries are spared: `CLOCK_MONOTONIC`, in seconds.
     pub spare_until: u32,
     /// Numbers, from 1, of slots whose entries were evicted and which have not been rewritten since; 0: none.
     pub vacated: [u32; VACATED],

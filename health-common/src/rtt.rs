@@ -191,13 +191,13 @@ pub const UNKNOWN_DELAY: i64 = i64::MIN;
 /// of a `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The round trip, nanoseconds.
+    /// The round-trip time in nanoseconds.
     pub rtt_ns: u64,
-    /// Time that the round trip spent in the peer's host, nanoseconds. 0: unknown.
+    /// Time that the round trip spent in the peer's host, in nanoseconds. 0: unknown.
     pub remote_ns: u64,
-    /// Forward delay, nanoseconds, or [`UNKNOWN_DELAY`].
+    /// Forward delay in nanoseconds, or [`UNKNOWN_DELAY`].
     pub forward_ns: i64,
-    /// Return delay, nanoseconds; unknown if the forward delay is.
+    /// Return delay in nanoseconds; unknown if the forward delay is.
     pub back_ns: i64,
 }
 
@@ -281,7 +281,7 @@ impl RttRow {
         }
     }
 
-    /// As [`Self::record`], for a caller that computed the round trip's [`bucket`] before locking the row. Returns
+    /// Like [`Self::record`], for a caller that computed the round trip's [`bucket`] before locking the row. Returns
     /// `false` if the bucket is full; the caller must then halve the histogram.
     #[must_use]
     #[inline(always)]
@@ -407,7 +407,7 @@ pub const fn bucket(ns: u64) -> usize {
     log_linear(ns)
 }
 
-/// As [`bucket`], but without limits on the range.
+/// Like [`bucket`], but without limits on the range.
 #[inline(always)]
 const fn log_linear(ns: u64) -> usize {
     let octave = 63 - ns.leading_zeros();
@@ -472,8 +472,8 @@ pub struct AccountRequest {
     pub key: RttKey,
     /// [`ACCOUNT_LOST`], [`ACCOUNT_SAMPLE`] or [`ACCOUNT_RESET`].
     pub operation: u32,
-    /// The round trip of a sample, nanoseconds. On return, the value measured by the uplinks' programs, if there is
-    /// one.
+    /// The round-trip time of a sample in nanoseconds. On return, the value measured by the uplinks' programs, if there
+    /// is one.
     pub rtt_ns: u64,
     /// Id of the echo probe; all zero for probes of other protocols, which are not tracked individually.
     pub probe: ProbeId,

@@ -13,9 +13,9 @@ use crate::addr::Addr;
 use crate::checksum::fold;
 use crate::rtt::RttKey;
 
-/// Length of a TCP header without options, bytes.
+/// Length of a TCP header without options, in bytes.
 pub const TCP_LEN: usize = 20;
-/// Longest TCP header, bytes (RFC 9293 section 3.1).
+/// Maximum length of a TCP header in bytes (RFC 9293 section 3.1).
 pub const TCP_MAX_LEN: usize = 60;
 /// IP protocol number of TCP.
 pub const IP_PROTOCOL_TCP: u8 = IpProto::Tcp as u8;
@@ -38,7 +38,7 @@ pub const UNKNOWN_PAUSE_NS: u64 = 1_000_000_000;
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_TIMESTAMPS: u8 = 8;
-/// Length of the timestamps option, bytes (RFC 7323 section 3.2).
+/// Length of the timestamps option in bytes (RFC 7323 section 3.2).
 const TIMESTAMPS_LEN: usize = 10;
 
 /// TCP header without options (RFC 9293 section 3.1). Multi-byte fields in network byte order.
@@ -82,9 +82,9 @@ pub struct Segment {
     pub acknowledgement: u32,
     /// [`FIN`], [`SYN`], [`RST`], [`ACK`] and others.
     pub flags: u8,
-    /// Length of the header, bytes, 20..=60.
+    /// Length of the header in bytes, 20..=60.
     pub header_len: u32,
-    /// Length of the data, bytes.
+    /// Length of the data in bytes.
     pub data_len: u32,
 }
 
@@ -144,7 +144,7 @@ pub struct Timestamps {
     pub echo: u32,
 }
 
-/// Size of the TCP header buffer, bytes: a power of two, so that a mask keeps any index in bounds. Verifiers before
+/// Size of the TCP header buffer in bytes: a power of two, so that a mask keeps any index in bounds. Verifiers before
 /// Linux 6.15 cannot derive the bound from all the comparisons that LLVM generates.
 pub const HEADER_ROOM: usize = TCP_MAX_LEN.next_power_of_two();
 
@@ -266,7 +266,7 @@ pub const TIMED_SYN: u8 = 1;
 /// Flag: the timed segment carries timestamps.
 pub const TIMED_CLOCK: u8 = 2;
 
-/// Value of `HEALTH_TCP`. Times are nanoseconds of `CLOCK_MONOTONIC`.
+/// Value of `HEALTH_TCP`. Times are `CLOCK_MONOTONIC`, in nanoseconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
@@ -442,10 +442,10 @@ pub struct ConnectionRequest {
     pub key: RttKey,
     /// The connection.
     pub flow: FlowKey,
-    /// When the connection was opened: `CLOCK_MONOTONIC`, nanoseconds. Anything timed earlier belongs to another
+    /// When the connection was opened: `CLOCK_MONOTONIC`, in nanoseconds. Anything timed earlier belongs to another
     /// connection between the same ports.
     pub begun_ns: u64,
-    /// The round trip that the agent measured, nanoseconds; on return, the one that was counted.
+    /// The round-trip time that the agent measured, in nanoseconds; on return, the one that was counted.
     pub rtt_ns: u64,
     /// On return, the source of that round trip: [`crate::rtt::SOURCE_KERNEL`] or [`crate::rtt::SOURCE_SOCKET`].
     pub source: u8,

@@ -28,7 +28,7 @@ pub trait Tuple: Copy + Default + PartialEq {
     type FrontendKey;
     /// The value of the service flow maps.
     type ServiceFlow: Copy + Default;
-    /// Offset of a service flow's expiry time, bytes.
+    /// Offset of a service flow's expiry time, in bytes.
     const SERVICE_FLOW_EXPIRES_AT: usize;
     /// IP version: 4 or 6.
     const IP_VERSION: u32;
@@ -91,7 +91,7 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// The flags of an entry.
     fn flags(entry: &Self::Translation) -> u32;
 
-    /// When the entry was created: nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the entry was created: `CLOCK_MONOTONIC`, in nanoseconds.
     fn created_ns(entry: &Self::Translation) -> u64;
 
     /// The key of the frontend that a packet with this tuple would be addressed to.
@@ -162,7 +162,7 @@ pub struct ServiceFlowParts<A> {
     pub backend: u32,
     /// Number of the service port.
     pub service: u32,
-    /// When the flow expires: seconds of `CLOCK_MONOTONIC`.
+    /// When the flow expires: `CLOCK_MONOTONIC`, in seconds.
     pub expires: u32,
     /// [`crate::service::FLOW_FROM_OUTSIDE`] and the other bits.
     pub flags: u16,

@@ -25,7 +25,7 @@ use health_ebpf::xdp::XdpFrame;
 
 /// Number of bytes restored in each packet: an ICMPv6 probe with its Ethernet header.
 const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
-/// As [`PACKET_LEN`], for the shorter test packets: an ICMP probe, a TCP segment with timestamps and no data, the
+/// Like [`PACKET_LEN`], for the shorter test packets: an ICMP probe, a TCP segment with timestamps and no data, the
 /// agent's request about a probe, and ARP.
 const PROBE4_LEN: usize = L4_AT4 + MESSAGE_LEN;
 const SEGMENT4_LEN: usize = L4_AT4 + 32;
@@ -52,7 +52,7 @@ static BENCH_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 #[map]
 static BENCH_ENDPOINTS: HashMap<Addr, EndpointInfo> = HashMap::with_max_entries(16, 0);
 
-/// As [`BENCH_PROGRAM`], for XDP: a map holds programs of one type only.
+/// Like [`BENCH_PROGRAM`], for XDP: a map holds programs of one type only.
 #[map]
 static BENCH_XDP_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
@@ -114,7 +114,7 @@ fn restore_headers(headers: &mut [u32; HEADER_WORDS], packet: &[u32; HEADER_WORD
     *headers = *packet;
 }
 
-/// As [`bench_front`], for XDP.
+/// Like [`bench_front`], for XDP.
 #[xdp]
 fn bench_xdp_front(ctx: XdpContext) -> u32 {
     let frame = XdpFrame::new(ctx);
@@ -128,7 +128,7 @@ fn bench_xdp_front(ctx: XdpContext) -> u32 {
     XDP_ABORTED
 }
 
-/// As [`bench_empty`].
+/// Like [`bench_empty`].
 #[xdp]
 fn bench_xdp_empty(_ctx: XdpContext) -> u32 {
     XDP_TX

@@ -42,7 +42,7 @@ pub fn coarse_now_ns() -> u64 {
     unsafe { bpf_ktime_get_coarse_ns() }
 }
 
-/// As [`coarse_now_ns`], in whole seconds.
+/// Like [`coarse_now_ns`], in whole seconds.
 #[inline(always)]
 pub fn coarse_now_secs() -> u32 {
     seconds(coarse_now_ns())

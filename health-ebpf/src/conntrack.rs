@@ -127,7 +127,7 @@ pub fn enter<K: Tuple>(
     }
 }
 
-/// As [`enter`], but only if the gate admits the packet. The gate is consulted before anything is recorded: for each
+/// Like [`enter`], but only if the gate admits the packet. The gate is consulted before anything is recorded: for each
 /// packet that is not a reply, and for a reply if a different table allowed its flow. `traffic` is called only when
 /// needed, because its result does not fit on the stack.
 #[inline(always)]
@@ -327,7 +327,7 @@ pub fn is_answered<K: Tuple>(flows: Table<K, CtEntry>, key: &K) -> bool {
     })
 }
 
-/// As [`is_known`], if the gate admits the flow.
+/// Like [`is_known`], if the gate admits the flow.
 #[inline(always)]
 pub fn is_admitted<K: Tuple, G: Gate<K>>(
     flows: Table<K, CtEntry>,
@@ -341,7 +341,7 @@ pub fn is_admitted<K: Tuple, G: Gate<K>>(
     }
 }
 
-/// As [`live`], in the map of the tuple's protocol.
+/// Like [`live`], in the map of the tuple's protocol.
 #[inline(always)]
 pub(crate) fn find<K: Tuple>(
     flows: Table<K, CtEntry>,
@@ -367,7 +367,7 @@ pub fn track<K: Tuple>(
     track_at(flows, tuple, traffic, timeouts, coarse_now_ns())
 }
 
-/// As [`track`], at a given time (`CLOCK_MONOTONIC`, nanoseconds).
+/// Like [`track`], at a given time (`CLOCK_MONOTONIC`, in nanoseconds).
 #[inline(always)]
 pub fn track_at<K: Tuple>(
     flows: Table<K, CtEntry>,

@@ -2,7 +2,7 @@
 //! stack. An endpoint's answers to an outside client also bypass the stack if the client's packets did so on their way
 //! through a service.
 //!
-//! `from_endpoint` and `to_service` pass packets to the program `deliver`, which has its own stack. Packets that a
+//! `from_endpoint` and `to_service` pass packets to the `deliver` program, which has its own stack. Packets that a
 //! router would answer, or must examine more closely, are left to the host's stack, which sends them through
 //! `to_endpoint`.
 
@@ -42,7 +42,7 @@ pub fn hand_over(frame: &Frame) {
     unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_DELIVER) };
 }
 
-/// As [`hand_over`], for an answer to an outside client.
+/// Like [`hand_over`], for an answer to an outside client.
 #[inline(always)]
 pub fn hand_over_answer(frame: &Frame) {
     frame.set_mark(MARK_PAST_STACK);
@@ -50,7 +50,7 @@ pub fn hand_over_answer(frame: &Frame) {
     frame.set_mark(0);
 }
 
-/// The program `deliver`: handles an untagged packet from an endpoint, or one from outside for a service.
+/// The `deliver` program: handles an untagged packet from an endpoint, or one from outside for a service.
 #[inline(always)]
 pub fn deliver(frame: &Frame) -> Verdict {
     let done = match frame.protocol() {

@@ -47,7 +47,7 @@ const WINDOW_SECS: u32 = 4;
 /// Longest time that a first fragment can spend in a CPU's queue. After that, it is considered lost.
 const QUEUED_NS: u64 = 20_000_000;
 
-/// When to start holding fragments, in seconds of `CLOCK_MONOTONIC`: some time after these programs take over, since
+/// When to start holding fragments (`CLOCK_MONOTONIC`, in seconds): some time after these programs take over, since
 /// they do not know packets whose first fragment was seen by other programs. Set when the programs are loaded.
 #[unsafe(no_mangle)]
 static HOLDS_FROM: Global<u32> = Global::new(0);
@@ -68,7 +68,7 @@ pub struct PacketKey {
 pub struct EarlyPacket {
     /// When the first fragment was sent on, followed by the held ones: `CLOCK_MONOTONIC`.
     released_ns: u64,
-    /// When this entry expires, in seconds of `CLOCK_MONOTONIC`. Identifications get reused.
+    /// When this entry expires (`CLOCK_MONOTONIC`, in seconds). Identifications get reused.
     expires: u32,
     /// Number of fragments held.
     held: u32,
@@ -102,7 +102,7 @@ pub struct EarlyFrame {
     bytes: [u8; FRAME_MAX as usize],
 }
 
-/// Number of fragments of one source that were held since `since` (seconds of `CLOCK_MONOTONIC`).
+/// Number of fragments of one source that were held since `since` (`CLOCK_MONOTONIC`, in seconds).
 #[repr(C)]
 pub struct EarlySource {
     since: u32,

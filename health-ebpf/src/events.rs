@@ -120,7 +120,7 @@ extern "C" fn report_flow4(
     write_flow(unsafe { tuple.as_ref() }, kind, ifindex, source_identity)
 }
 
-/// As [`report_flow4`].
+/// Like [`report_flow4`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn report_flow6(

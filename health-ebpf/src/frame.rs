@@ -43,7 +43,7 @@ pub const MARK_SERVED: u32 = 0x6865_2376;
 pub const MARK_PAST_STACK: u32 = 0x6865_6f75;
 
 /// Mark bits with which netfilter rules masquerade and drop packets: those of kube-proxy, which remain after it is
-/// gone, and those of the mode `ipvs`.
+/// gone, and those of the `ipvs` mode.
 const MARKS_OF_RULES: u32 = 0xc000;
 const _: () = assert!(MARK_SERVED & MARKS_OF_RULES == 0);
 
@@ -152,7 +152,7 @@ impl Frame {
         LINK_HEADER_LEN.load() as usize
     }
 
-    /// When the kernel received the packet from the device: `CLOCK_REALTIME`, nanoseconds; 0 while no process on the
+    /// When the kernel received the packet from the device: `CLOCK_REALTIME`, in nanoseconds; 0 while no process on the
     /// machine asks for time stamps (`SO_TIMESTAMP`, a capture).
     #[inline(always)]
     pub fn stamped_ns(&self) -> u64 {

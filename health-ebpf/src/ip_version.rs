@@ -38,7 +38,7 @@ pub trait Version: Tuple<Address: Default> + Sized + 'static {
     const SOCKET_TUPLE_LEN: u32;
     /// The IP header, without options.
     type Header;
-    /// Length of the IP header, bytes.
+    /// Length of the IP header in bytes.
     const HEADER_LEN: usize = size_of::<Self::Header>();
     /// Offset of the data after the IP header in an untagged packet.
     const L4_AT: usize = IP_AT + Self::HEADER_LEN;

@@ -182,7 +182,7 @@ pub static HEALTH_SVC6: HashMap<FrontendKey6, Frontend> =
 #[map]
 pub static HEALTH_SLOTS: Array<u32> = Array::pinned(DEFAULT_SLOTS, 0);
 
-/// As [`HEALTH_SLOTS`], for Maglev.
+/// Like [`HEALTH_SLOTS`], for Maglev.
 #[map]
 pub static HEALTH_MAGLEV: Array<u32> = Array::pinned(DEFAULT_MAGLEV, 0);
 
@@ -256,7 +256,7 @@ pub static HEALTH_XDP_FLOWS6: LruHashMap<Tuple6, XdpFlow<[u32; 4]>> =
 #[map]
 pub static HEALTH_XDP_DRAFT4: PerCpuArray<Draft<Tuple4>> = PerCpuArray::with_max_entries(1, 0);
 
-/// As [`HEALTH_XDP_DRAFT4`].
+/// Like [`HEALTH_XDP_DRAFT4`].
 #[map]
 pub static HEALTH_XDP_DRAFT6: PerCpuArray<Draft<Tuple6>> = PerCpuArray::with_max_entries(1, 0);
 

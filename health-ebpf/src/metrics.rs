@@ -36,7 +36,7 @@ pub fn redirected(frame: &Frame, reason: Reason, direction: Direction, code: i64
     redirected_uncounted(code)
 }
 
-/// As [`redirected`], for a packet that is counted elsewhere, or by a stateless datapath in benchmarks.
+/// Like [`redirected`], for a packet that is counted elsewhere, or by a stateless datapath in benchmarks.
 #[inline(always)]
 pub fn redirected_uncounted(code: i64) -> Verdict {
     Verdict(if code == TC_ACT_REDIRECT as i64 {
@@ -84,7 +84,7 @@ pub fn count_call(reason: Reason, direction: Direction) {
     }
 }
 
-/// As [`count`], for a packet of this length.
+/// Like [`count`], for a packet of this length.
 #[inline(always)]
 pub fn count_bytes(length: u32, reason: Reason, direction: Direction) {
     if let Some(counter) = HEALTH_METRICS.get_ptr_mut(metrics_index(reason, direction)) {

@@ -73,7 +73,7 @@ pub fn read_inner4(
     })
 }
 
-/// As [`read4`].
+/// Like [`read4`].
 #[inline(always)]
 pub fn read6(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<Tuple6>> {
     let ip = frame.at::<Ipv6Header>(ip_at)?;
@@ -83,7 +83,7 @@ pub fn read6(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<
     Some(ParsedPacket { packet, content_at })
 }
 
-/// As [`read_inner4`].
+/// Like [`read_inner4`].
 #[inline(always)]
 pub fn read_inner6(
     frame: &Frame,

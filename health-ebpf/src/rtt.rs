@@ -325,10 +325,10 @@ unsafe fn lock(row: *mut RttRow) -> u64 {
     }
 }
 
-/// Tries repeatedly to lock a row; as [`lock`].
+/// Like [`lock`], but retries.
 ///
-/// A separate function in the kernel as well, like the one below: the verifier checks its loop once, not once per
-/// program state that leads there.
+/// Kept as a separate BPF function, like the one below, so that the verifier checks its loop once rather than once per
+/// program state that reaches it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn lock_contended(row: *mut RttRow) -> u64 {

@@ -123,7 +123,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// As [`Table::get_ptr`], for modification.
+    /// Like [`Table::get_ptr`], for modification.
     #[inline(always)]
     pub fn get_ptr_mut(&self, key: &K) -> Option<*mut V> {
         if is_tcp(key) {
@@ -143,7 +143,7 @@ impl<K: Tuple, V> Table<K, V> {
         }
     }
 
-    /// As [`Table::insert`], without recording the key: see [`RingMap::insert_unnoted`].
+    /// Like [`Table::insert`], without recording the key: see [`RingMap::insert_unnoted`].
     #[inline(always)]
     pub fn insert_unnoted(&self, key: &K, value: &V, flags: u64) -> Result<bool, i32> {
         if is_tcp(key) {

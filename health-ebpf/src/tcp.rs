@@ -328,7 +328,7 @@ fn header(frame: &Frame, packet: &Packet) -> Option<HeaderBytes> {
     (result == 0).then_some(header)
 }
 
-/// As [`HeaderBytes::timestamps`].
+/// Like [`HeaderBytes::timestamps`].
 #[inline(always)]
 fn timestamps(header: &HeaderBytes, len: u32) -> Result<Option<Timestamps>, Malformed> {
     let mut timestamps = Timestamps::default();
@@ -346,8 +346,8 @@ const TIMESTAMPS: u32 = 1;
 /// Result of [`tcp_timestamps`]: the options are malformed.
 const MALFORMED: u32 = 2;
 
-/// A separate function in the kernel as well: the verifier follows the many paths through the options once, not once
-/// per path that leads there.
+/// Kept as a separate BPF function, so that the verifier follows the many paths through the options once rather than
+/// once per path that reaches the function.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn tcp_timestamps(

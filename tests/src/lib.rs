@@ -1,7 +1,7 @@
 //! The test bed and the helpers that integration tests and benchmarks share: clusters of real agents on this machine,
 //! crafted packets, snapshots of the machine to compare, and parsers for tool output.
 //!
-//! Without the feature `all`, this crate contains only what the program `bed` needs.
+//! Without the `all` feature, this crate contains only what the `bed` program needs.
 
 #[cfg(feature = "all")]
 pub mod apiserver;

@@ -23,7 +23,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::process::{print_line, run};
 
-/// Size of a socket's receive buffer, bytes.
+/// Size of a socket's receive buffer in bytes.
 const RECEIVE_BUFFER: usize = 8 << 20;
 /// Maximum packet size: a GSO packet that is yet to be segmented, with all headers.
 const LONGEST: usize = 1 << 17;
@@ -97,7 +97,7 @@ impl Handling {
 /// State shared by a relay and its thread.
 #[derive(Debug, Default)]
 struct Shared {
-    /// Delay of packets that arrive from now on, nanoseconds.
+    /// Delay of packets that arrive from now on, in nanoseconds.
     hold_ns: AtomicU64,
     /// Packets dropped so far.
     dropped: AtomicU64,

@@ -84,7 +84,7 @@ fn context(at: usize, field: &[u8]) -> Vec<u8> {
     context
 }
 
-/// Wall-clock time, nanoseconds since 1970.
+/// Wall-clock time in nanoseconds since 1970.
 pub fn utc_ns() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.expect("a time after 1970").as_nanos() as u64

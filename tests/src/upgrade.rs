@@ -20,7 +20,7 @@ use crate::bed::agent_binary;
 
 /// Start of a little-endian 64-bit ELF file.
 const ELF: &[u8] = b"\x7fELF\x02\x01\x01";
-/// Size of an instruction, bytes.
+/// Size of an instruction in bytes.
 const INSTRUCTION: usize = 8;
 /// `BPF_LD | BPF_IMM | BPF_DW`, which takes two instruction slots.
 const LOAD_WIDE: u8 = 0x18;

@@ -70,8 +70,10 @@ impl MonitorArgs {
             ports,
             endpoints: self.endpoints,
         };
-        let mut interrupted = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-        let mut terminated = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+        let mut interrupted =
+            signal(SignalKind::interrupt()).context("cannot install the SIGINT handler")?;
+        let mut terminated =
+            signal(SignalKind::terminate()).context("cannot install the SIGTERM handler")?;
         let limit = self.limit.unwrap_or(Duration::MAX);
         let mut printer = Printer::new(self.output.output, self.count);
         let begin = || eprintln!("Monitoring; press Ctrl-C to stop");

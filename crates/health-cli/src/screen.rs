@@ -8,7 +8,7 @@ use crossterm::style::Print;
 use crossterm::terminal::{BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate};
 use unicode_width::UnicodeWidthChar;
 
-/// Initial capacity of the buffer, bytes: more than the text of a large terminal.
+/// Initial capacity of the buffer in bytes: more than the text of a large terminal.
 const DRAWING_BYTES: usize = 64 * 1024;
 
 /// The part of the terminal from the cursor down. The cursor is hidden until this is dropped, and then reappears below

@@ -20,7 +20,7 @@ const SEPARATOR: &str = "---";
 /// Columns and rows of a terminal that does not report them.
 const USUAL_SIZE: (u16, u16) = (80, 24);
 
-/// The flag `--watch` of commands that can repeat their output.
+/// The `--watch` flag of commands that can repeat their output.
 #[derive(Args, Debug)]
 pub(super) struct WatchArgs {
     /// Update the output continuously, by default every second
@@ -85,9 +85,11 @@ pub(super) async fn watch(
     pace: Pace,
     look: impl AsyncFnMut() -> anyhow::Result<Vec<u8>>,
 ) -> anyhow::Result<()> {
-    let mut interrupted = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-    let mut terminated = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let mut hung_up = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
+    let mut interrupted =
+        signal(SignalKind::interrupt()).context("cannot install the SIGINT handler")?;
+    let mut terminated =
+        signal(SignalKind::terminate()).context("cannot install the SIGTERM handler")?;
+    let mut hung_up = signal(SignalKind::hangup()).context("cannot install the SIGHUP handler")?;
     let shown = async {
         if pace.is_drawn && io::stdout().is_terminal() {
             redraw(pace, look).await
@@ -109,7 +111,8 @@ async fn redraw(
     mut look: impl AsyncFnMut() -> anyhow::Result<Vec<u8>>,
 ) -> anyhow::Result<()> {
     const UNWRITABLE: &str = "cannot write to the terminal";
-    let mut resized = signal(SignalKind::window_change()).context("cannot wait for SIGWINCH")?;
+    let mut resized =
+        signal(SignalKind::window_change()).context("cannot install the SIGWINCH handler")?;
     let mut screen = Screen::new(io::stdout()).context(UNWRITABLE)?;
     let mut ticks = pace.ticks();
     let mut last = String::new();

@@ -32,8 +32,8 @@ use crate::workloads::{Workload, Workloads};
 /// The settings with which the programs are loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadSettings {
-    /// Maximum entries per map. [`Datapath::attach`] carries entries over from maps of other sizes. Services need the
-    /// service maps.
+    /// Maximum number of entries per map. [`Datapath::attach`] carries entries over from maps of other sizes. Services
+    /// need the service maps.
     pub sizes: MapSizes,
     /// Whether [`Datapath::set_masquerade`] may turn masquerading on. Services need it.
     pub masquerade: bool,

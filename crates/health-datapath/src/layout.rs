@@ -34,9 +34,9 @@ use health_common::tcp::{Flow, FlowKey, Peer};
 pub struct MapLayout {
     /// Name of the map and of its pin.
     pub name: &'static str,
-    /// Size of a key, bytes.
+    /// Size of a key in bytes.
     pub key_size: u32,
-    /// Size of a value (of one CPU's value for per-CPU maps), bytes.
+    /// Size of a value (of one CPU's value for per-CPU maps), in bytes.
     pub value_size: u32,
     /// The [`LAYOUT_VERSION`] in which its kind, keys, values or their meaning last changed.
     pub since: u32,

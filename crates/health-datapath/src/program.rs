@@ -47,7 +47,7 @@ pub enum DatapathProgram {
     IpToService,
     /// `to_ip_netdev` tail-calls it if services are on.
     IpFromService,
-    /// The XDP program for packets that arrive on an uplink; pinned where it must serve services.
+    /// The XDP program for packets that arrive on an uplink; pinned only if it has to handle service traffic.
     XdpNetdev,
     /// For `connect` of IPv4 sockets.
     SockConnect4,

@@ -22,7 +22,7 @@ pub enum LossOutcome {
 /// The source of the round-trip time that was counted for a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measurement {
-    /// Measured by the uplinks' programs, nanoseconds.
+    /// Measured by the uplinks' programs, in nanoseconds.
     ByKernel(u64),
     /// Measured by the agent, at its socket.
     AtSocket,
@@ -35,7 +35,7 @@ pub struct Connection {
     pub local: SocketAddr,
     /// Port of the peer.
     pub peer_port: u16,
-    /// When the connection was started: `CLOCK_MONOTONIC`, nanoseconds.
+    /// When the connection was started: `CLOCK_MONOTONIC`, in nanoseconds.
     pub begun_ns: u64,
 }
 
@@ -75,7 +75,7 @@ pub trait RttStore: Send + Sync + 'static {
     fn give_up_leftovers(&self) -> io::Result<u64>;
 
     /// Counts a probe that was answered over `connection`: with the round-trip time of the connection's handshake as
-    /// timed on the uplink, or else with the agent's own measurement, nanoseconds. `NotFound` if the row does not
+    /// timed on the uplink, or else with the agent's own measurement, in nanoseconds. `NotFound` if the row does not
     /// exist.
     fn connected(
         &self,
@@ -84,7 +84,7 @@ pub trait RttStore: Send + Sync + 'static {
         at_socket_ns: u64,
     ) -> io::Result<Measurement>;
 
-    /// Registers an address as a peer's. Packets to it keep their source. With passive round trips on, the round trips
+    /// Registers a peer's address. Packets to it keep their source address. If passive RTT is enabled, the round trips
     /// of all connections to it are counted, in a row that is created with the first connection.
     fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()>;
 

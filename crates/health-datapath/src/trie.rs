@@ -9,7 +9,7 @@ use aya::maps::lpm_trie::Key;
 use super::sys;
 use super::table::Table;
 
-/// Size of the prefix length, which precedes a key's data, bytes.
+/// Size of the prefix length, which precedes a key's data, in bytes.
 const PREFIX_LEN: usize = size_of::<u32>();
 
 /// A key: number of matched bits, and the data.

@@ -14,9 +14,9 @@ use super::sys;
 
 /// The kernel-internal error "not supported", which batch calls return for map kinds without batches.
 const ENOTSUPP: i32 = 524;
-/// Maximum entries per request.
+/// Maximum number of entries per request.
 const MAX_ENTRIES: usize = 1_024;
-/// Maximum size of the keys and values of one request, bytes, unless a single hash bucket is larger.
+/// Maximum size in bytes of the keys and values of one request, unless a single hash bucket is larger.
 const MAX_BYTES: usize = 256 << 10;
 /// A key-by-key walk meets at most this many times the map's capacity of keys.
 const KEYS_FACTOR: u64 = 16;
@@ -33,7 +33,7 @@ pub(super) struct EntrySize {
 }
 
 impl EntrySize {
-    /// Minimum size of a cursor, bytes.
+    /// Minimum size of a cursor in bytes.
     fn cursor(self) -> usize {
         self.key.max(MIN_CURSOR)
     }

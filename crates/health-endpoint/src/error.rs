@@ -64,7 +64,7 @@ pub enum EndpointError {
     Deleted(u16),
     /// The work on the endpoint was interrupted.
     #[error("work on the endpoint was interrupted: {0}")]
-    BrokenOff(String),
+    Interrupted(String),
     /// The endpoint's state does not allow the operation.
     #[error("endpoint {id}: {refused}; try again later")]
     Refused {
@@ -161,7 +161,7 @@ impl EndpointError {
             | Self::Ipam(IpamError::Exhausted(_) | IpamError::InUse { .. }) => {
                 ErrorKind::Unavailable
             }
-            Self::BrokenOff(_) | Self::Regenerate { .. } | Self::Workload(_) => ErrorKind::Failed,
+            Self::Interrupted(_) | Self::Regenerate { .. } | Self::Workload(_) => ErrorKind::Failed,
         }
     }
 }

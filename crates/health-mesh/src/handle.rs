@@ -125,7 +125,7 @@ pub(super) struct Shared {
     pub(super) ignored: Arc<IgnoredReplies>,
     /// Malformed reports of peers.
     pub(super) malformed: MalformedHeaders,
-    /// When the engine completed its last turn, nanoseconds.
+    /// When the engine completed its last turn, in nanoseconds.
     last_turn: AtomicU64,
     sending: Mutex<Sending>,
 }

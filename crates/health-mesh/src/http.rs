@@ -20,7 +20,7 @@ use super::proof::{
     self, AUTH_HEADER, Answer, HelloKeys, KeyAge, ProofError, REASON_CLOCK, REASON_HEADER, Request,
 };
 
-/// Maximum length of a response head, bytes.
+/// Maximum length of a response head in bytes.
 const HEAD_LEN: usize = 2048;
 /// `/hello` responses take about 350 bytes, requests about 330.
 const USUAL_HEAD_LEN: usize = 512;

@@ -15,9 +15,9 @@ use ring::hmac;
 
 use super::proof::{HelloKeys, KeyAge, PUBLIC_SECRET};
 
-/// Minimum length of a key, bytes: as long as the key derived from it.
+/// Minimum length of a key in bytes: as long as the key derived from it.
 const MIN_LEN: usize = 16;
-/// Maximum length of a key, bytes: anything longer is some other file.
+/// Maximum length of a key in bytes: anything longer is some other file.
 const MAX_LEN: u64 = 4096;
 /// Labels for key derivation.
 const PROBE_LABEL: &[u8] = b"health-agent probe key";

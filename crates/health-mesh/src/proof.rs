@@ -217,7 +217,7 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Whether its time stamp is too far from `now`, seconds since 1970.
+    /// Whether its time stamp is too far from `now` (in seconds since 1970).
     pub(crate) fn is_out_of_window(&self, now: u64) -> bool {
         now.abs_diff(self.time) > CLOCK_WINDOW.as_secs()
     }
@@ -252,7 +252,7 @@ pub enum ProofError {
     Replayed,
 }
 
-/// The current time, seconds since 1970.
+/// The current time in seconds since 1970.
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or_default().as_secs()

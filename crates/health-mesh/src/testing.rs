@@ -118,7 +118,7 @@ pub(super) struct MemoryStore {
     /// Round trips of the timestamped probes, by sequence number.
     stamped: Mutex<HashMap<(RttKey, u16), u64>>,
     followed: Mutex<HashMap<IpAddr, Path>>,
-    /// Handshake time that the uplink's programs measure for each connection, nanoseconds; 0 if they do not measure it.
+    /// Handshake time that the uplink's programs measure for each connection, in nanoseconds; 0 if not measured.
     pub(super) handshake_ns: AtomicU64,
 }
 

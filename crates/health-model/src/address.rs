@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 /// Number of bits before the IPv4 address in an IPv4-mapped IPv6 address.
 const MAPPED_BITS: u8 = 96;
-/// Maximum digits in an IPv6 address group, not counting extra leading zeros.
+/// Maximum number of digits in an IPv6 address group, not counting extra leading zeros.
 const GROUP_DIGITS: usize = 4;
 
 /// Why a string is not an address or network.

@@ -7,7 +7,7 @@ use serde::de::{self, Deserialize, DeserializeSeed, MapAccess, SeqAccess, Visito
 use serde_json::{Map, Value};
 use serde_saphyr::{MessageFormatter as _, UserMessageFormatter};
 
-/// Maximum size of the input, bytes.
+/// Maximum size of the input in bytes.
 const TEXT_MAX: usize = 10 << 20;
 /// Maximum number of values in a document, aliases expanded. Bounds the memory: a few hundred bytes per value.
 const VALUES_MAX: usize = 500_000;

@@ -43,7 +43,7 @@ impl FileIdentity {
         (self.device, self.inode, self.created) == (other.device, other.inode, other.created)
     }
 
-    /// Length, bytes.
+    /// Length in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }

@@ -24,7 +24,7 @@ const LONGEST_START: u32 = 40;
 /// Problems of a file that keeps being replaced, and of one that keeps being written.
 const KEEPS_BEING_REPLACED: &str = "keeps changing; reading it less often";
 const KEEPS_BEING_WRITTEN: &str = "keeps changing; using its last objects until it settles";
-/// Maximum size of a manifest, bytes.
+/// Maximum size of a manifest in bytes.
 pub const LONGEST: u64 = 64 << 20;
 /// File extensions of manifests.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
@@ -292,7 +292,7 @@ impl<C: Contents> Seen<C> {
     }
 }
 
-/// Lists the manifests in a folder: the files `*.yaml`, `*.yml` and `*.json` whose name does not start with a dot.
+/// Lists the manifests in a folder: the `*.yaml`, `*.yml` and `*.json` files whose name does not start with a dot.
 pub fn manifests(folder: &Path) -> io::Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(folder)? {

@@ -15,7 +15,7 @@ pub const CIDR: &str = "cidr";
 /// Source of labels without an explicit source.
 pub const UNSPEC: &str = "unspec";
 
-/// Maximum length of a label as a string, bytes.
+/// Maximum length of a label as a string, in bytes.
 pub const LABEL_MAX: usize = 1024;
 /// Maximum number of labels of one endpoint.
 pub const LABELS_MAX: usize = 256;

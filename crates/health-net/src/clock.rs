@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_getres, clock_gettime};
 use serde::Serialize;
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the programs' timestamps.
+/// Returns `CLOCK_MONOTONIC`, the clock of the programs' timestamps, in nanoseconds.
 pub fn now_ns() -> u64 {
     // The kernel offers this clock to every process. If seccomp denies it, the times are 0, which is long ago.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
@@ -26,14 +26,14 @@ pub fn boot_time() -> io::Result<Duration> {
     Ok(Duration::from(now?).saturating_sub(up?.into()))
 }
 
-/// Returns seconds of `CLOCK_MONOTONIC`, as of the kernel's last tick: times that programs read afterwards are never
+/// Returns `CLOCK_MONOTONIC` in seconds, as of the kernel's last tick: times that programs read afterwards are never
 /// earlier.
 pub fn coarse_now_secs() -> u32 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Duration::ZERO, Duration::from);
     now.as_secs().try_into().unwrap_or(u32::MAX)
 }
 
-/// Returns the duration of a kernel tick (`jiffies`), nanoseconds: the resolution of clocks that only advance with
+/// Returns the duration of a kernel tick (`jiffies`), in nanoseconds: the resolution of clocks that only advance with
 /// ticks (kernel/time/posix-timers.c, `posix_get_coarse_res`).
 pub fn tick_ns() -> u64 {
     // The longest tick (HZ = 100). As with `now_ns`, the kernel offers this clock to every process.
@@ -48,9 +48,9 @@ pub fn tick_ns() -> u64 {
 pub struct ClockState {
     /// Whether the clock is kept synchronised (`STA_UNSYNC` is not set).
     pub synchronised: bool,
-    /// Maximum error, microseconds.
+    /// Maximum error in microseconds.
     pub max_error_us: u64,
-    /// Estimated error, microseconds.
+    /// Estimated error in microseconds.
     pub estimated_error_us: u64,
     /// How many seconds `CLOCK_TAI` is ahead of UTC; 0 if the kernel does not know the leap seconds.
     pub tai_offset_s: i32,

@@ -32,7 +32,7 @@ pub struct Link {
     pub header: LinkHeader,
     /// Its hardware address, if that is an Ethernet address.
     pub mac: Option<MacAddr>,
-    /// Largest packet, bytes, without the Ethernet header.
+    /// Size of the largest packet in bytes, without the Ethernet header.
     pub mtu: u32,
     /// Whether it is administratively up.
     pub up: bool,
@@ -121,7 +121,7 @@ pub struct VethPair<'a> {
     pub peer_name: &'a str,
     /// Hardware address of the other end.
     pub peer_mac: MacAddr,
-    /// MTU of both ends, bytes.
+    /// MTU of both ends in bytes.
     pub mtu: u32,
 }
 
@@ -292,7 +292,7 @@ pub async fn set_mac(handle: &Handle, link: &Link, mac: MacAddr) -> Result<(), K
     .await
 }
 
-/// Changes a device's MTU, bytes.
+/// Changes a device's MTU, in bytes.
 pub async fn set_mtu(handle: &Handle, link: &Link, mtu: u32) -> Result<(), KernelError> {
     change(handle, link, "set the MTU of", |m| m.mtu(mtu)).await
 }

@@ -17,10 +17,10 @@ use super::{KernelError, route};
 pub struct WayOut {
     /// Name of the device.
     pub device: String,
-    /// The device's MTU: the largest IP packet that it accepts, bytes.
+    /// The device's MTU: the largest IP packet that it accepts, in bytes.
     pub device_mtu: u32,
-    /// The largest packet that this host sends, bytes. Less than the device's MTU if a lower limit comes from the route
-    /// or, for IPv6, from the device's settings or a router advertisement (RFC 4861 section 4.6.4).
+    /// The largest packet that this host sends, in bytes. Less than the device's MTU if a lower limit comes from the
+    /// route or, for IPv6, from the device's settings or a router advertisement (RFC 4861 section 4.6.4).
     pub mtu: u32,
 }
 
@@ -51,7 +51,7 @@ pub async fn way_out(handle: &Handle, address: IpAddr) -> Result<Option<WayOut>,
 pub struct DeviceMtu {
     /// Name of the device.
     pub device: String,
-    /// The largest IP packet that the device accepts, bytes.
+    /// The largest IP packet that the device accepts, in bytes.
     pub mtu: u32,
 }
 

@@ -47,7 +47,7 @@ pub struct Route {
     pub device: Option<u32>,
     /// Source address for packets that do not have one yet.
     pub prefsrc: Option<IpAddr>,
-    /// Largest packet, bytes, if it differs from the device's MTU.
+    /// Size of the largest packet in bytes, if it differs from the device's MTU.
     pub mtu: Option<u32>,
     /// Who created it; see [`ROUTE_PROTOCOL`].
     pub protocol: u8,

@@ -1,6 +1,7 @@
-//! The agent's sources in files, etcd and Kubernetes: the nodes of the mesh ([`nodes`]), and the identities of label
-//! sets ([`identity`]), which are in files or etcd. `etcd` and `kubernetes` also deliver the documents of services and
-//! pods, which other crates interpret. [`queried_servers`] lists all servers that the agent queries.
+//! Reads what the agent needs from files, etcd and Kubernetes: the nodes of the mesh ([`nodes`], from any of them) and
+//! the identities of label sets ([`identity`], from files or etcd only). The `etcd` and `kubernetes` modules also
+//! provide service and pod objects, which other crates parse. [`queried_servers`] lists every server that the agent
+//! queries.
 
 #![forbid(unsafe_code)]
 

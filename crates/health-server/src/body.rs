@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Refusal, bad};
 
-/// Maximum size of a JSON body, bytes: the maximum number of labels of maximum length, plus the rest.
+/// Maximum size of a JSON body in bytes: the maximum number of labels of maximum length, plus the rest.
 pub(super) const MAX_JSON: usize = LABEL_MAX * LABELS_MAX * 5 / 4;
 /// Time limit for receiving a JSON body.
 const JSON_TIMEOUT: Duration = Duration::from_secs(5);

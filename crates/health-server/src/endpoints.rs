@@ -34,11 +34,11 @@ use super::source::Source;
 
 /// How long the creation of an endpoint waits for the policies of the Kubernetes cluster.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum length of names and container ids, bytes.
+/// Maximum length of names and container ids in bytes.
 const MAX_NAME: usize = 253;
-/// Maximum length of an interface name, bytes (`IFNAMSIZ` minus the terminating zero).
+/// Maximum length of an interface name in bytes (`IFNAMSIZ` minus the terminating zero).
 const MAX_IFNAME: usize = 15;
-/// Maximum length of a path, bytes (`PATH_MAX` minus the terminating zero).
+/// Maximum length of a path in bytes (`PATH_MAX` minus the terminating zero).
 const MAX_PATH: usize = 4095;
 
 #[derive(Deserialize)]

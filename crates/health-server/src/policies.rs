@@ -37,7 +37,7 @@ pub(super) struct TraceAnswer {
     trace: Trace,
 }
 
-/// Maximum size of a document, bytes.
+/// Maximum size of a document in bytes.
 pub(super) const MAX_DOCUMENT: usize = 10 * 1024 * 1024;
 /// Time limit for receiving a document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(10);

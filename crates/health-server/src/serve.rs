@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::{Instant, Sleep};
 
-/// Largest request head, bytes.
+/// Maximum size of a request head in bytes.
 const MAX_HEAD: usize = 16 << 10;
 /// A client that has made the server wait for less than this keeps its slot.
 const COURTESY: Duration = Duration::from_millis(100);

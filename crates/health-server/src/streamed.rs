@@ -8,9 +8,9 @@ use axum::body::{Body, Bytes};
 use futures_util::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 
-/// Size of a piece, bytes: large enough that the cost of waking the other side is negligible.
+/// Size of a piece in bytes: large enough that the cost of waking the other side is negligible.
 const PIECE: usize = 256 << 10;
-/// How far a piece may exceed [`PIECE`], bytes.
+/// How far a piece may exceed [`PIECE`], in bytes.
 const SLACK: usize = 16 << 10;
 /// Number of pieces that may wait to be sent.
 const PIECES: usize = 1;

@@ -65,8 +65,8 @@ const ENVIRONMENT: usize = usize::MAX - 1;
 const COMMAND_LINE: usize = usize::MAX;
 
 impl Layers {
-    /// Reads the values for a command with the arguments of [`Settings`]: from `path`, or the default file if it
-    /// exists, and from the environment.
+    /// Reads the settings for `run`, a command that takes the arguments of [`Settings`]: from `path` (or else the
+    /// default file, if it exists) and from the environment.
     pub fn read(run: &Command, path: Option<&Path>) -> Result<Self, SettingsError> {
         Self::read_files(run, path)?.with_environment(run, |name| env::var_os(name))
     }

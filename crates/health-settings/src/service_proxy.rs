@@ -1,4 +1,4 @@
-//! Settings of the proxy mode, which decides which part of the kernel serves services.
+//! Settings for the proxy mode: which part of the kernel handles service traffic.
 
 use std::fmt;
 use std::time::Duration;
@@ -48,7 +48,7 @@ impl fmt::Display for ServiceProxyMode {
     }
 }
 
-/// Settings of the mode `ipvs`.
+/// Settings of the `ipvs` mode.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "IPVS")]
 pub struct IpvsSettings {

@@ -85,7 +85,7 @@ pub struct ServiceSettings {
     /// Sizes of the maps.
     #[command(flatten)]
     pub maps: ServiceMapSettings,
-    /// The mode `ipvs`.
+    /// The `ipvs` mode.
     #[command(flatten)]
     pub ipvs: IpvsSettings,
 }

@@ -135,7 +135,7 @@ pub(super) async fn wait(
             };
             if is_taken {
                 if let Some(as_of) = kept_as_of {
-                    warn!(%as_of, "the registry does not answer; using this node's saved entry");
+                    warn!(%as_of, "the registry is not responding; using this node's saved entry");
                 }
                 source.set_waiting(None);
                 return Ok(own);

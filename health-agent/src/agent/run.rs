@@ -26,8 +26,9 @@ use crate::pidfile::PidFile;
 /// Runs an agent until it is asked to stop. Its kernel state stays and keeps working; only
 /// [`cleanup`](super::cleanup()) removes it.
 pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
-    let reloadable = Reloadable::new(config, reread).context("cannot wait for SIGHUP")?;
-    let stop = StopRequests::new().context("cannot wait for SIGTERM")?;
+    let reloadable =
+        Reloadable::new(config, reread).context("cannot install the SIGHUP handler")?;
+    let stop = StopRequests::new().context("cannot install the SIGTERM handler")?;
     let config = &reloadable.settings;
     let kernel = kernel::require(&config.location.bpf_root, config.endpoints.attach_mode)?;
     // Comes before the first request to a registry: services left by an earlier agent must not intercept that request.

@@ -15,7 +15,7 @@ pub const IP_PROTOCOL_SCTP: u8 = IpProto::Sctp as u8;
 
 /// Capacity of `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6`, unless the agent asks for another size.
 pub const DEFAULT_ENTRIES: u32 = 65_536;
-/// As [`DEFAULT_ENTRIES`], for the maps of protocols other than TCP, such as `HEALTH_CT_ANY4`.
+/// Like [`DEFAULT_ENTRIES`], for the maps of protocols other than TCP, such as `HEALTH_CT_ANY4`.
 pub const DEFAULT_ANY_ENTRIES: u32 = 32_768;
 
 /// Direction bit of a tuple: the flow was opened towards a local endpoint.
@@ -117,7 +117,7 @@ pub struct CtEntry {
     pub tx_packets: u64,
     /// Bytes sent.
     pub tx_bytes: u64,
-    /// When the entry expires and may be collected: seconds of `CLOCK_MONOTONIC`.
+    /// When the entry expires and may be collected: `CLOCK_MONOTONIC`, in seconds.
     pub expires: u32,
     /// Flag bits: [`CT_RX_CLOSING`] and the others.
     pub flags: u16,
@@ -125,9 +125,9 @@ pub struct CtEntry {
     pub rx_flags_seen: u8,
     /// Union of the TCP flags sent.
     pub tx_flags_seen: u8,
-    /// When the last packet was received: seconds of `CLOCK_MONOTONIC`, 0 for never.
+    /// When the last packet was received: `CLOCK_MONOTONIC`, in seconds; 0 for never.
     pub last_rx: u32,
-    /// When the last packet was sent: seconds of `CLOCK_MONOTONIC`, 0 for never.
+    /// When the last packet was sent: `CLOCK_MONOTONIC`, in seconds; 0 for never.
     pub last_tx: u32,
     /// Identity of the side that opened the flow.
     pub source_identity: u32,
@@ -141,7 +141,7 @@ pub struct CtEntry {
 
 /// Flag: the sender of the received packets has closed the connection with FIN. RST sets both closing bits.
 pub const CT_RX_CLOSING: u16 = 0x1;
-/// Flag: as [`CT_RX_CLOSING`], for sent packets.
+/// Flag: like [`CT_RX_CLOSING`], for sent packets.
 pub const CT_TX_CLOSING: u16 = 0x2;
 /// Flag: the handshake is over, or was never seen.
 pub const CT_SEEN_NON_SYN: u16 = 0x10;
@@ -169,7 +169,7 @@ pub const CT_FLAG_NAMES: [(u16, &str); 7] = [
 
 const BOTH_CLOSING: u16 = CT_RX_CLOSING | CT_TX_CLOSING;
 
-/// The fields `flags`, `rx_flags_seen` and `tx_flags_seen` of an entry, as the single aligned word that they form in
+/// The `flags`, `rx_flags_seen` and `tx_flags_seen` fields of an entry, as the single aligned word that they form in
 /// memory. They change together: any CPU may update the word by compare-and-swap.
 ///
 /// Bits are only ever added, except when a connection is reopened or continues after a RST, and each direction has
@@ -178,7 +178,7 @@ const BOTH_CLOSING: u16 = CT_RX_CLOSING | CT_TX_CLOSING;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CtState(u32);
 
-/// Offset of [`CtState`] in an entry, bytes.
+/// Offset of [`CtState`] in an entry, in bytes.
 pub const CT_STATE_OFFSET: usize = core::mem::offset_of!(CtEntry, flags);
 
 const _: () = {
@@ -252,13 +252,13 @@ impl CtState {
 }
 
 impl CtEntry {
-    /// Whether the entry has expired at `now`: seconds of `CLOCK_MONOTONIC`.
+    /// Whether the entry has expired at `now` (`CLOCK_MONOTONIC`, in seconds).
     #[inline(always)]
     pub const fn has_expired(&self, now: u32) -> bool {
         self.expires <= now
     }
 
-    /// Whether this is a TCP connection that is open at `now`, seconds of `CLOCK_MONOTONIC`: both sides have sent
+    /// Whether this is a TCP connection that is open at `now` (`CLOCK_MONOTONIC`, in seconds): both sides have sent
     /// packets, and not only those of a handshake.
     #[inline(always)]
     pub const fn is_open(&self, now: u32) -> bool {
@@ -296,7 +296,7 @@ impl CtEntry {
     }
 }
 
-/// How long entries outlive their last packet, seconds. 0 counts as 1.
+/// How long entries outlive their last packet, in seconds. 0 counts as 1.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
@@ -335,7 +335,7 @@ impl Default for Timeouts {
     }
 }
 
-/// How long an entry lives after a packet that left it in `state`, seconds; at least 1.
+/// How long an entry lives after a packet that left it in `state`, in seconds; at least 1.
 #[inline(always)]
 pub const fn lifetime(protocol: u8, state: CtState, timeouts: &Timeouts) -> u32 {
     let seconds = match protocol {

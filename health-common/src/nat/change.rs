@@ -14,7 +14,7 @@ pub enum End {
     Destination,
 }
 
-/// Offset of an end's port, or of an ICMP echo's identifier, in the transport header, bytes.
+/// Offset of an end's port, or of an ICMP echo's identifier, in the transport header, in bytes.
 #[inline(always)]
 pub const fn port_at(protocol: u8, end: End) -> Option<u32> {
     match (protocol, end) {
@@ -28,7 +28,7 @@ pub const fn port_at(protocol: u8, end: End) -> Option<u32> {
 /// The checksum in a transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChecksumField {
-    /// Offset of the field, bytes.
+    /// Offset of the field in bytes.
     pub at: u32,
     /// Whether it covers the addresses.
     pub has_pseudo_header: bool,
@@ -108,7 +108,7 @@ impl Difference {
         !fold64(!check as u64 + self.0)
     }
 
-    /// As [`Difference::apply`], for an optional checksum: 0 stays 0, and no other checksum becomes 0.
+    /// Like [`Difference::apply`], for an optional checksum: 0 stays 0, and no other checksum becomes 0.
     #[inline(always)]
     pub const fn apply_optional(self, check: u16) -> u16 {
         if check == 0 {
@@ -121,7 +121,7 @@ impl Difference {
     }
 }
 
-/// As [`Difference::apply`], for a change from [`Difference::folded`]: the sum has at most one carry.
+/// Like [`Difference::apply`], for a change from [`Difference::folded`]: the sum has at most one carry.
 #[inline(always)]
 pub const fn apply_folded(folded: u16, check: u16) -> u16 {
     let sum = !check as u32 + folded as u32;

@@ -26,7 +26,7 @@ pub const NAT_NEEDS_CT: u32 = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NatEntry<A, P> {
-    /// Creation time: nanoseconds of `CLOCK_MONOTONIC`.
+    /// Creation time: `CLOCK_MONOTONIC`, in nanoseconds.
     pub created_ns: u64,
     /// [`NAT_HOST_LOCAL`] and [`NAT_NEEDS_CT`].
     pub flags: u32,
@@ -46,7 +46,7 @@ pub type NatEntry6 = NatEntry<[u32; 4], [u16; 1]>;
 
 crate::map_types!(NatEntry4 = 24, NatEntry6 = 32);
 
-/// Offset of [`NatEntry4::created_ns`] in an entry, bytes; the programs update the field by compare-and-swap.
+/// Offset of [`NatEntry4::created_ns`] in an entry, in bytes; the programs update the field by compare-and-swap.
 pub const NAT_CREATED_OFFSET: usize = core::mem::offset_of!(NatEntry4, created_ns);
 
 const _: () = {

@@ -19,21 +19,21 @@ pub use outside::Origin;
 
 /// Capacity of each of `HEALTH_SVC4` and `HEALTH_SVC6`, unless the agent asks for another size.
 pub const DEFAULT_FRONTENDS: u32 = 65_536;
-/// As [`DEFAULT_FRONTENDS`], for `HEALTH_BACKENDS`. The first entry is unused.
+/// Like [`DEFAULT_FRONTENDS`], for `HEALTH_BACKENDS`. The first entry is unused.
 pub const DEFAULT_BACKENDS: u32 = 65_536;
-/// As [`DEFAULT_FRONTENDS`], for `HEALTH_SLOTS`.
+/// Like [`DEFAULT_FRONTENDS`], for `HEALTH_SLOTS`.
 pub const DEFAULT_SLOTS: u32 = 4 * DEFAULT_BACKENDS;
-/// As [`DEFAULT_FRONTENDS`], for `HEALTH_MAGLEV`: tables of 65,537 slots.
+/// Like [`DEFAULT_FRONTENDS`], for `HEALTH_MAGLEV`: tables of 65,537 slots.
 pub const DEFAULT_MAGLEV: u32 = DEFAULT_MAGLEV_TABLES * 65_537;
 /// Number of Maglev tables that fit into [`DEFAULT_MAGLEV`] slots.
 pub const DEFAULT_MAGLEV_TABLES: u32 = 32;
-/// As [`DEFAULT_FRONTENDS`], for `HEALTH_AFFINITY`.
+/// Like [`DEFAULT_FRONTENDS`], for `HEALTH_AFFINITY`.
 pub const DEFAULT_AFFINITY: u32 = 65_536;
-/// As [`DEFAULT_FRONTENDS`], for `HEALTH_SOURCE_RANGES`.
+/// Like [`DEFAULT_FRONTENDS`], for `HEALTH_SOURCE_RANGES`.
 pub const DEFAULT_SOURCE_RANGES: u32 = 65_536;
 /// Entries of `HEALTH_REVNAT4` and `HEALTH_REVNAT6`; each flow has two.
 pub const REVNAT_ENTRIES: u32 = 131_072;
-/// As [`REVNAT_ENTRIES`], for `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6`.
+/// Like [`REVNAT_ENTRIES`], for `HEALTH_REVNAT_ANY4` and `HEALTH_REVNAT_ANY6`.
 pub const REVNAT_ANY_ENTRIES: u32 = 65_536;
 
 /// The key of a frontend: the destination that clients use. `A` is an address.
@@ -81,7 +81,7 @@ pub struct Frontend {
     pub outside: Pool,
     /// Number of the service port, shared by all its frontends and backends. Never 0.
     pub service: u32,
-    /// How long a client's new flows stick to the same backend after the client last opened one, seconds; 0 for no
+    /// How long a client's new flows stick to the same backend after the client last opened one, in seconds; 0 for no
     /// affinity.
     pub affinity_secs: u32,
     /// [`FRONTEND_RESTRICTED`] and the other bits.
@@ -102,13 +102,13 @@ pub const FRONTEND_KEEPS_SOURCE: u16 = 2;
 pub const FRONTEND_WEIGHTED: u16 = 4;
 /// Flag: if the pool is empty, flows from inside are dropped silently instead of being rejected.
 pub const FRONTEND_DROPS_INSIDE: u16 = 8;
-/// Flag: as [`FRONTEND_DROPS_INSIDE`], for flows from outside.
+/// Flag: like [`FRONTEND_DROPS_INSIDE`], for flows from outside.
 pub const FRONTEND_DROPS_OUTSIDE: u16 = 16;
 /// Flag: a loopback address. The host's sockets can reach it; packets to it are left to the host.
 pub const FRONTEND_HOST_ONLY: u16 = 32;
 /// Flag: flows from inside go only to backends on this node.
 pub const FRONTEND_LOCAL_INSIDE: u16 = 64;
-/// Flag: as [`FRONTEND_LOCAL_INSIDE`], for flows from outside.
+/// Flag: like [`FRONTEND_LOCAL_INSIDE`], for flows from outside.
 pub const FRONTEND_LOCAL_OUTSIDE: u16 = 128;
 /// Flag: backends on other nodes answer outside clients directly, where possible: see [`direct`].
 pub const FRONTEND_DIRECT: u16 = 256;
@@ -176,12 +176,12 @@ pub struct AffinityKey {
 pub struct Affinity {
     /// Index in `HEALTH_BACKENDS`.
     pub backend: u32,
-    /// When the client last opened a flow to it: seconds of `CLOCK_MONOTONIC`.
+    /// When the client last opened a flow to it: `CLOCK_MONOTONIC`, in seconds.
     pub last_used: u32,
 }
 
 impl Affinity {
-    /// Whether the affinity still applies at `now`: seconds of `CLOCK_MONOTONIC`.
+    /// Whether the affinity still applies at `now` (`CLOCK_MONOTONIC`, in seconds).
     #[inline(always)]
     pub const fn is_fresh(&self, now: u32, affinity_secs: u32) -> bool {
         now.wrapping_sub(self.last_used) < affinity_secs
@@ -262,7 +262,7 @@ pub struct ServiceFlow<A> {
     pub backend: u32,
     /// Number of the service port, and the other half of the port.
     pub service: u32,
-    /// When the flow expires unless another packet comes: seconds of `CLOCK_MONOTONIC`. Not used for TCP.
+    /// When the flow expires unless another packet comes: `CLOCK_MONOTONIC`, in seconds. Not used for TCP.
     pub expires: u32,
 }
 

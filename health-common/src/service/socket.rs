@@ -11,7 +11,7 @@ pub const SOCKET_ENTRIES: u32 = 65_536;
 pub const TURN_ENTRIES: u32 = 1024;
 /// Maximum number of successive addresses from which answers are outstanding.
 pub const TURNS: usize = 4;
-/// How long a process is assumed to wait for an answer, milliseconds. A process that sends to another address after
+/// How long a process is assumed to wait for an answer, in milliseconds. A process that sends to another address after
 /// that time has given up on the answer: otherwise it would have resent the request.
 pub const GIVEN_UP_MS: u32 = 250;
 

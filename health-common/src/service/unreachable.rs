@@ -57,7 +57,7 @@ const PORT6: u8 = 4;
 const TOS: u8 = 0xc0;
 
 impl<const WORDS: usize> Unreachable4<WORDS> {
-    /// Builds the error about a packet, with the packet's destination as its source.
+    /// Builds the ICMP error for a packet. Its source address is the packet's destination.
     #[inline(always)]
     pub fn about(quoted: Quoted4<WORDS>) -> Self {
         const { assert!(WORDS > HEADER4) };
@@ -87,7 +87,7 @@ impl<const WORDS: usize> Unreachable4<WORDS> {
 }
 
 impl<const WORDS: usize> Unreachable6<WORDS> {
-    /// As [`Unreachable4::about`].
+    /// Like [`Unreachable4::about`].
     #[inline(always)]
     pub fn about(quoted: Quoted6<WORDS>) -> Self {
         const { assert!(WORDS > HEADER6) };

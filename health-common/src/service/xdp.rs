@@ -7,9 +7,9 @@ pub const XDP_DEVICES: u32 = 256;
 /// Entries of `HEALTH_XDP_FLOWS4` and `HEALTH_XDP_FLOWS6`, unless the agent asks for another size; each flow has two.
 pub const XDP_FLOWS: u32 = 1;
 
-/// How long a way ([`XdpWay`]) stays valid before everything is looked up again, nanoseconds. Conntrack and the service
-/// flows count in seconds, so nothing expires there in the meantime; the agent checks for faults at the same interval,
-/// and routes change far less often.
+/// How long a way ([`XdpWay`]) stays valid before everything is looked up again, in nanoseconds. Conntrack and the
+/// service flows count in seconds, so nothing expires there in the meantime; the agent checks for faults at the same
+/// interval, and routes change far less often.
 pub const XDP_WAY_NS: u64 = 500_000_000;
 
 /// Every 32 s, this many times [`XDP_WAY_NS`], one packet of each way passes through the host's stack: the kernel
@@ -20,7 +20,7 @@ pub const XDP_STACK_PERIOD: u64 = 64;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpTimes {
-    /// When the agent last changed anything that ways depend on: nanoseconds of `CLOCK_MONOTONIC`. Older ways are
+    /// When the agent last changed anything that ways depend on: `CLOCK_MONOTONIC`, in nanoseconds. Older ways are
     /// invalid.
     pub changed_ns: u64,
     /// [`XDP_WAY_NS`] in kernel ticks (`jiffies`), which a program can read at no cost.
@@ -63,7 +63,7 @@ pub const XDP_SENDS: u16 = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpFlow<A> {
-    /// When everything below was looked up: nanoseconds of `CLOCK_MONOTONIC`.
+    /// When everything below was looked up: `CLOCK_MONOTONIC`, in nanoseconds.
     pub made_ns: u64,
     /// When everything must be looked up again: kernel ticks.
     pub until_ticks: u64,
@@ -87,7 +87,7 @@ pub struct XdpWay<A> {
     pub macs: [u32; 3],
     /// The hardware address that the packets must be sent to, in frame order.
     pub mac: [u16; 3],
-    /// Length of the longest packet that can be forwarded, bytes from the IP header on.
+    /// Length in bytes of the longest packet that can be forwarded, from the IP header on.
     pub mtu: u16,
     /// Ifindex of the device on which the packets must arrive.
     pub from: u32,
@@ -111,7 +111,7 @@ pub struct Pending(pub u64);
 const BYTES_BITS: u32 = 40;
 
 impl Pending {
-    /// The counts for one packet of this length, bytes from the IP header on.
+    /// The counts for one packet of this length in bytes, from the IP header on.
     #[inline(always)]
     pub const fn packet(len: u32) -> Self {
         Self(1 << BYTES_BITS | len as u64)

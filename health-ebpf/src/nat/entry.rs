@@ -82,7 +82,7 @@ pub(super) fn is_unanswered<T: Version>(key: &T, back: &T::Translation) -> bool 
         && tracked.is_some_and(|entry| unsafe { (*entry).is_attempt(flow.protocol()) })
 }
 
-/// As [`released`], for a flow that was never answered.
+/// Like [`released`], for a flow that was never answered.
 #[inline(always)]
 pub(super) fn taken_back<T: Version>(key: &T, back: &T::Translation) -> bool {
     is_unanswered(key, back) && removed(key, &key.flow(back), T::created_ns(back), coarse_now_ns())

@@ -49,7 +49,7 @@ pub fn arrive(frame: &Frame, ethertype: u16) -> Verdict {
     service::arrive(frame)
 }
 
-/// The program `masquerade`: handles a packet that leaves on an uplink.
+/// The `masquerade` program: handles a packet that leaves on an uplink.
 #[inline(always)]
 pub fn masquerade(frame: &Frame) -> Verdict {
     let result = match frame.network() {
@@ -66,7 +66,7 @@ pub fn masquerade(frame: &Frame) -> Verdict {
     }
 }
 
-/// The program `unmasquerade`: handles a packet that came in on an uplink.
+/// The `unmasquerade` program: handles a packet that came in on an uplink.
 #[inline(always)]
 pub fn unmasquerade(frame: &Frame) -> Verdict {
     let result = match frame.network() {

@@ -21,7 +21,7 @@ use crate::packet::{ParsedPacket, load};
 use crate::rewrite::{self, Ends};
 use crate::subprogram::{Stage, subprogram};
 
-/// Offset of the destination port in the transport header, bytes.
+/// Offset of the destination port in the transport header, in bytes.
 const DESTINATION_PORT_AT: u32 = 2;
 
 /// What a packet answers.
@@ -61,7 +61,7 @@ fn answer_inside<T: Version>(frame: &Frame, rest: &mut Rest) -> Result<Answered,
     answer::<T, AtEndpoint>(frame, &mut Request::new(), rest)
 }
 
-/// As [`answer_inside`], at an uplink. A packet that only passes is found but not changed.
+/// Like [`answer_inside`], at an uplink. A packet that only passes is found but not changed.
 #[subprogram(uplink4_answer, uplink6_answer)]
 fn answer_outside<T: Version>(
     frame: &Frame,
@@ -149,7 +149,7 @@ pub(super) fn answer_to_inside<T: Version>(
     }
 }
 
-/// As [`answer_to_inside`], at an uplink.
+/// Like [`answer_to_inside`], at an uplink.
 #[inline(always)]
 pub(super) fn answer_to_outside<T: Version>(
     frame: &Frame,
@@ -207,7 +207,7 @@ enum Unanswered {
     Other,
 }
 
-/// As [`answered`], with the reason if there is none.
+/// Like [`answered`], with the reason if there is none.
 #[inline(always)]
 fn find_answered<T: Version, P: Hook>(
     key: &T,

@@ -19,7 +19,7 @@ use crate::subprogram::subprogram;
 
 /// The network namespace of the packet's device (`BPF_F_CURRENT_NETNS`).
 const CURRENT_NETNS: u64 = u64::MAX;
-/// Length of `struct bpf_sock_tuple` for IPv4 and IPv6, bytes.
+/// Length of `struct bpf_sock_tuple` for IPv4 and IPv6, in bytes.
 const TUPLE_LEN4: u32 = 12;
 const TUPLE_LEN6: u32 = 36;
 
@@ -55,8 +55,8 @@ pub(super) fn avoid_socket<T: Version>(
     }
 }
 
-/// Whether a packet belongs to a flow whose answer entry still exists; `sent` is its tuple with the port that the
-/// backend sees.
+/// Whether a packet continues a flow whose reply entry still exists and, unless the flow is TCP, has not expired.
+/// `sent` is the packet's tuple, with the source port as the backend sees it.
 #[inline(always)]
 fn began_before<T: Version>(request: &Request<T>, sent: &T) -> bool {
     // Keys must be on the stack.

@@ -157,7 +157,7 @@ fn is_sent_by<T: Version>(flow: &T, sent: &T, parts: &ServiceFlowParts<T::Addres
     parts.to == sent.destination() && parts.port_beyond(flow.source().1) == sent.source().1
 }
 
-/// As [`forget`], for a flow from outside whose packets went to this node's backend with this tuple; not for others,
+/// Like [`forget`], for a flow from outside whose packets went to this node's backend with this tuple; not for others,
 /// which the programs at the client's device remove.
 #[inline(always)]
 pub(crate) fn forget_from_outside<T: Version>(sent: T) {
@@ -173,7 +173,7 @@ pub(crate) fn forget_from_outside<T: Version>(sent: T) {
     }
 }
 
-/// As [`forget`], for the flow that conntrack knew by this key. By now, the entries may belong to another flow, which
+/// Like [`forget`], for the flow that conntrack knew by this key. By now, the entries may belong to another flow, which
 /// goes the other way to the same backend.
 #[inline(always)]
 pub(crate) fn forget_untracked<T: Version>(key: T) {

@@ -39,7 +39,7 @@ pub(super) enum Found {
     Backend,
     /// It is for a service, and its flow has no backend yet.
     New,
-    /// As [`Self::New`], unless the packet answers a process of the host that uses the service's port too.
+    /// Like [`Self::New`], unless the packet answers a process of the host that uses the service's port too.
     NewUnlessAnswer,
     /// It is not for a service, but may open a connection without one, or belong to a flow that another node forwarded
     /// here.

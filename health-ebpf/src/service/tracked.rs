@@ -21,7 +21,7 @@ pub(super) fn is_open<T: Version, P: Hook>(mut flow: T) -> bool {
     goes_on(&flow) == Some(true) || goes_on(&flow.reply()) == Some(true)
 }
 
-/// As [`is_open`], for protocols other than TCP.
+/// Like [`is_open`], for protocols other than TCP.
 #[inline(always)]
 pub(super) fn is_tracked<T: Version, P: Hook>(flow: &mut T) -> bool {
     if is_known(T::flows(), flow) {

@@ -55,7 +55,7 @@ pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
     nat::leave(frame, ethertype)
 }
 
-/// The program `to_service`: handles a packet that came in on an uplink.
+/// The `to_service` program: handles a packet that came in on an uplink.
 #[inline(always)]
 pub fn to_service(frame: &Frame) -> Verdict {
     match frame.network() {
@@ -65,7 +65,7 @@ pub fn to_service(frame: &Frame) -> Verdict {
     }
 }
 
-/// The program `from_service`: handles a packet that leaves on an uplink.
+/// The `from_service` program: handles a packet that leaves on an uplink.
 #[inline(always)]
 pub fn from_service(frame: &Frame) -> Verdict {
     match frame.network() {

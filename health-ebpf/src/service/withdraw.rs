@@ -17,7 +17,7 @@ pub(super) fn withdraw<T: Version>(frame: &Frame) {
     }
 }
 
-/// As [`withdraw`], if the flow is from outside.
+/// Like [`withdraw`], if the flow is from outside.
 #[subprogram(service4_withdraw_from_outside, service6_withdraw_from_outside)]
 pub(super) fn withdraw_from_outside<T: Version>(frame: &Frame) {
     if let Some(sent) = rewritten::<T>(frame) {

@@ -45,7 +45,7 @@ pub(super) fn enter_under_way<K: Tuple>(
 }
 
 /// Adds packets with this tuple, in their direction, to the entry of their flow, if it exists. They passed after
-/// `since_ns`, when the flow was in conntrack: `CLOCK_MONOTONIC`, nanoseconds. Once an entry from that time would
+/// `since_ns`, when the flow was in conntrack: `CLOCK_MONOTONIC`, in nanoseconds. Once an entry from that time would
 /// have expired, the current one belongs to a later flow between the same ports, and the packets are not counted.
 #[inline(always)]
 pub(super) fn enter_passed<K: Tuple>(

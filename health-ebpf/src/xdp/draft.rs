@@ -19,7 +19,7 @@ pub struct Draft<T: Version> {
     pub(super) known: XdpFlow<T::Address>,
     /// Its tuple as received.
     pub(super) received: T,
-    /// As [`super::flow::Passage::flow`].
+    /// Like [`super::flow::Passage::flow`].
     pub(super) flow: T,
     /// TCP flags of the segment; 0 for UDP.
     pub(super) tcp_flags: u32,
@@ -70,7 +70,7 @@ impl<T: Drafted> Draft<T> {
         Some(())
     }
 
-    /// As [`is_between`].
+    /// Like [`is_between`].
     #[inline(always)]
     pub(super) fn is_between(&self) -> bool {
         is_between(self.received.protocol(), self.tcp_flags as u8)

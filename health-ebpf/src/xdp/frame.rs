@@ -78,7 +78,7 @@ impl XdpFrame {
         &self.ctx
     }
 
-    /// Length from the Ethernet header on, bytes.
+    /// Length from the Ethernet header on, in bytes.
     #[inline(always)]
     pub(super) fn length(&self) -> u32 {
         (self.end() - self.start()) as u32
@@ -163,9 +163,9 @@ pub trait Plain: Source {
     fn known() -> &'static LruHashMap<Self, XdpFlow<Self::Address>>;
     /// Whether a packet has a header without options, is whole, and may be forwarded: it has hops left.
     fn is_plain(ip: &Self::Header) -> bool;
-    /// Length according to the header, including the header, bytes.
+    /// Length according to the header, including the header, in bytes.
     fn total_len(ip: &Self::Header) -> u32;
-    /// As [`crate::fib::FibLookup::flow_info`], without the ECN bits.
+    /// Like [`crate::fib::FibLookup::flow_info`], without the ECN bits.
     fn class(ip: &Self::Header) -> u32;
     /// The tuple of a received packet, between these ports.
     fn tuple(ip: &Self::Header, ports_be: [u16; 2], protocol: u8) -> Self;

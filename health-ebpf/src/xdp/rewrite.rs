@@ -8,7 +8,7 @@ use super::flow::Passage;
 use super::frame::{Headers, Plain, XdpFrame};
 use super::transport::{Transport, UdpHeader};
 
-/// The changes in the sums under a packet's checksums, IP header first: as [`XdpWay::ip_change`].
+/// The changes in the sums under a packet's checksums, IP header first: like [`XdpWay::ip_change`].
 #[inline(always)]
 pub(super) fn changes<T: Plain>(received: &T, passage: &Passage<T>) -> Option<[u16; 2]> {
     let field = checksum_field(received.protocol())?;
@@ -31,7 +31,7 @@ pub(super) fn headers<T: Plain, L: Transport>(
     *headers.macs = way.macs;
 }
 
-/// As [`headers`], for a UDP or TCP packet; `None`, with the packet unchanged, if its headers are incomplete.
+/// Like [`headers`], for a UDP or TCP packet; `None`, with the packet unchanged, if its headers are incomplete.
 #[inline(always)]
 pub(super) fn packet<T: Plain>(
     frame: &XdpFrame,

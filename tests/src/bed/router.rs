@@ -31,7 +31,7 @@ pub fn add_address(namespace: &str, address: &str, device: &str) -> anyhow::Resu
 }
 
 /// Waits until an address `ADDRESS[/LENGTH]` that was just added works: for IPv6, the kernel adds the local route in a
-/// work queue (net/ipv6/addrconf.c, `addrconf_dad_work`). `options` come before the object of the command `ip`.
+/// work queue (net/ipv6/addrconf.c, `addrconf_dad_work`). `options` come before the object of the `ip` command.
 pub fn wait_local(address: &str, options: &[&str]) -> anyhow::Result<()> {
     let own = address.split('/').next().unwrap_or(address);
     wait_for("an address to serve", PATIENCE, || {

@@ -12,13 +12,13 @@ use crate::process::print_line;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Target {
-    /// Upper limit of our figure divided by the other one.
+    /// Upper limit for the ratio of our figure to the other one.
     RatioAtMost(f64),
-    /// Lower limit of our figure divided by the other one.
+    /// Lower limit for the ratio of our figure to the other one.
     RatioAtLeast(f64),
     /// Our figure must equal the other one.
     Equal,
-    /// Upper limit of our figure, a size in MiB.
+    /// Upper limit for our figure, a size in MiB.
     MibAtMost(f64),
 }
 

@@ -21,7 +21,7 @@ use crate::process::print_line;
 const BACKLOG: i32 = 4096;
 /// Maximum size of a request. Those of probes have about 330 bytes.
 const REQUEST_LEN: usize = 1024;
-/// How long the kernel defers accepting a connection without a request, seconds.
+/// How many seconds the kernel waits for a request before accepting a connection anyway.
 const REQUEST_PATIENCE: i32 = 5;
 /// Maximum time between two checks of the stop flag if no client connects.
 const PAUSE: Duration = Duration::from_millis(100);

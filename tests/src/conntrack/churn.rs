@@ -39,9 +39,9 @@ const IP_PROTOCOL_TCP: u8 = 6;
 const FULL_PERCENT: u32 = 95;
 /// Number of times that each connection is opened.
 const OPENINGS: u32 = 3;
-/// Lifetime of entries of open connections, seconds. Longer than one pass over a million connections.
+/// Lifetime of entries of open connections in seconds. Longer than one pass over a million connections.
 const OPEN_SECS: u32 = 60;
-/// Lifetime of entries of closed connections, seconds.
+/// Lifetime of entries of closed connections in seconds.
 const CLOSED_SECS: u32 = 2;
 const SECOND_NS: u64 = 1_000_000_000;
 /// The minimum time that an entry lives after a segment: lifetimes are whole seconds.
@@ -163,7 +163,7 @@ enum Stage {
 struct Connection {
     stage: Stage,
     openings: u32,
-    /// Time at which sending of the last segment started, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time at which sending of the last segment started (`CLOCK_MONOTONIC`, in nanoseconds).
     last_ns: u64,
     /// Number of segments sent since the entry was created.
     sent: u64,

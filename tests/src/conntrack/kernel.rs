@@ -10,7 +10,7 @@ use crate::Node;
 use crate::process::run_with_input;
 
 const TABLE: &str = "compare";
-/// Counts forwarded packets and the node's own replies, which are ICMP errors.
+/// Counts `related` and `invalid` packets among the forwarded packets and the node's own ICMP errors.
 const RULES: &str = "table inet compare {
     counter related {}
     counter invalid {}

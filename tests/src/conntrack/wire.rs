@@ -15,7 +15,7 @@ use super::packets::{Hosts, icmp, icmp_protocol, packet};
 use crate::PATIENCE;
 use crate::packet::{IPV4, IPV6, ethernet};
 
-/// Size of a socket's receive buffer, bytes.
+/// Size of a socket's receive buffer in bytes.
 const RECEIVE_BUFFER: usize = 8 << 20;
 const LONGEST: usize = 1 << 17;
 

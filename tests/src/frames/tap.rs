@@ -15,7 +15,7 @@ use super::Frame;
 use super::link::ethertypes;
 use crate::slowness;
 
-/// Receive buffer size for the frames of a batch, bytes.
+/// Receive buffer size for the frames of a batch, in bytes.
 const RECEIVE_BUFFER: usize = 16 << 20;
 /// Maximum frame size: a frame that is yet to be segmented (GSO).
 const LONGEST: usize = 1 << 17;

@@ -73,7 +73,7 @@ enum Context {
     Plain,
     /// A mark.
     Marked(u32),
-    /// Receive time, nanoseconds since 1970.
+    /// Receive time in nanoseconds since 1970.
     Stamped(u64),
     /// Bytes of data in each segment into which the device will split the packet (GSO).
     Offloaded(u32),

@@ -10,7 +10,7 @@ use super::tcp::{reset, write_forever, write_slowly};
 
 const PREFACE_LEN: usize = 24;
 const FRAME_HEADER_LEN: usize = 9;
-/// Maximum size of a frame that clients accept by default, bytes.
+/// Maximum size of a frame that clients accept by default, in bytes.
 const FRAME_MAX: usize = 0x4000;
 
 // Frame types.

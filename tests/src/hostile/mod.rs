@@ -1,4 +1,4 @@
-//! Misbehaving servers, one per behaviour and each on its own port, all in one process: the program `hostile`.
+//! Misbehaving servers, one per behaviour and each on its own port, all in one process: the `hostile` program.
 
 mod behaviour;
 mod grpc;
@@ -25,7 +25,7 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// Starts `program`, the path of the program `hostile`, and waits until all servers listen.
+    /// Starts `program`, the path of the `hostile` program, and waits until all servers listen.
     pub fn start(program: &str) -> anyhow::Result<Self> {
         let process = Command::new(program)
             .stdin(Stdio::piped())

@@ -13,8 +13,8 @@ use tokio::time::timeout;
 use super::Behaviour;
 
 const BACKLOG: i32 = 4096;
-/// Size of the send buffer for endless streams, bytes. Small, so that the load is on the clients' CPUs rather than on
-/// this process's.
+/// Size of the send buffer for endless streams, in bytes. Small, so that the load is on the clients' CPUs rather than
+/// on this process's.
 const SEND_BUFFER: usize = 16 * 1024;
 /// Time per byte in slow streams.
 const SLOW: Duration = Duration::from_secs(1);

@@ -27,7 +27,7 @@ pub struct VerifiedProgram {
     pub states: u64,
     /// Time that the verification took.
     pub time: Duration,
-    /// Largest stack frame of a function, bytes. The frames in a call chain may add up to at most 512.
+    /// Largest stack frame of a function in bytes. The frames in a call chain may add up to at most 512.
     pub deepest_frame: u32,
     /// Size of the machine code in bytes; 0 without a JIT compiler.
     pub jited: u32,

@@ -20,7 +20,7 @@ use super::{
     NODE_PORT, Packet, SERVICE, Stand,
 };
 
-/// Seconds of `CLOCK_MONOTONIC`.
+/// `CLOCK_MONOTONIC`, in seconds.
 pub fn now_secs() -> u32 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
     now.tv_sec().try_into().expect("a number of seconds")

@@ -17,7 +17,7 @@ use crate::endpoint_report::rows;
 use crate::mesh_key::wait_for_cause;
 
 const STORE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
-/// Clock jumps, seconds.
+/// Clock jumps, in seconds.
 const JUMPS: [i64; 2] = [86_400, -86_400];
 const CLUSTER_FIRST: u64 = 256;
 

@@ -30,7 +30,7 @@ const FLOWS_AT_LEAST: usize = 40;
 const FIRST_PORT: u16 = 20_000;
 /// Server port.
 const ANSWERING_PORT: u16 = 7_000;
-/// Lifetime of entries, seconds.
+/// Lifetime of entries in seconds.
 const LONG: u32 = 300;
 
 /// Why the two conntracks report a flow differently. docs/conntrack.md lists each reason by name.

@@ -36,7 +36,7 @@ fn bed(flags: &str, commands: impl Fn(&Node, &Node) -> Vec<String>) -> anyhow::R
     Ok(bed)
 }
 
-/// As [`bed`], with both IP versions and masquerading.
+/// Like [`bed`], with both IP versions and masquerading.
 fn masquerading() -> anyhow::Result<Bed> {
     let builder = Bed::builder().nodes(2).ipv6(true).without_agents();
     builder.agent_args(NATIVE).start()

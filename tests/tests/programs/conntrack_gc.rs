@@ -426,7 +426,7 @@ fn while_collecting<T>(tables: &KernelTables, work: impl FnOnce() -> T) -> (T, u
 /// An echo flow as the test last saw it.
 #[derive(Clone, Copy, Default)]
 struct Echoes {
-    /// When the flow's last packet was in flight, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the flow's last packet was in flight (`CLOCK_MONOTONIC`, in nanoseconds).
     last_ns: u64,
     packets: u64,
 }

@@ -364,7 +364,7 @@ fn an_open_connection_between_the_same_ports_is_not_taken() {
     }
 }
 
-/// Expiry times of the service flows, in seconds of `CLOCK_MONOTONIC`.
+/// Expiry times of the service flows (`CLOCK_MONOTONIC`, in seconds).
 fn ends_of_flows(stand: &Stand) -> Vec<u32> {
     let flows = stand.all_flows().into_iter();
     flows.map(|(_, flow)| flow.expires).collect()

@@ -22,7 +22,7 @@ use tests::packet::{
 use tests::testrun::{DROP, GO_ON, IFINDEX, LONG_TIMEOUTS, Outcome, TestRun, forwarded};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
-/// The ifindex of an endpoint's device, which no test run uses.
+/// The ifindex of an endpoint's device. Must differ from [`IFINDEX`], the device that test runs use.
 const ENDPOINT_IFINDEX: u32 = 77;
 const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
@@ -155,7 +155,7 @@ impl Bed {
             .expect("an endpoint");
     }
 
-    /// Blocks new flows until this time, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Blocks new flows until this time (`CLOCK_MONOTONIC`, in nanoseconds).
     fn hold_flows(&mut self, until_ns: u64) {
         let settings = DatapathConfig {
             layout_version: LAYOUT_VERSION,

@@ -124,7 +124,7 @@ impl Stand {
         });
     }
 
-    /// Blocks new flows until this time, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Blocks new flows until this time (`CLOCK_MONOTONIC`, in nanoseconds).
     fn hold_flows(&mut self, until_ns: u64) {
         self.set_up(DatapathConfig {
             flows_held_until_ns: until_ns,

@@ -14,7 +14,8 @@ use crate::workspace::Workspace;
 /// The kernels on which all tests run.
 pub(crate) const TESTED: [&str; 2] = ["6.1", "6.12"];
 
-/// Disk space needed to unpack a kernel, bytes: the package and its modules, plus a copy of both in apt's own folders.
+/// Disk space in bytes needed to unpack a kernel: the package and its modules, plus a copy of both in apt's own
+/// folders.
 const ROOM: u64 = 700 << 20;
 
 /// A kernel to boot.

@@ -218,7 +218,7 @@ pub(super) struct CtValue {
 }
 
 impl CtValue {
-    /// Times are relative to `now_s` (seconds of `CLOCK_MONOTONIC`) if it is given, absolute otherwise.
+    /// Times are relative to `now_s` (`CLOCK_MONOTONIC`, in seconds) if it is given, absolute otherwise.
     fn new(flow: &Flow, entry: &CtEntry, now_s: Option<i64>) -> Self {
         Self {
             state: State::of(flow, entry),
@@ -275,7 +275,7 @@ impl fmt::Display for FlagNames {
 #[derive(Debug, Serialize)]
 #[serde(untagged, rename_all_fields = "kebab-case")]
 enum Times {
-    /// Seconds of `CLOCK_MONOTONIC`, 0 for never.
+    /// `CLOCK_MONOTONIC`, in seconds; 0 for never.
     Clock {
         expires_s: u32,
         last_rx_s: u32,

@@ -56,7 +56,7 @@ pub(super) struct Ports {
     protocol: IpProtocol,
     source_port: u16,
     destination_port: u16,
-    /// Seconds of `CLOCK_MONOTONIC`.
+    /// `CLOCK_MONOTONIC`, in seconds.
     expires_s: u32,
 }
 

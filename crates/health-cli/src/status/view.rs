@@ -84,7 +84,7 @@ impl View<'_> {
         self.nodes.is_empty() && !self.status.nodes.is_empty()
     }
 
-    /// Whether a shown node is unreachable.
+    /// Whether any of the shown nodes is unreachable.
     pub(super) fn has_unreachable(&self) -> bool {
         self.nodes
             .iter()

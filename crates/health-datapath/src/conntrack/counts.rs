@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{CollectionOutcome, Family, Fill};
 
-/// Upper bounds of the durations of collections, seconds.
+/// Upper bounds of the durations of collections, in seconds.
 pub const DURATION_BOUNDS: [f64; 9] = [0.001, 0.004, 0.016, 0.064, 0.25, 0.5, 1.0, 2.0, 8.0];
 
 /// Why a collection was started.

@@ -34,7 +34,7 @@ pub struct Translation {
     pub addr: IpAddr,
     /// Port or identifier after translation, host byte order.
     pub port: u16,
-    /// `CLOCK_MONOTONIC`, nanoseconds.
+    /// `CLOCK_MONOTONIC`, in nanoseconds.
     pub created_ns: u64,
     /// The host's own flow: nothing is rewritten.
     pub host_local: bool,

@@ -90,7 +90,7 @@ impl OpenMap {
         self.map.as_fd()
     }
 
-    /// Returns the memory that the kernel charges for the map, bytes; 0 if unknown.
+    /// Returns the memory that the kernel charges for the map, in bytes; 0 if unknown.
     pub(super) fn memory_bytes(&self) -> u64 {
         fs::read_to_string(format!("/proc/self/fdinfo/{}", self.map.as_raw_fd()))
             .ok()

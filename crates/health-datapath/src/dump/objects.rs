@@ -20,15 +20,15 @@ pub struct MapInfo {
     pub id: u32,
     /// Kind, as bpftool names it (`lru_hash`, `array`).
     pub kind: String,
-    /// Key size, bytes.
+    /// Key size in bytes.
     pub key_size: u32,
-    /// Value size, bytes.
+    /// Value size in bytes.
     pub value_size: u32,
     /// Capacity.
     pub max_entries: u32,
     /// Number of entries; `None` for arrays, which are always full, and for maps whose entries cannot be counted.
     pub entries: Option<u64>,
-    /// Memory the kernel charges for it, bytes.
+    /// Memory the kernel charges for it, in bytes.
     pub memory_bytes: u64,
     /// Where it is pinned.
     pub pin: PathBuf,
@@ -47,11 +47,11 @@ pub struct ProgInfo {
     pub tag: String,
     /// `device/ingress`, `device/egress` or `device/xdp`, for each attachment; `cgroup` at the root cgroup.
     pub attached: Vec<String>,
-    /// Machine code, bytes.
+    /// Size of the machine code in bytes.
     pub jited_bytes: u32,
     /// Instructions that the verifier walked.
     pub verified_instructions: u32,
-    /// Memory the kernel charges for it, bytes.
+    /// Memory the kernel charges for it, in bytes.
     pub memory_bytes: u64,
     /// Where it is pinned.
     pub pin: PathBuf,

@@ -26,7 +26,7 @@ pub struct ServiceClient {
     pub service: u32,
     /// Index of the backend in `HEALTH_BACKENDS`.
     pub backend: u32,
-    /// When it last opened a flow to the backend: seconds of `CLOCK_MONOTONIC`.
+    /// When it last opened a flow to the backend: `CLOCK_MONOTONIC`, in seconds.
     pub last_used: u32,
 }
 

@@ -24,9 +24,9 @@ pub struct KnownWay {
     pub from: u32,
     /// The ifindex of the device that they leave through.
     pub to: u32,
-    /// Maximum packet length, bytes from the IP header on.
+    /// Maximum packet length in bytes, from the IP header on.
     pub mtu: u16,
-    /// When it was looked up: nanoseconds of `CLOCK_MONOTONIC`.
+    /// When it was looked up: `CLOCK_MONOTONIC`, in nanoseconds.
     pub made_ns: u64,
     /// When it expires: kernel ticks.
     pub until_ticks: u64,

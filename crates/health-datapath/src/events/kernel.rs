@@ -19,7 +19,7 @@ use crate::events::{Ring, Switch};
 use crate::maps::typed;
 use crate::{layout, sys};
 
-/// Maximum events per batch, before other tasks get a turn.
+/// Maximum number of events per batch, before other tasks get a turn.
 const BATCH: usize = 1_024;
 
 /// How long the ring stays mapped without events. Shorter than the interval between loss checks, which interrupt a

@@ -26,7 +26,7 @@ const BPF_F_IPV6: i32 = 1 << 7;
 const LOOPBACK: u32 = 1;
 /// A packet with space for IPv6 headers.
 const PACKET: [u8; 128] = [0; 128];
-/// Size of the verifier's log, bytes.
+/// Size of the verifier's log in bytes.
 const LOG_ROOM: usize = 4_096;
 
 const NO_PROGRAMS: &str = "the programs cannot be loaded";

@@ -29,8 +29,8 @@ use crate::walk::{EntrySize, walk};
 use crate::{layout, sys};
 use connections::Connections;
 
-/// Maximum attempts at a row that is being written. Writers finish within a microsecond, unless their virtual CPU is
-/// descheduled.
+/// Maximum number of attempts at a row that is being written. Writers finish within a microsecond, unless their virtual
+/// CPU is descheduled.
 const ATTEMPTS: u32 = 10_000;
 
 /// `HEALTH_RTT` and `HEALTH_INFLIGHT`, and the program that writes them on the agent's behalf.

@@ -16,7 +16,7 @@ use crate::maps::Maps;
 use crate::pin_folder::PinFolder;
 use crate::program::DatapathProgram;
 
-/// The programs' variable for the length of the header before IP, bytes.
+/// The programs' variable for the length of the header before IP, in bytes.
 const LINK_HEADER_LEN: &str = "LINK_HEADER_LEN";
 
 impl Programs {

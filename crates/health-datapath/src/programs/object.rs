@@ -12,11 +12,11 @@ pub static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR")
 
 /// The variable with the time from which programs hold early fragments.
 pub(super) const HOLDS_FROM: &str = "HOLDS_FROM";
-/// How long new programs do not hold early fragments, seconds: they see later fragments of packets whose first fragment
-/// passed the former programs. Loading takes part of this time.
+/// How long new programs do not hold early fragments, in seconds: they see later fragments of packets whose first
+/// fragment passed the former programs. Loading takes part of this time.
 const TAKE_OVER_SECS: u64 = 5;
 
-/// Returns the value of [`HOLDS_FROM`] for programs that are loaded now: seconds of `CLOCK_MONOTONIC`.
+/// Returns the value of [`HOLDS_FROM`] for programs that are loaded now: `CLOCK_MONOTONIC`, in seconds.
 pub(super) fn holds_from() -> u32 {
     (clock::now_ns() / 1_000_000_000 + TAKE_OVER_SECS) as u32
 }

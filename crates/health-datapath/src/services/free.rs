@@ -57,7 +57,7 @@ impl Extent {
 #[derive(Debug)]
 pub(super) struct Arrays {
     ranges: [Ranges; 3],
-    /// Slots that are no longer used, with the time at which they become free: nanoseconds of `CLOCK_MONOTONIC`.
+    /// Slots that are no longer used, with the time at which they become free: `CLOCK_MONOTONIC`, in nanoseconds.
     retired: VecDeque<(u64, Extent)>,
 }
 

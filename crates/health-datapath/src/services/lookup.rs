@@ -78,7 +78,7 @@ pub struct ServiceFlow {
     pub backend: u32,
     /// Number of the service's port.
     pub service: u32,
-    /// When the flow expires unless another packet arrives: seconds of `CLOCK_MONOTONIC`. Not for TCP.
+    /// When the flow expires unless another packet arrives: `CLOCK_MONOTONIC`, in seconds. Not for TCP.
     pub expires: u32,
     /// [`health_common::service::FLOW_FROM_OUTSIDE`] and other bits.
     pub flags: u16,

@@ -75,7 +75,7 @@ pub struct PortSpec {
     /// The networks that may use frontends with
     /// [`FRONTEND_RESTRICTED`](health_common::service::FRONTEND_RESTRICTED).
     pub source_ranges: Vec<IpNet>,
-    /// How long a client sticks to its backend after it last opened a flow, seconds; 0 for no affinity.
+    /// How long a client sticks to its backend after it last opened a flow, in seconds; 0 for no affinity.
     pub affinity_secs: u32,
     /// [`ALGORITHM_RANDOM`](health_common::service::ALGORITHM_RANDOM) or another.
     pub algorithm: u8,
@@ -282,14 +282,14 @@ impl ServiceTables {
 
     /// Starts a change of ports.
     ///
-    /// `now_ns`: nanoseconds of `CLOCK_MONOTONIC`.
+    /// `now_ns`: `CLOCK_MONOTONIC`, in nanoseconds.
     pub fn change(&mut self, now_ns: u64) -> Change<'_> {
         Change::new(self, now_ns)
     }
 
     /// Removes all ports, including those of former agents. Known flows stay; TCP flows continue until they end.
     ///
-    /// `now_ns`: nanoseconds of `CLOCK_MONOTONIC`.
+    /// `now_ns`: `CLOCK_MONOTONIC`, in nanoseconds.
     pub fn remove_all(&mut self, now_ns: u64) -> Result<Written, ServicesError> {
         if !self.is_current {
             self.read()?;

@@ -101,7 +101,7 @@ pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(info.id)
 }
 
-/// Returns the size of a program's machine code, bytes; 0 if it is interpreted.
+/// Returns the size of a program's machine code in bytes; 0 if it is interpreted.
 pub(crate) fn jited_len(program: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = ProgramInfo::default();
     object_info(program, &mut info)?;

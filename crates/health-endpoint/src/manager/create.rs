@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::labels::FirstLabels;
 use super::restore::fate;
 use super::table::Entry;
-use super::{Manager, NewEndpoint, broken_off};
+use super::{Manager, NewEndpoint, interrupted};
 use crate::error::EndpointError;
 use crate::lifecycle::{Lifecycle, Side, State};
 use crate::log::Status;
@@ -336,6 +336,6 @@ impl Manager {
             let _files = manager.0.files.lock();
             work(&manager)
         });
-        done.await.unwrap_or_else(|error| Err(broken_off(&error)))
+        done.await.unwrap_or_else(|error| Err(interrupted(&error)))
     }
 }

@@ -198,7 +198,7 @@ impl Manager {
         // The caller may drop this future; the endpoint must not be left half created.
         let manager = self.clone();
         let made = tokio::spawn(async move { manager.make(new).await });
-        made.await.unwrap_or_else(|error| Err(broken_off(&error)))
+        made.await.unwrap_or_else(|error| Err(interrupted(&error)))
     }
 
     /// Deletes the selected endpoints, and returns their ids. Succeeds if there are none.
@@ -216,7 +216,7 @@ impl Manager {
         });
         deleted
             .await
-            .unwrap_or_else(|error| Err(broken_off(&error)))
+            .unwrap_or_else(|error| Err(interrupted(&error)))
     }
 
     /// Changes an endpoint's labels, and thereby its identity. Labels in `remove` are removed by source and key; labels
@@ -233,7 +233,7 @@ impl Manager {
         let changed = tokio::spawn(async move { manager.relabel(id, change).await });
         changed
             .await
-            .unwrap_or_else(|error| Err(broken_off(&error)))
+            .unwrap_or_else(|error| Err(interrupted(&error)))
     }
 
     /// Regenerates endpoints whose inputs have changed: those with these ids, or all.
@@ -365,6 +365,6 @@ impl Manager {
     }
 }
 
-fn broken_off(error: &tokio::task::JoinError) -> EndpointError {
-    EndpointError::BrokenOff(error.to_string())
+fn interrupted(error: &tokio::task::JoinError) -> EndpointError {
+    EndpointError::Interrupted(error.to_string())
 }

@@ -129,7 +129,7 @@ impl Entry {
     /// Records that the endpoint's device was not found at the start, and why.
     pub(super) fn lose(&mut self, now: Timestamp, why: &str) {
         let reason = format!(
-            "{why}, as with other endpoints; it is kept until it is deleted or an agent finds its device"
+            "{why}; many endpoints are affected, so this one is kept until it is deleted or an agent finds its device"
         );
         self.note(now, Status::Failure, reason.clone());
         self.problem = Some(reason);

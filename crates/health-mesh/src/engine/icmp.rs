@@ -11,7 +11,8 @@ use crate::target::{Protocol, TargetId};
 
 /// Pause before retrying a probe for which the socket had no space.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
-/// Maximum number of consecutive retries per target. After that the probe has failed: the shortage may persist.
+/// Maximum number of consecutive retries per target. After that, the probe counts as failed, because the shortage may
+/// not go away.
 const DEFERRALS: u8 = 20;
 
 impl Engine {

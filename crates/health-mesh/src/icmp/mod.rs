@@ -138,7 +138,7 @@ impl IcmpProber {
         }
     }
 
-    /// Waits until packets have arrived since the last wait; [`Self::receive`] must follow.
+    /// Waits for packets that arrived after the previous wait. The caller must then call [`Self::receive`].
     pub(super) async fn readable(&self) -> io::Result<()> {
         let wait = async |family: &Option<FamilyProber>| match family {
             Some(family) => family.socket.readable().await,

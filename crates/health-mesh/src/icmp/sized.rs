@@ -32,7 +32,7 @@ pub(crate) enum SizedEvent {
         sequence: u16,
         /// The error.
         error: IcmpError,
-        /// If it was too big: the MTU of the next hop as the error's sender reports it, bytes; 0 if not reported.
+        /// If it was too big: the MTU of the next hop as the error's sender reports it, in bytes; 0 if not reported.
         next_hop_mtu: Option<u32>,
     },
 }
@@ -78,7 +78,7 @@ impl SizedSockets {
         socket.send_sized(address, sequence, size as usize)
     }
 
-    /// Waits until packets have arrived since the last wait; [`Self::receive`] must follow.
+    /// Waits for packets that arrived after the previous wait. The caller must then call [`Self::receive`].
     pub(crate) async fn readable(&self) -> io::Result<()> {
         let wait = async |socket: &Option<IcmpSocket>| match socket {
             Some(socket) => socket.readable().await,

@@ -25,7 +25,7 @@ const BATCH: usize = 16;
 /// Maximum number of batches received at a time.
 const DRAIN_BATCHES: usize = 4096;
 
-/// Buffer space for replies that arrive while the agent is not scheduled, bytes: about 5000 replies at the 768 bytes
+/// Buffer space for replies that arrive while the agent is not scheduled, in bytes: about 5000 replies at the 768 bytes
 /// that the kernel accounts for a small packet.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
@@ -129,7 +129,7 @@ impl IcmpSocket {
         .map(drop)
     }
 
-    /// Waits until packets have arrived since the last wait. [`Self::drain`] must follow.
+    /// Waits for packets that arrived after the previous wait. The caller must then call [`Self::drain`].
     pub(super) async fn readable(&self) -> io::Result<()> {
         self.socket
             .readable()

@@ -8,7 +8,7 @@ use health_common::siphash::SipKey;
 
 use crate::failure::IcmpError;
 
-/// Length of a request: ICMP header and probe payload, bytes.
+/// Length of a request in bytes: ICMP header and probe payload.
 pub(super) const REQUEST_LEN: usize = ICMP_HEADER_LEN + PROBE_LEN;
 
 const ICMP_HEADER_LEN: usize = 8;
@@ -34,7 +34,7 @@ impl Family {
         }
     }
 
-    /// Length of an IP header without options or extension headers, bytes.
+    /// Length of an IP header without options or extension headers, in bytes.
     const fn header_len(self) -> usize {
         match self {
             Self::V4 => IPV4_MIN_HEADER_LEN,
@@ -96,7 +96,7 @@ pub(super) enum Message {
         destination: IpAddr,
         /// The error.
         error: IcmpError,
-        /// If it was too big: the MTU of the next hop as the error's sender reports it, bytes; 0 if not reported.
+        /// If it was too big: the MTU of the next hop as the error's sender reports it, in bytes; 0 if not reported.
         next_hop_mtu: Option<u32>,
     },
 }

@@ -51,7 +51,7 @@ const DEFERRALS: u32 = 10;
 /// The last observed MTU of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PathMtu {
-    /// The largest packet that gets through, bytes of IP.
+    /// Length in bytes of the largest IP packet that gets through.
     pub(super) mtu: u32,
     /// The outgoing route of this host.
     pub(super) way: Arc<WayOut>,

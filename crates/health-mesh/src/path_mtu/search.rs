@@ -54,7 +54,7 @@ pub(super) struct Limits {
 pub(crate) struct TooBig {
     /// The sender of the error.
     pub(crate) from: IpAddr,
-    /// The MTU of the sender's next hop, bytes; 0 from routers older than RFC 1191.
+    /// The MTU of the sender's next hop in bytes; 0 from routers older than RFC 1191.
     pub(crate) next_hop_mtu: u32,
 }
 

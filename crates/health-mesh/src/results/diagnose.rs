@@ -62,8 +62,9 @@ impl Results {
         isolation
     }
 
-    /// Whether each verdict on the node's targets is based on a probe sent after the most recent change of a verdict
-    /// began, or enough time has passed since then: an older result says nothing about later events.
+    /// Whether the node's results are recent enough to diagnose. They are if no target fails, if every target was
+    /// probed since the latest verdict change began, or if that was at least [`SETTLING`] ago; otherwise some results
+    /// may predate the change.
     pub(super) fn is_settled(&self, node: &NodeTargets, now: Duration) -> bool {
         let results = || {
             let known = node.targets().filter_map(|id| self.known.get(id));

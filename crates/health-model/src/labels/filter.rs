@@ -8,7 +8,7 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use super::Label;
 
-/// Memory that the compiled form of one pattern may take, bytes.
+/// Memory that the compiled form of one pattern may take, in bytes.
 const PATTERN_SIZE: usize = 64 << 10;
 
 /// The patterns of every filter. Labels that change with each rollout or with each pod would give every pod an identity
@@ -63,7 +63,7 @@ pub struct LabelPattern {
 }
 
 impl LabelPattern {
-    /// Length of the matched start of the label's key, bytes.
+    /// Length of the matched start of the label's key in bytes.
     fn matched(&self, label: &Label) -> Option<usize> {
         if self
             .source

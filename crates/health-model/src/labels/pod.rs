@@ -8,14 +8,14 @@ use super::{Label, LabelError, LabelSet};
 
 /// Source of labels that come from Kubernetes.
 pub const K8S: &str = "k8s";
-/// Key of the label, of source [`K8S`], whose value is a pod's namespace.
+/// Key of the [`K8S`] label whose value is a pod's namespace.
 pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// Prefix of the keys of labels, of source [`K8S`], that come from the labels of a pod's namespace.
+/// Key prefix of [`K8S`] labels that are copied from the labels of a pod's namespace.
 pub const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
 /// Label of every namespace; its value is the namespace's name.
 pub const METADATA_NAME: &str = "kubernetes.io/metadata.name";
-/// Prefix of the keys of labels, of source [`K8S`], that describe a pod's service account and cluster, or name the
-/// object that a policy comes from.
+/// Key prefix of [`K8S`] labels that describe a pod's service account and cluster, or name the object that a policy
+/// comes from.
 pub const POLICY_LABELS: &str = "io.cilium.k8s.policy.";
 /// Prefix of the keys that no pod may give itself: a pod could otherwise pose as one of another namespace or service
 /// account.

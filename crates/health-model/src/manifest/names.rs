@@ -2,11 +2,11 @@
 
 use super::Problem;
 
-/// Maximum length of one part of a name, bytes.
+/// Maximum length of one part of a name in bytes.
 const PART_MAX: usize = 63;
-/// Maximum length of a DNS subdomain, bytes.
+/// Maximum length of a DNS subdomain in bytes.
 const SUBDOMAIN_MAX: usize = 253;
-/// Maximum length of a port name, bytes.
+/// Maximum length of a port name in bytes.
 const PORT_NAME_MAX: usize = 15;
 
 const DNS_LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must \

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::InvalidSetting;
 
-/// Maximum length of an instance name, bytes: it becomes part of folder and namespace names.
+/// Maximum length of an instance name in bytes: it becomes part of folder and namespace names.
 const MAX_INSTANCE_LEN: usize = 32;
-/// Maximum path length of a unix socket, bytes (`sun_path` less the final zero).
+/// Maximum path length of a unix socket in bytes (`sun_path` less the final zero).
 const MAX_SOCKET_PATH_LEN: usize = 107;
 
 /// Where one agent keeps its files. The daemon and the command line derive it from the same flags, so they find each

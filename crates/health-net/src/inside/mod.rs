@@ -45,7 +45,7 @@ pub struct Order {
     /// When that process was started, in ticks since boot (field 22 of `/proc/PID/stat`), so that a different process
     /// that has reused the pid is not joined.
     pub started: Option<u64>,
-    /// The file `cgroup.procs` of the version 2 cgroup for the command.
+    /// The `cgroup.procs` file of the version 2 cgroup for the command.
     pub group: PathBuf,
     /// The command and its arguments.
     pub command: Vec<OsString>,

@@ -34,7 +34,7 @@ pub(super) struct Place {
     pub(super) user_namespace: Option<File>,
     pub(super) namespaces: Vec<(File, CloneFlags)>,
     pub(super) rights: Rights,
-    /// The files `cgroup.procs` of the process's cgroups, and of the cgroup to join.
+    /// The `cgroup.procs` files of the process's cgroups and of the cgroup to join.
     pub(super) groups: Vec<File>,
     environment: Vec<u8>,
     oom_score: Option<String>,

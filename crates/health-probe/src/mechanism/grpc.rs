@@ -177,7 +177,9 @@ async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, Strin
             "failed to connect service \"{target}\": not an HTTP/2 server: {violation}"
         )),
         Err(NoStatus::Call(error)) => failure(format!("health rpc failed: {error}")),
-        Err(NoStatus::Malformed(what)) => failure(format!("health rpc failed: the answer {what}")),
+        Err(NoStatus::Malformed(what)) => {
+            failure(format!("health rpc failed: the response {what}"))
+        }
     })
 }
 

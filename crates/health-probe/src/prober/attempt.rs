@@ -41,8 +41,8 @@ enum CertificateError {
     Read(PathBuf, #[source] io::Error),
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error("cannot wait for the certificates to be read")]
-    BrokenOff,
+    #[error("reading the certificates was interrupted")]
+    Interrupted,
 }
 
 impl Attempt<'_> {
@@ -150,7 +150,7 @@ impl Attempt<'_> {
         }
         let (tls, folder) = (tls.clone(), self.certificates.to_owned());
         let read = spawn_blocking(move || client(&tls, &folder)).await;
-        read.unwrap_or(Err(CertificateError::BrokenOff))
+        read.unwrap_or(Err(CertificateError::Interrupted))
     }
 
     async fn exec(&self, command: &[String], deadline: Deadline) -> Outcome {

@@ -173,7 +173,7 @@ impl Prober {
         next.map(|next| self.0.began + next)
     }
 
-    /// Executes a run: an attempt, and further attempts while it errs.
+    /// Executes a run: an attempt, and further attempts while the last one ended in an error.
     async fn run(self, start: Start) {
         let mut next = Some(start);
         while let Some(start) = next.take() {

@@ -34,7 +34,7 @@ pub struct Tried {
     pub outcome: Option<Outcome>,
     /// The meaning of the outcome, before any threshold; `None` if this host did not check in time.
     pub judgement: Option<Judgement>,
-    /// The number of attempts: as in any run, an attempt that errs is repeated.
+    /// The number of attempts: as in any run, an attempt that ends in an error is repeated.
     pub attempts: u32,
     /// How long the last attempt took.
     pub took: Duration,

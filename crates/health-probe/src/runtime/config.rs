@@ -334,7 +334,7 @@ pub(super) struct Info<T> {
 }
 
 impl<T: for<'de> Deserialize<'de>> Info<T> {
-    /// The details under the key `info`.
+    /// The details under the `info` key.
     pub(super) fn read(info: &BTreeMap<String, String>) -> Result<Self, String> {
         let text = info.get("info").ok_or("it has no details")?;
         serde_json::from_str(text).map_err(|error| format!("invalid details: {error}"))

@@ -107,9 +107,9 @@ enum Number {
     ValueOf(u64),
 }
 
-/// The fields `stdout` and `stderr`, in this order.
+/// The `stdout` and `stderr` fields, in this order.
 const OUTPUTS: [u64; 2] = [1, 2];
-/// The field `exit_code`.
+/// The `exit_code` field.
 const EXIT_CODE: u64 = 3;
 const BETWEEN_FIELDS: Step = Step::Number(Number::Tag, 0, 0);
 

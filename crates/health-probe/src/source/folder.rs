@@ -17,7 +17,7 @@ use crate::spec::{self, Manifest};
 pub struct Folder(folder::Folder<PodSet>);
 
 impl Folder {
-    /// Starts watching a folder: the files `*.yaml`, `*.yml` and `*.json` in it whose names do not start with a dot.
+    /// Starts watching a folder: the `*.yaml`, `*.yml` and `*.json` files in it whose names do not start with a dot.
     /// Anything unusable is listed in [`PodSet::problems`]; pods read earlier from such a file stay unchanged. Must be
     /// called in a tokio runtime.
     pub fn watch(path: &Path) -> Self {

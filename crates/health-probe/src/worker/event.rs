@@ -21,7 +21,7 @@ impl Counted {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Successful, Self::Failed, Self::Errored, Self::NotSent];
 
-    /// The value of the label `result`.
+    /// The value of the `result` label.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Successful => "successful",

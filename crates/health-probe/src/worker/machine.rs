@@ -97,7 +97,7 @@ pub enum Report {
 /// The consequence of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Conclusion {
-    /// The attempt erred: repeat it immediately.
+    /// The attempt ended in an error: retry immediately.
     Again {
         /// The number of the next attempt, from 1.
         attempt: u32,

@@ -58,7 +58,7 @@ pub struct Start {
 /// The consequence of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finished {
-    /// The attempt erred: repeat it immediately.
+    /// The attempt ended in an error: retry immediately.
     Again(Start),
     /// The run is over.
     Done(Judgement),

@@ -13,11 +13,11 @@
 //! The same as in the kubelet's newest version: the order of the decisions before a probe ([`Worker::decide`]); the
 //! initial values (readiness failed, liveness passed, startup unknown); immediate failure for a container that is not
 //! running; the hold after a failed liveness probe and after each startup verdict, until there is a new container; up
-//! to three attempts without a pause while an attempt errs, and no conclusion from a run whose last attempt erred;
-//! warnings count as success; updates only for new and changed results; a slow probe merges all missed ticks into one;
-//! a container that started more than [`SURVIVED`] before the agent gets no initial value; while a container is not
-//! ready, each computation of its status triggers an immediate readiness probe, and the next probe follows a whole
-//! period later.
+//! to three attempts without a pause while attempts end in errors, and no conclusion from a run whose last attempt
+//! ended in an error; warnings count as success; updates only for new and changed results; a slow probe merges all
+//! missed ticks into one; a container that started more than [`SURVIVED`] before the agent gets no initial value; while
+//! a container is not ready, each computation of its status triggers an immediate readiness probe, and the next probe
+//! follows a whole period later.
 //!
 //! Intentionally different:
 //!

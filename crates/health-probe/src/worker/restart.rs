@@ -36,7 +36,7 @@ pub struct Kill {
 }
 
 impl Kill {
-    /// The message of the event with the reason `Killing`.
+    /// The message of the event with reason `Killing`.
     pub fn message(&self) -> String {
         let Self {
             container, kind, ..

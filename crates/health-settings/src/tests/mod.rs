@@ -13,7 +13,7 @@ use clap::Arg;
 
 use super::*;
 
-/// The command `run`, with only its settings.
+/// The `run` command, with only its settings.
 fn run() -> Command {
     with_one_form(Settings::augment_args(
         Command::new("run").no_binary_name(true),

@@ -36,7 +36,7 @@ const SEQUENCE_AT: u32 = 4;
 pub trait Direct: Version {
     /// The option.
     type Option: DirectOption<Address = Self::Address, Header = Self::Header>;
-    /// Its length, bytes.
+    /// Its length in bytes.
     const OPTION_LEN: u32 = size_of::<Self::Option>() as u32;
     /// An address from the form of the kernel's route look-up.
     fn of_fib(words: [u32; 4]) -> Addr;

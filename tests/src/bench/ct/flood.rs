@@ -9,7 +9,7 @@ use crate::conntrack::flood::{FloodKind, IdleBed};
 
 /// Connections per IP version; each has two NAT entries.
 const CONNECTIONS: u32 = 30_000;
-/// Duration of each flood, seconds.
+/// Duration of each flood in seconds.
 const SECONDS: u32 = 60;
 
 /// Number of the connections' entries that survive a flood of echoes and datagrams from all ports with an agent's

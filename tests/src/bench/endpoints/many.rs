@@ -188,8 +188,8 @@ fn policy_changes(stand: &Stand) -> anyhow::Result<Figure> {
     })
 }
 
-/// nftables rules that let some addresses reach a port behind each of as many devices as there are endpoints. They
-/// replace the previous rules.
+/// nftables rules, one chain per device and as many devices as endpoints, that let one source range reach `port`. They
+/// replace any previous rules.
 fn nft_rules(port: u16) -> String {
     let mut rules = "table ip bench\ndelete table ip bench\ntable ip bench {\n".to_owned();
     let mut devices = Vec::new();

@@ -23,7 +23,7 @@ const TURN: Duration = Duration::from_millis(1);
 const HTTP_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: 10.99.0.1:8080\r\nUser-Agent: kube-probe/1.35\r\nAccept: */*\r\nConnection: close\r\n\r\n";
 /// Maximum number of exchanges in progress. On a busy machine, further exchanges wait, as they do in the agent.
 const UNDER_WAY_MAX: u32 = 4096;
-/// Maximum size of a target's response, bytes.
+/// Maximum size of a target's response in bytes.
 const ANSWER_MAX: usize = 512;
 
 /// CPU time per probe of the floor in us: at this rate, for this time, alternating between all mechanisms, to this many

@@ -102,7 +102,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Spread and median of round-trip times, microseconds.
+/// Spread and median of round-trip times in microseconds.
 struct Spread {
     width: f64,
     median: f64,

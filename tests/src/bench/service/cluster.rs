@@ -72,7 +72,7 @@ pub(super) fn counted(services: u32) -> String {
     }
 }
 
-/// Total number of ClusterIP ports of this many services.
+/// Total number of ClusterIP ports that `services` services have.
 pub(super) fn cluster_ip_ports(services: u32) -> usize {
     (services + MORE_PORTS) as usize
 }

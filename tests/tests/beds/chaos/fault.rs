@@ -16,9 +16,9 @@ use super::maps::{FullMap, flood_flows};
 use super::process::{ProcessLimit, SlowedProcess};
 use super::world::World;
 
-/// Size of a node's state folder, bytes.
+/// Size of a node's state folder in bytes.
 const DISK: u64 = 1 << 20;
-/// How far a clock jumps, seconds.
+/// How far a clock jumps, in seconds.
 const JUMPS: [i64; 4] = [-86_400, -600, 600, 86_400];
 
 /// A kind of fault.

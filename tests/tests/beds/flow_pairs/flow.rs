@@ -17,7 +17,8 @@ const AGAIN: Duration = Duration::from_millis(700);
 /// Size of an echo request's header.
 const ECHO_HEADER: usize = 8;
 
-/// Opens a socket at a port, in the calling thread's namespace, and starts to connect it.
+/// Opens a socket bound to `port` in the calling thread's namespace and, unless its kind is
+/// [`Kind::Unconnected`], starts connecting it.
 pub(super) fn open(kind: Kind, port: u16, destination: SocketAddr) -> io::Result<Socket> {
     let domain = Domain::for_address(destination);
     let (unspecified, icmp): (IpAddr, _) = match destination {

@@ -124,7 +124,7 @@ impl Course<'_> {
         let mut number = 0;
         while goes_on(number) {
             self.batch(self.first + number, &mut totals)
-                .with_context(|| format!("{}, behind frame {number}", self.name))?;
+                .with_context(|| format!("{}, after frame {number}", self.name))?;
             number += BATCH;
         }
         self.stand.note(self.name, &mut totals);
@@ -168,8 +168,8 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// Returns the number of this course's frame from which `bytes` originate. Errors about fragments of earlier
-    /// courses arrive late, after those fragments have waited in vain for the rest of their packets.
+    /// Returns the number of the frame that `bytes` came from, or `None` if this course did not send it: ICMP errors
+    /// for fragments from earlier courses may still arrive, because they are sent only when reassembly times out.
     fn number(&self, bytes: &[u8]) -> Option<u64> {
         let number = marked_number(seed(), bytes)?.into();
         (self.first..self.first + NUMBERS)

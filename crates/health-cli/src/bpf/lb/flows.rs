@@ -25,7 +25,7 @@ pub(in crate::bpf) struct FlowValue {
     /// The client port that the backend sees or, for the backend's replies, the client's own port; `null` if the two
     /// are the same.
     client_port: Option<u16>,
-    /// Seconds of `CLOCK_MONOTONIC`; `null` for TCP, whose entries expire with their connections.
+    /// `CLOCK_MONOTONIC`, in seconds; `null` for TCP, whose entries expire with their connections.
     expires: Option<u32>,
     /// Whether the client's packets arrive on an uplink, and how they reach the backend.
     flags: Vec<&'static str>,

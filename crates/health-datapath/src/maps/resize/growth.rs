@@ -11,7 +11,7 @@ use crate::layout::{BACKENDS, MapLayout, SOURCE_RANGES, SVC4, SVC6};
 use crate::maps::ServiceMapSizes;
 use crate::maps::open::open;
 
-/// Maximum growth of a map: this many times its configured size.
+/// Maximum size of a map, as a multiple of its configured size.
 const MOST: u32 = 8;
 
 /// Returns sizes at which the pinned entries fill at most three quarters of each map, within the limits of growth.

@@ -9,7 +9,7 @@ use crate::layout::{
 };
 use crate::maps::ServiceMapSizes;
 
-/// Maximum entries of the maps with configurable size, per IP version.
+/// Maximum number of entries of the maps with configurable size, per IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
     /// Size of `HEALTH_CT4` and `HEALTH_CT6`.

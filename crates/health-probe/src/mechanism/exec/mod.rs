@@ -1,8 +1,8 @@
-//! Probes that run a command in the container, either by this host itself ([`direct`]) or through the container runtime
-//! ([`cri`]).
+//! Probes that run a command in the container, either directly by the agent ([`direct`]) or through the container
+//! runtime ([`cri`]).
 //!
 //! In both cases the command's processes end with the probe: any that it leaves behind are killed, and the command does
-//! not run again while one of them lives.
+//! not run again until all of them have exited.
 
 pub mod cri;
 pub mod direct;

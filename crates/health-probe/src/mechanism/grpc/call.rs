@@ -66,7 +66,7 @@ pub(super) enum CallError {
     #[error("{0}")]
     Broken(#[source] io::Error),
     /// More data came than a response can have.
-    #[error("the answer is too long")]
+    #[error("the response is too long")]
     TooLong,
 }
 

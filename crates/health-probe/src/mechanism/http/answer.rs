@@ -43,7 +43,7 @@ impl From<httparse::Error> for HeadError {
 pub(super) enum BodyError {
     #[error("invalid chunk size")]
     ChunkSize,
-    #[error("a chunk is longer than its size")]
+    #[error("a chunk is longer than its declared size")]
     ChunkEnd,
 }
 
@@ -428,7 +428,7 @@ mod tests {
             ),
             (
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab",
-                "a chunk is longer than its size",
+                "a chunk is longer than its declared size",
             ),
         ] {
             assert_eq!(

@@ -451,7 +451,7 @@ fn p3_no_probe_is_well_and_no_target_is_an_error() {
     bed.add(pod("a", vec![container("app", Role::Regular, &[])]));
     bed.set_status("a", status(vec![running("app", "id-1")]));
     assert_eq!(bed.reported("a"), (Some(true), true));
-    // A probe of a pod without an address errs, and no conclusion is drawn.
+    // A probe of a pod without an address ends in an error, and no conclusion is drawn.
     let nowhere = PodSpec {
         ips: Vec::new(),
         ..pod("a", vec![container("app", Role::Regular, &[])])

@@ -55,7 +55,7 @@ pub(super) struct UnusedIdentity {
     pub(super) labels_key: LabelsKey,
 }
 
-/// The value of the key `labels/DIGEST` of an identity.
+/// The value of an identity's `labels/DIGEST` key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LabelsKey {
     /// The identity's number.

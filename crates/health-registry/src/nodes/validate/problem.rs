@@ -84,7 +84,7 @@ pub enum Problem<P: fmt::Display> {
         /// The same prefix without host bits.
         network: IpNet,
     },
-    /// Pods cannot have addresses of this prefix. Routes for it would divert the host's own packets.
+    /// Pods cannot have addresses in this prefix. Routes for it would divert the host's own packets.
     #[error("CIDR {cidr} overlaps {special}, which is not allowed for pods")]
     SpecialCidr {
         /// The prefix as written.

@@ -26,11 +26,11 @@ pub(super) struct Kernel {
     pub(super) pinned: Pinned,
     pub(super) maps: ServiceMaps,
     config: DatapathConfig,
-    /// Seconds of `CLOCK_MONOTONIC`.
+    /// `CLOCK_MONOTONIC`, in seconds.
     now: u32,
 }
 
-/// What the maps say about a flow that was sent to a service before.
+/// What the maps say about a flow whose traffic was redirected to a backend before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlowFacts {
     /// Where the flow's packets go.
@@ -43,14 +43,14 @@ pub(super) struct FlowFacts {
     pub(super) has_answer: bool,
     /// Whether the flow's connection is open; `None` if unknown.
     pub(super) is_open: Option<bool>,
-    /// Seconds of `CLOCK_MONOTONIC`.
+    /// `CLOCK_MONOTONIC`, in seconds.
     pub(super) now: u32,
 }
 
-/// What the maps say about a host socket that was sent to a service before.
+/// What the maps say about a host socket whose traffic was redirected to a backend before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SocketFacts {
-    /// The backend that the socket was sent to.
+    /// The backend that the socket's traffic was redirected to.
     pub(super) to: SocketAddr,
     /// Index of that backend.
     pub(super) backend: u32,
@@ -68,7 +68,7 @@ pub(super) struct ClientFacts {
     pub(super) backend: Option<Backend>,
     /// Whether that backend is on this node, or need not be.
     pub(super) is_within_reach: bool,
-    /// Seconds of `CLOCK_MONOTONIC`.
+    /// `CLOCK_MONOTONIC`, in seconds.
     pub(super) now: u32,
 }
 
@@ -121,7 +121,7 @@ impl Kernel {
         }
     }
 
-    /// Looks up a flow that was sent to a service before.
+    /// Looks up a flow whose traffic was redirected to a backend before.
     pub(super) fn known_flow(
         &self,
         hook: TraceHook,
@@ -168,7 +168,8 @@ impl Kernel {
         Ok(rows.first().is_some_and(|(_, direct)| direct.count != 0))
     }
 
-    /// Looks up a host socket with the flow's source port that was sent to the flow's destination.
+    /// Looks up a host socket with the flow's source port whose traffic to the flow's destination was redirected to a
+    /// backend.
     pub(super) fn known_socket(
         &self,
         flow: &Connection,

@@ -253,7 +253,13 @@ pub(super) fn nobody(catalog: &ServiceCatalog, flow: &Connection) -> Refusal {
     let near = catalog.services_with(|service| service.ports.iter().any(has));
     let near: Vec<_> = near
         .iter()
-        .map(|service| format!("{ip} is {} with {}", service.full_name(), ports_of(service)))
+        .map(|service| {
+            format!(
+                "{ip} belongs to {}, which has {}",
+                service.full_name(),
+                ports_of(service)
+            )
+        })
         .collect();
     let near = match near.is_empty() {
         true => "`health-agent service list` lists the existing ones".to_owned(),

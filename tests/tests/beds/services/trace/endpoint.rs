@@ -339,7 +339,7 @@ fn bad_ends(stand: &Stand, number: u8) -> anyhow::Result<()> {
         (
             &id,
             &format!("{ip}:81"),
-            "is default/ends-there with http 80/TCP",
+            "belongs to default/ends-there, which has http 80/TCP",
         ),
         (&id, "192.0.2.77:80", "no service at 192.0.2.77:80/TCP"),
         (&id, &ip.to_string(), "has no port"),

@@ -309,7 +309,7 @@ fn what_breaks_the_protocol_is_reported() {
                 begun.clone(),
                 frame(frame::DATA, 0, STREAM, &large),
             ],
-            "the answer is too long",
+            "the response is too long",
         ),
         (
             vec![
