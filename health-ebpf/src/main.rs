@@ -153,7 +153,7 @@ fn sock_getpeername6(ctx: SockAddrContext) -> i32 {
     socket::report_peer(&Call6::new(ctx.sock_addr))
 }
 
-/// cgroup: a socket is closed.
+/// cgroup: a socket is closed: `service/socket.rs` removes its record.
 #[cgroup_sock(sock_release)]
 fn sock_release(ctx: SockContext) -> i32 {
     socket::release(&ctx)

@@ -3,6 +3,8 @@
 //! An object's inputs are the same for all profiles and targets of one architecture. So each object is compiled once
 //! per change of the inputs, kept in the workspace's `target/ebpf`, and copied from there.
 
+#![forbid(unsafe_code)]
+
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};

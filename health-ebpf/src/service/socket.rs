@@ -348,7 +348,7 @@ pub fn report_peer<C: Call>(call: &C) -> i32 {
     GO_ON
 }
 
-/// Handles a socket that is closed.
+/// Removes the record of a socket that is closed.
 #[inline(always)]
 pub fn release(ctx: &SockContext) -> i32 {
     let context = ctx.sock;

@@ -1,7 +1,7 @@
 //! Handles pinned maps whose layout differs from these programs' layout.
 //!
-//! The pin folder is renamed, and everything in it serves until the new programs take over. Maps whose own layout is
-//! unchanged are in both folders: their contents outlive the change.
+//! The pin folder is renamed to `INSTANCE_old`, and everything in it serves until the new programs take over. Maps
+//! whose own layout is unchanged are in both folders: their contents outlive the change.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;

@@ -104,8 +104,9 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
     Ok(survey)
 }
 
-/// Returns why an endpoint must be dropped; `None` if it is alive. A missing namespace file proves nothing, as the
-/// agent may not see the folder in which the runtime mounted it.
+/// Returns why an endpoint must be dropped; `None` if it is alive. A start thereby rolls back an endpoint that was only
+/// partly created (its file has no ifindex). A missing namespace file proves nothing, as the agent may not see the
+/// folder in which the runtime mounted it.
 pub(super) fn fate(saved: &SavedEndpoint, found: Option<&FoundDevice>) -> Option<&'static str> {
     let Some(ifindex) = saved.ifindex else {
         return Some("it was only partly created");

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use crate::runtime::{Runtime, RuntimeError};
 use crate::worker::restart::Kill;
 
-/// Delay after the first failed try; doubled after each further failure, up to the maximum.
+/// Delay after the first failed kill of a container; doubled after each further failure, up to the maximum. After a
+/// failed restart, the container's back-off applies: `Backoffs` in `worker/restart.rs`.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 

@@ -115,6 +115,7 @@ fn sync_settings(settings: &ServiceSettings) -> SyncSettings {
             max: settings.service_sync_max,
         },
         families: Family::ALL.to_vec(),
+        // After this, `/healthz` and `/livez` of the proxy fail: `ProxyHealth` in `health_check/proxy.rs`.
         health_timeout: settings.service_sync_max * 2,
         clock: Timestamp::now,
     }

@@ -20,9 +20,10 @@ use crate::mechanism::{Deadline, failure, own_error};
 const REPORT_LIMIT: u64 = 4096;
 /// How long a probe whose command has exited waits for what ends by itself: the output, the helper, the group.
 const REST: Duration = Duration::from_millis(200);
-/// How long to try to remove what a run leaves behind. After that, the next run removes it.
+/// How long [`Group::end`] tries to kill and remove what a run leaves behind, such as one that took too long. After
+/// that, the next run does it.
 const CLEAN_UP: Duration = Duration::from_secs(30);
-/// How much of that time passes before the helper is killed: it normally exits with the command's processes.
+/// How long the helper may take to exit before that; then it is killed. It normally exits with the command's processes.
 const HELPER: Duration = Duration::from_secs(1);
 
 /// A command to run in the environment of a process.
