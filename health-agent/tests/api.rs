@@ -92,6 +92,10 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
             r#"{"netns":"/a","labels":["reserved:host"]}"#,
             "labels[0]: reserved:host: endpoints cannot have labels from this source",
         ),
+        (
+            r#"{"netns":"/a","labels":["port:web=80/TCP"]}"#,
+            "labels[0]: port:web=80/TCP: endpoints cannot have labels from this source",
+        ),
         (r#"{"netns":"/a","labels":[1]}"#, "labels[0]: invalid type"),
         (
             r#"{"netns":"/a","ipv4":"fd00::1"}"#,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use health_model::labels::pod::{K8S, POD_NAMESPACE};
 use health_model::labels::{Label, LabelSet, UNSPEC};
+use health_model::manifest::check_port_name;
 use health_model::policy::{Direction, Protocol};
 
 use super::cidr::{read_cidr, read_cidr_set};
@@ -13,7 +14,7 @@ use super::icmp;
 use super::peer::{CidrSet, Entity, PeerSelector, Peers};
 use super::rule::{Action, Entry, PolicyName, Rule, RuleRef, Section};
 use super::selector::Selector;
-use crate::ports::{PortRange, Traffic};
+use crate::ports::{PortSpec, Ports, Traffic};
 
 /// Maximum number of ports, or of ICMP types, in one list (Cilium's limit).
 pub(super) const PORTS_MAX: usize = 40;
@@ -280,7 +281,7 @@ fn read_traffic(field: &Field<'_>, fields: &Fields<'_>) -> Result<Option<Traffic
         let problem = "toPorts and icmps cannot be combined; write a separate rule for each";
         return Err(field.error(Problem::Conflict(problem.to_owned())));
     }
-    let mut ranges = Vec::new();
+    let mut read = Ports::default();
     for list in ports {
         let list = list.fields(&["ports"])?.required("ports")?;
         let items = list.list_of_at_most(PORTS_MAX)?;
@@ -288,7 +289,7 @@ fn read_traffic(field: &Field<'_>, fields: &Fields<'_>) -> Result<Option<Traffic
             return Err(list.error(Problem::Conflict("expected at least one port".to_owned())));
         }
         for item in items {
-            read_port(&item, &mut ranges)?;
+            read_port(&item, &mut read)?;
         }
     }
     for list in icmps {
@@ -298,25 +299,24 @@ fn read_traffic(field: &Field<'_>, fields: &Fields<'_>) -> Result<Option<Traffic
             return Err(list.error(Problem::Conflict("expected at least one type".to_owned())));
         }
         for item in items {
-            ranges.push(read_icmp(&item)?);
+            let (protocol, number) = read_icmp(&item)?;
+            read.add(protocol, PortSpec::Range(number, number));
         }
     }
-    Ok((!ranges.is_empty()).then_some(Traffic::Ports(ranges)))
+    Ok((!read.is_empty()).then_some(Traffic::Ports(read)))
 }
 
-fn read_port(field: &Field<'_>, ranges: &mut Vec<PortRange>) -> Result<(), PolicyError> {
+fn read_port(field: &Field<'_>, ports: &mut Ports) -> Result<(), PolicyError> {
     let fields = field.fields(&["port", "endPort", "protocol"])?;
     let protocols = match fields.get("protocol") {
         None => Protocol::WITH_PORTS.to_vec(),
         Some(field) if field.text()?.eq_ignore_ascii_case("ANY") => Protocol::WITH_PORTS.to_vec(),
         Some(field) => vec![read_protocol(&field)?],
     };
-    let (first, last) = read_port_range(&fields.required("port")?, fields.get("endPort"))?;
-    ranges.extend(protocols.into_iter().map(|protocol| PortRange {
-        protocol,
-        first,
-        last,
-    }));
+    let port = read_port_spec(&fields.required("port")?, fields.get("endPort"))?;
+    for protocol in protocols {
+        ports.add(protocol, port.clone());
+    }
     Ok(())
 }
 
@@ -333,41 +333,60 @@ pub(super) fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> 
     })
 }
 
-/// Reads the first and the last port. Port 0 means every port, as in Cilium.
-pub(super) fn read_port_range(
+/// Reads a port, a range of ports, or a port name: text that contains a letter. As in Cilium, port 0 means every port,
+/// and upper-case letters of a name count as lower-case ones.
+pub(super) fn read_port_spec(
     port: &Field<'_>,
     end: Option<Field<'_>>,
-) -> Result<(u16, u16), PolicyError> {
+) -> Result<PortSpec, PolicyError> {
+    if port.value().is_string() {
+        let text = port.text()?;
+        if text.contains(|c: char| c.is_ascii_alphabetic()) {
+            return read_port_name(port, text, end.as_ref());
+        }
+    }
     let first = read_port_number(port)?;
     match (first, end) {
-        (0, None) => Ok((0, u16::MAX)),
-        (_, None) => Ok((first, first)),
+        (0, None) => Ok(PortSpec::ALL),
+        (_, None) => Ok(PortSpec::Range(first, first)),
         (_, Some(end)) => {
             let last = read_port_number(&end)?;
             if first == 0 || last < first {
                 let problem = format!("not a valid end of a range that begins at port {first}");
                 return Err(end.error(Problem::value(last, problem)));
             }
-            Ok((first, last))
+            Ok(PortSpec::Range(first, last))
         }
     }
+}
+
+fn read_port_name(
+    port: &Field<'_>,
+    text: &str,
+    end: Option<&Field<'_>>,
+) -> Result<PortSpec, PolicyError> {
+    let name = text.to_ascii_lowercase();
+    if let Some(detail) = check_port_name(&name) {
+        let problem = format!("not a port name, which {detail}");
+        return Err(port.error(Problem::value(text, problem)));
+    }
+    if let Some(end) = end {
+        let problem = "a named port cannot begin a range".to_owned();
+        return Err(end.error(Problem::Conflict(problem)));
+    }
+    Ok(PortSpec::Name(name))
 }
 
 fn read_port_number(field: &Field<'_>) -> Result<u16, PolicyError> {
     let text = field.text_or_number()?;
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| is_number).ok_or_else(|| {
-        let named = text.chars().any(|c| c.is_ascii_alphabetic());
-        let problem = if named {
-            "a named port, which is not supported: give its number"
-        } else {
-            "not a port; expected 0 to 65535, 0 for all"
-        };
+        let problem = "not a port; expected 0 to 65535, 0 for all";
         field.error(Problem::value(text, problem))
     })
 }
 
-fn read_icmp(field: &Field<'_>) -> Result<PortRange, PolicyError> {
+fn read_icmp(field: &Field<'_>) -> Result<(Protocol, u16), PolicyError> {
     let fields = field.fields(&["family", "type"])?;
     let (protocol, family) = match fields.get("family") {
         None => (Protocol::ICMP, "IPv4"),
@@ -390,9 +409,5 @@ fn read_icmp(field: &Field<'_>) -> Result<PortRange, PolicyError> {
         );
         kind.error(Problem::value(&text, problem))
     })?;
-    Ok(PortRange {
-        protocol,
-        first: number.into(),
-        last: number.into(),
-    })
+    Ok((protocol, number.into()))
 }

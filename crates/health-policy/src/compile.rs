@@ -220,26 +220,34 @@ struct Compiler<'a> {
     entries: Vec<&'a Entry>,
 }
 
-/// The inputs to a peer's verdicts: the matching entries of the rules, by index, and whether the peer is the local
-/// host.
+/// The inputs to a peer's verdicts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MatchingEntries {
+    /// The matching entries of the rules, by index.
     entries: Vec<usize>,
+    /// The ports that these entries name, as the destination numbers them, each with the index of its entry.
+    named_ports: Vec<(usize, PortRange)>,
+    /// Whether the peer is the local host.
     is_localhost: bool,
 }
 
 impl Compiler<'_> {
     fn matching(&self, peer: &Peer<'_>) -> MatchingEntries {
-        let matching = |(at, entry): (usize, &&Entry)| entry.peers.contains(peer).then_some(at);
-        MatchingEntries {
-            entries: self
-                .entries
-                .iter()
-                .enumerate()
-                .filter_map(matching)
-                .collect(),
+        let destination = self.resolved.destination(peer);
+        let mut matching = MatchingEntries {
+            entries: Vec::new(),
+            named_ports: Vec::new(),
             is_localhost: self.resolved.allows_as_localhost(peer),
+        };
+        for (at, entry) in self.entries.iter().enumerate() {
+            if entry.peers.contains(peer) {
+                matching.entries.push(at);
+                let named = entry.traffic.named().iter();
+                let ports = named.flat_map(|port| port.resolve(destination));
+                matching.named_ports.extend(ports.map(|port| (at, port)));
+            }
         }
+        matching
     }
 
     fn verdicts(&self, matching: &MatchingEntries) -> Verdicts {
@@ -249,6 +257,10 @@ impl Compiler<'_> {
             Verdict::None
         };
         let mut ranges: BTreeMap<Protocol, Vec<(PortRange, Action)>> = BTreeMap::new();
+        let mut add = |range: PortRange, action: Action| {
+            let of_protocol = ranges.entry(range.protocol).or_default();
+            of_protocol.push((range, action));
+        };
         for &at in &matching.entries {
             let entry = self.entries[at];
             match (&entry.traffic, entry.action) {
@@ -260,12 +272,14 @@ impl Compiler<'_> {
                 }
                 (Traffic::All, Action::Allow) => rest = Verdict::Allow,
                 (Traffic::Ports(ports), action) => {
-                    for range in ports {
-                        let of_protocol = ranges.entry(range.protocol).or_default();
-                        of_protocol.push((*range, action));
+                    for range in &ports.ranges {
+                        add(*range, action);
                     }
                 }
             }
+        }
+        for (at, port) in &matching.named_ports {
+            add(*port, self.entries[*at].action);
         }
         let protocols = ranges
             .into_iter()
@@ -499,6 +513,38 @@ mod tests {
         );
         assert!(policy.diff(&policy).is_empty());
         assert_ne!(policy, compile(&format!("[{low}]"), others));
+    }
+
+    #[test]
+    fn a_named_port_of_egress_has_entries_for_the_identities_that_number_it() {
+        let rules = r#"[{"labels": ["r"], "endpointSelector": {}, "egress": [
+            {"toPorts": [{"ports": [{"port": "web", "protocol": "TCP"}]}]}
+        ]}]"#;
+        let mut repository = Repository::default();
+        repository.import(rules).unwrap();
+        let set = |labels: &[&str]| {
+            LabelSet::new(labels.iter().map(|label| label.parse().unwrap())).unwrap()
+        };
+        let identities = [
+            (300, &["app=a", "port:web=80/TCP"][..]),
+            (301, &["app=a", "port:web=81/TCP+82/UDP"]),
+            (302, &["app=a", "port:web=80/UDP", "port:db=5432/TCP"]),
+            (303, &["app=a"]),
+        ];
+        let identities = identities.map(|(id, labels)| (Identity(id), Arc::new(set(labels))));
+        let resolved = repository.resolve(&set(&["app=b"]), PolicySettings::default());
+        let policy = resolved.compile(&identities.into());
+        let egress = policy.direction(Direction::Egress);
+        let allowed: Vec<_> = egress
+            .entries()
+            .iter()
+            .map(|(key, verdict)| (key.identity.0, key.protocol, key.port, *verdict))
+            .collect();
+        assert_eq!(
+            allowed,
+            [(300, 6, 80, Verdict::Allow), (301, 6, 81, Verdict::Allow)]
+        );
+        assert!(egress.is_enforced());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::field::{Field, Fields};
 use super::peer::{CidrSet, PeerSelector, Peers};
 use super::rule::{Action, Entry, PolicyName, Rule, Section};
 use super::selector::Selector;
-use crate::ports::{PortRange, Traffic};
+use crate::ports::{PortSpec, Ports, Traffic};
 
 const POLICY_TYPES: [&str; 2] = ["Ingress", "Egress"];
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
@@ -119,9 +119,10 @@ fn read_entry(
     for field in fields.items(peers_name)? {
         selectors.push(read_peer(&field, namespace)?);
     }
-    let mut ranges = Vec::new();
+    let mut ports = Ports::default();
     for field in fields.items("ports")? {
-        ranges.push(read_port(&field)?);
+        let (protocol, port) = read_port(&field)?;
+        ports.add(protocol, port);
     }
     Ok(Entry {
         place: place(policy, field),
@@ -131,10 +132,10 @@ fn read_entry(
         } else {
             Peers::Selected(selectors)
         },
-        traffic: if ranges.is_empty() {
+        traffic: if ports.is_empty() {
             Traffic::All
         } else {
-            Traffic::Ports(ranges)
+            Traffic::Ports(ports)
         },
     })
 }
@@ -173,31 +174,21 @@ fn read_peer(field: &Field<'_>, namespace: &str) -> Result<PeerSelector, PolicyE
     Ok(PeerSelector::Labels(selector))
 }
 
-fn read_port(field: &Field<'_>) -> Result<PortRange, PolicyError> {
+fn read_port(field: &Field<'_>) -> Result<(Protocol, PortSpec), PolicyError> {
     let fields = field.fields(&["port", "endPort", "protocol"])?;
     let protocol = fields.get("protocol");
     let protocol = protocol.map_or(Ok(Protocol::TCP), |field| read_protocol(&field))?;
     let end = fields.get("endPort");
-    match fields.get("port") {
-        None => match end {
-            None => Ok(PortRange::all_of(protocol)),
-            Some(end) => {
-                let detail = "may not be specified when `port` is not specified";
-                Err(end.error(manifest::Problem::invalid_number(end.integer()?, detail)))
-            }
-        },
-        Some(port) => {
-            let (first, last) = match field.is_stored() {
-                true => cilium::read_port_range(&port, end)?,
-                false => read_port_range(&port, end)?,
-            };
-            Ok(PortRange {
-                protocol,
-                first,
-                last,
-            })
+    let port = match (fields.get("port"), end) {
+        (None, None) => PortSpec::ALL,
+        (None, Some(end)) => {
+            let detail = "may not be specified when `port` is not specified";
+            return Err(end.error(manifest::Problem::invalid_number(end.integer()?, detail)));
         }
-    }
+        (Some(port), end) if field.is_stored() => cilium::read_port_spec(&port, end)?,
+        (Some(port), end) => read_port_spec(&port, end)?,
+    };
+    Ok((protocol, port))
 }
 
 fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> {
@@ -208,9 +199,9 @@ fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> {
     cilium::read_protocol(field)
 }
 
-/// Reads the first and the last port. As the API server does, treats a number in quotes as a name, which is then
-/// invalid.
-fn read_port_range(port: &Field<'_>, end: Option<Field<'_>>) -> Result<(u16, u16), PolicyError> {
+/// Reads a port, a range of ports, or a port name. As the API server does, treats a number in quotes as a name, which is
+/// then invalid.
+fn read_port_spec(port: &Field<'_>, end: Option<Field<'_>>) -> Result<PortSpec, PolicyError> {
     if port.value().is_string() {
         let name = port.text()?;
         if let Some(detail) = check_port_name(name) {
@@ -220,19 +211,18 @@ fn read_port_range(port: &Field<'_>, end: Option<Field<'_>>) -> Result<(u16, u16
             let detail = "may not be specified when `port` is non-numeric";
             return Err(end.error(manifest::Problem::invalid_number(end.integer()?, detail)));
         }
-        let problem = "a named port, which is not supported: give its number";
-        return Err(port.error(Problem::value(name, problem)));
+        return Ok(PortSpec::Name(name.to_owned()));
     }
     let first = read_port_number(port)?;
     let Some(end) = end else {
-        return Ok((first, first));
+        return Ok(PortSpec::Range(first, first));
     };
     let last = read_port_number(&end)?;
     if last < first {
         let detail = "must be greater than or equal to `port`";
         return Err(end.error(manifest::Problem::invalid_number(last.into(), detail)));
     }
-    Ok((first, last))
+    Ok(PortSpec::Range(first, last))
 }
 
 fn read_port_number(field: &Field<'_>) -> Result<u16, PolicyError> {
@@ -308,7 +298,8 @@ mod tests {
             (of_port(json!({"port": "80"})), "ports[0].port: Invalid value: \"80\": must contain at least one letter (a-z)".to_owned()),
             (of_port(json!({"port": "a--b"})), "ports[0].port: Invalid value: \"a--b\": must not contain consecutive hyphens".to_owned()),
             (of_port(json!({"port": ""})), "ports[0].port: Invalid value: \"\": must contain".to_owned()),
-            (of_port(json!({"port": "http"})), "ports[0].port: \"http\" is a named port, which is not supported".to_owned()),
+            (of_port(json!({"port": "HTTP"})), "ports[0].port: Invalid value: \"HTTP\": must contain only lower-case letters, digits and hyphens".to_owned()),
+            (of_port(json!({"port": "a-name-of-16-let"})), "ports[0].port: Invalid value: \"a-name-of-16-let\": must be no more than 15 characters".to_owned()),
             (of_port(json!({"port": "http", "endPort": 81})), "ports[0].endPort: Invalid value: 81: may not be specified when `port` is non-numeric".to_owned()),
             (of_port(json!({"endPort": 81})), "ports[0].endPort: Invalid value: 81: may not be specified when `port` is not specified".to_owned()),
             (of_port(json!({"port": 81, "endPort": 80})), "ports[0].endPort: Invalid value: 80: must be greater than or equal to `port`".to_owned()),
@@ -357,6 +348,8 @@ mod tests {
         for document in [
             of_port(json!({"port": 1, "endPort": 65535, "protocol": "SCTP"})),
             of_port(json!({"port": 80, "endPort": 80})),
+            of_port(json!({"port": "http"})),
+            of_port(json!({"port": "9p-of-15-letter", "protocol": "UDP"})),
             of_block(json!({"cidr": "10.1.2.3/8", "except": ["10.1.0.0/16", "10.0.0.0/9"]})),
             of_block(json!({"cidr": "010.0.0.0/8", "except": []})),
             of_block(json!({"cidr": "::ffff:10.0.0.0/104", "except": ["10.1.0.0/16"]})),
@@ -366,6 +359,13 @@ mod tests {
         ] {
             assert_eq!(error(&document), "accepted", "{document}");
         }
+    }
+
+    #[test]
+    fn a_stored_policy_with_a_named_port_is_the_same_when_read() {
+        let document = of_port(json!({"port": "http"}));
+        let imported = parse(&document.to_string()).unwrap().policies;
+        assert_eq!(read_stored(&document), Ok((imported[0].clone(), None)));
     }
 
     #[test]

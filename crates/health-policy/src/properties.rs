@@ -28,17 +28,23 @@ fn port() -> impl Strategy<Value = u16> {
     prop_oneof![4 => select(&PORTS[..]), 1 => 1..u16::MAX]
 }
 
+/// Names of ports: one that pods number differently, one with several ports, and one that no pod has.
+const NAMES: [&str; 3] = ["web", "dns", "none"];
+
 fn ports() -> impl Strategy<Value = Value> {
     let protocol = select(&["TCP", "UDP", "SCTP", "ANY"][..]);
-    let one = (port(), port(), any::<bool>(), protocol).prop_map(|(a, b, is_range, protocol)| {
-        if is_range {
-            json!({"port": a.min(b).to_string(), "endPort": a.max(b), "protocol": protocol})
-        } else {
-            json!({"port": a.to_string(), "protocol": protocol})
-        }
-    });
+    let one =
+        (port(), port(), any::<bool>(), protocol.clone()).prop_map(|(a, b, is_range, protocol)| {
+            if is_range {
+                json!({"port": a.min(b).to_string(), "endPort": a.max(b), "protocol": protocol})
+            } else {
+                json!({"port": a.to_string(), "protocol": protocol})
+            }
+        });
+    let named = (select(&NAMES[..]), protocol)
+        .prop_map(|(name, protocol)| json!({"port": name, "protocol": protocol}));
     let all = Just(json!({"port": "0", "protocol": "TCP"}));
-    let list = prop::collection::vec(prop_oneof![8 => one, 1 => all], 1..4);
+    let list = prop::collection::vec(prop_oneof![8 => one, 4 => named, 1 => all], 1..4);
     list.prop_map(|list| json!([{"ports": list}]))
 }
 
@@ -164,6 +170,16 @@ fn identities() -> impl Strategy<Value = BTreeMap<Identity, Arc<LabelSet>>> {
         (302, &["container:app=c", "container:tier=b"]),
         (303, &["k8s:app=a", "container:app=b"]),
         (304, &["k8s:tier=c"]),
+        (305, &["k8s:app=a", "port:web=80/TCP"]),
+        (306, &["k8s:app=a", "port:web=443/TCP+81/UDP"]),
+        (
+            307,
+            &[
+                "k8s:tier=a",
+                "port:dns=53/TCP+53/UDP",
+                "port:web=65535/SCTP",
+            ],
+        ),
     ] {
         all.push((Identity(number), set(labels)));
     }
@@ -172,10 +188,19 @@ fn identities() -> impl Strategy<Value = BTreeMap<Identity, Arc<LabelSet>>> {
         all.push((Identity(i), set(&[&label, "reserved:world"])));
     }
     let count = all.len();
-    subsequence(all, 0..=count.min(8)).prop_map(|some| some.into_iter().collect())
+    subsequence(all, 0..=count.min(10)).prop_map(|some| some.into_iter().collect())
 }
 
-/// Returns every packet for which the decision could change.
+fn subject() -> impl Strategy<Value = Arc<LabelSet>> {
+    prop_oneof![
+        2 => Just(set(&["reserved:init"])),
+        1 => Just(set(&["k8s:app=a"])),
+        1 => Just(set(&["k8s:app=a", "port:web=80/TCP+1024/TCP"])),
+        1 => Just(set(&["k8s:app=a", "port:dns=53/UDP+22/SCTP", "port:web=81/TCP"])),
+    ]
+}
+
+/// Returns every packet for which the decision could change. The ports with names are among [`PORTS`].
 fn packets(rules: &[Value]) -> BTreeSet<L4> {
     let mut ports: BTreeSet<u16> = PORTS.into();
     let mut add = |value: &Value| {
@@ -223,13 +248,12 @@ proptest! {
         identities in identities(),
         mode in select(vec![PolicyMode::Default, PolicyMode::Always, PolicyMode::Never]),
         allow_localhost in any::<bool>(),
-        is_init in any::<bool>(),
+        subject in subject(),
     ) {
         let mut repository = Repository::default();
         if !rules.is_empty() {
             repository.import(&json!(rules).to_string()).unwrap();
         }
-        let subject = if is_init { set(&["reserved:init"]) } else { set(&["k8s:app=a"]) };
         let resolved = repository.resolve(&subject, PolicySettings { mode, allow_localhost });
         let compiled = resolved.compile(&identities);
 

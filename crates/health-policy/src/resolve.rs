@@ -147,11 +147,13 @@ pub struct ResolvedPolicy {
 impl ResolvedPolicy {
     /// Builds the policy from the rules that select the subject.
     pub(super) fn new(subject: &LabelSet, settings: PolicySettings, rules: Vec<Arc<Rule>>) -> Self {
+        let labels = Arc::new(subject.clone());
         let of = |direction| {
             let says = |rule: &&Arc<Rule>| rule.section(direction).is_there;
             let rules: Vec<_> = rules.iter().filter(says).cloned().collect();
             ResolvedDirection {
                 direction,
+                subject: labels.clone(),
                 enforcement: enforcement(subject, settings.mode, direction, &rules),
                 allow_localhost: settings.allow_localhost && direction == Direction::Ingress,
                 rules,
@@ -201,6 +203,7 @@ fn enforcement(
 #[derive(Clone, Debug)]
 pub struct ResolvedDirection {
     direction: Direction,
+    subject: Arc<LabelSet>,
     enforcement: Enforcement,
     allow_localhost: bool,
     rules: Vec<Arc<Rule>>,
@@ -226,8 +229,8 @@ impl ResolvedDirection {
             };
         }
         let holding = |action: Action| {
-            let mut entries = self.entries();
-            entries.find(|entry| entry.action == action && entry.holds(peer, l4))
+            let mut entries = self.holding(peer, l4);
+            entries.find(|entry| entry.action == action)
         };
         let by_rule = |entry: &Entry| Reason::Rule(entry.place.clone());
         let (verdict, reason) = if let Some(entry) = holding(Action::Deny) {
@@ -250,6 +253,25 @@ impl ResolvedDirection {
 
     pub(super) fn allows_by_default(&self) -> bool {
         self.enforcement == Enforcement::DefaultAllow
+    }
+
+    /// Returns the entries that apply to a packet from or to this peer.
+    pub(super) fn holding<'a>(
+        &'a self,
+        peer: &'a Peer<'a>,
+        l4: L4,
+    ) -> impl Iterator<Item = &'a Entry> {
+        let destination = self.destination(peer);
+        self.entries()
+            .filter(move |entry| entry.holds(peer, destination, l4))
+    }
+
+    /// Returns the labels of the side that receives the packets from or to this peer.
+    pub(super) fn destination<'a>(&'a self, peer: &Peer<'a>) -> &'a LabelSet {
+        match self.direction {
+            Direction::Ingress => &self.subject,
+            Direction::Egress => peer.labels(),
+        }
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {

@@ -178,7 +178,8 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn holds(&self, peer: &Peer<'_>, l4: L4) -> bool {
-        self.traffic.contains(l4) && self.peers.contains(peer)
+    /// Whether the entry applies to a packet from or to this peer. `destination` is the receiver's labels.
+    pub(super) fn holds(&self, peer: &Peer<'_>, destination: &LabelSet, l4: L4) -> bool {
+        self.traffic.contains(destination, l4) && self.peers.contains(peer)
     }
 }

@@ -1,7 +1,7 @@
 //! Label selectors (Kubernetes' `LabelSelector`, with Cilium's sources in the keys).
 
 use health_model::identity::Identity;
-use health_model::labels::pod::{K8S, METADATA_NAME, NAMESPACE_LABELS, POD_NAMESPACE};
+use health_model::labels::pod::{K8S, METADATA_NAME, NAMESPACE_LABELS, POD_NAMESPACE, PORT};
 use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, RESERVED};
 use health_model::manifest::{self, check_label_key, check_label_value};
 
@@ -158,6 +158,10 @@ impl Selector {
         let read_key = |field: &Field<'_>, text: &str| -> Result<Key, PolicyError> {
             let key = key(text).map_err(|problem| field.error(problem))?;
             let source = key.source.as_deref().unwrap_or(ANY_SOURCE);
+            if source == PORT {
+                let problem = "not an endpoint label; select named ports with `ports`";
+                field.check(Err(Problem::value(text, problem)))?;
+            }
             Label::new(source, &key.name, "").map_err(|error| field.error(error))?;
             let own_name = key.name.strip_prefix(NAMESPACE_LABELS);
             field.check(check_label_key(own_name.unwrap_or(&key.name)))?;
@@ -270,9 +274,10 @@ impl Key {
         }
         match &self.source {
             Some(source) => labels.get(source, &self.name).is_some_and(is),
+            // The names of ports are not labels that someone gave the pod.
             None => labels
                 .iter()
-                .any(|label| label.key() == self.name && is(label)),
+                .any(|label| label.key() == self.name && label.source() != PORT && is(label)),
         }
     }
 }
@@ -316,6 +321,20 @@ mod tests {
             &json!({"matchLabels": {"reserved:init": ""}}),
             &["reserved:init"]
         ));
+    }
+
+    #[test]
+    fn no_selector_sees_the_names_of_ports() {
+        let matches = |key: &str, operator: &str, labels: &[&str]| {
+            let expression = json!({"key": key, "operator": operator});
+            matches(&json!({"matchExpressions": [expression]}), labels)
+        };
+        let ports = &["k8s:app=web", "port:http=80/TCP"][..];
+        for key in ["http", "any:http"] {
+            assert!(!matches(key, "Exists", ports));
+            assert!(matches(key, "DoesNotExist", ports));
+            assert!(matches(key, "Exists", &["k8s:http=", "port:http=80/TCP"]));
+        }
     }
 
     #[test]
@@ -414,6 +433,10 @@ mod tests {
                 "not a reserved identity",
             ),
             (json!({"matchLabels": {"cidr:10.0.0.0/8": ""}}), "fromCIDR"),
+            (
+                json!({"matchLabels": {"port:http": "a"}}),
+                "matchLabels: \"port:http\" is not an endpoint label; select named ports",
+            ),
             (
                 json!({"matchLabels": many}),
                 "too many entries: 257; at most 256 are allowed",

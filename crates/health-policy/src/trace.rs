@@ -120,7 +120,7 @@ impl Repository {
     ) -> TraceSide {
         let resolved = self.resolve(subject, settings);
         let resolved = resolved.direction(direction);
-        let matching = resolved.entries().filter(|entry| entry.holds(peer, l4));
+        let matching = resolved.holding(peer, l4);
         TraceSide {
             direction,
             enforcement: resolved.enforcement(),

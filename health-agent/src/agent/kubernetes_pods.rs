@@ -162,6 +162,7 @@ impl Labeller {
             namespace: &metadata.namespace,
             labels: &metadata.labels,
             service_account: metadata.service_account.as_deref(),
+            ports: &metadata.ports,
         };
         Labelled {
             metadata: metadata.clone(),
@@ -224,9 +225,15 @@ mod tests {
     }
 
     fn pod(app: &str, phase: &str, before: Option<&ReadPod>) -> ReadPod {
+        pod_with_port(app, 8080, phase, before)
+    }
+
+    fn pod_with_port(app: &str, port: u16, phase: &str, before: Option<&ReadPod>) -> ReadPod {
+        let ports = json!([{ "name": "web", "containerPort": port }]);
         let object = json!({
             "metadata": { "namespace": "shop", "name": "web", "uid": "u-1", "labels": { "app": app } },
-            "spec": { "containers": [] }, "status": { "phase": phase },
+            "spec": { "containers": [{ "name": "app", "ports": ports }] },
+            "status": { "phase": phase },
         });
         read(object, before, true)
     }
@@ -261,8 +268,12 @@ mod tests {
         let (first, labels) = label(pending, &gold);
         let (second, same) = label(running, &gold);
         assert!(Arc::ptr_eq(&first, &second) && labels == same);
+        let moved = pod_with_port("db", 9090, "Running", Some(&renamed));
         let (_, of_pod) = label(renamed, &gold);
         assert_eq!(of_pod.get("k8s", "app").unwrap().value(), "db");
+        assert_eq!(of_pod.get("port", "web").unwrap().value(), "8080/TCP");
+        let (_, of_pod) = label(moved, &gold);
+        assert_eq!(of_pod.get("port", "web").unwrap().value(), "9090/TCP");
         let (_, of_namespace) = label(pod("db", "Running", None), &namespaces("iron"));
         let tier = of_namespace.get("k8s", "io.cilium.k8s.namespace.labels.tier");
         assert_eq!(tier.unwrap().value(), "iron");

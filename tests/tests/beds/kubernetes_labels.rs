@@ -2,10 +2,14 @@
 //! select them.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use health_model::api::Endpoint;
+use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -23,6 +27,18 @@ const SHOP: [&str; 5] = [
     "k8s:io.cilium.k8s.policy.serviceaccount=default",
     "k8s:io.kubernetes.pod.namespace=shop",
 ];
+
+/// Ports at which each web server listens.
+const WEB_PORTS: [u16; 3] = [7070, 8080, 9090];
+/// How long to check that a dropped connection is not established.
+const SILENCE: Duration = Duration::from_millis(300);
+
+/// A pod whose server listens at all of [`WEB_PORTS`], one of which the pod names `web`.
+struct WebPod {
+    address: IpAddr,
+    web: u16,
+    _listeners: Vec<TcpListener>,
+}
 
 /// A node whose agent follows the pods of an API server, and a CNI plugin.
 pub(crate) struct Stand {
@@ -79,12 +95,22 @@ impl Stand {
     }
 
     pub(crate) fn put_pod_in(&self, namespace: &str, name: &str, uid: &str, labels: &Value) {
+        self.put_pod_with_ports([namespace, name], uid, labels, &json!([]));
+    }
+
+    fn put_pod_with_ports(
+        &self,
+        [namespace, name]: [&str; 2],
+        uid: &str,
+        labels: &Value,
+        ports: &Value,
+    ) {
         self.server.put(json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "namespace": namespace, "name": name, "uid": uid, "labels": labels },
             "spec": {
                 "nodeName": self.node().name(), "serviceAccountName": "default",
-                "containers": [{ "name": "app", "image": "busybox" }],
+                "containers": [{ "name": "app", "image": "busybox", "ports": ports }],
             },
         }));
     }
@@ -139,6 +165,42 @@ impl Stand {
         ])
     }
 
+    /// Connects a pod with the label `app=NAME` that names this port `web`.
+    fn connect_web(&mut self, name: &str, uid: &str, web: u16) -> anyhow::Result<WebPod> {
+        let ports = json!([{ "name": "web", "containerPort": web }]);
+        self.put_pod_with_ports(["shop", name], uid, &json!({ "app": name }), &ports);
+        self.connect(name, uid)?;
+        let endpoint = self.wait_web_labels(name, web)?;
+        let address = endpoint.ipv4.context("no IPv4 address")?;
+        let namespace = self.namespaces.last().context("no namespace")?;
+        let namespace = NetNs::open(namespace.name())?;
+        let listeners = namespace.run_in(|| {
+            let listen = |port| TcpListener::bind((address, port));
+            WEB_PORTS.into_iter().map(listen).collect::<Result<_, _>>()
+        });
+        Ok(WebPod {
+            address,
+            web,
+            _listeners: listeners?.context("cannot listen")?,
+        })
+    }
+
+    /// Waits until the endpoint of a pod with a port `web` is ready.
+    fn wait_web_labels(&self, name: &str, web: u16) -> anyhow::Result<Endpoint> {
+        let (app, port) = (format!("k8s:app={name}"), format!("port:web={web}/TCP"));
+        let expected: Vec<&str> = [&*app].into_iter().chain(SHOP).chain([&*port]).collect();
+        self.wait_all_labels(name, &expected)
+    }
+
+    /// Imports a policy, and returns when it is in force.
+    fn import(&self, policy: &Value) -> anyhow::Result<()> {
+        let file = self.folder.path().join("policy.json");
+        fs::write(&file, policy.to_string())?;
+        let import = format!("policy import {}", file.display());
+        self.node().cli(&import)?.success()?;
+        Ok(())
+    }
+
     fn endpoint(&self, name: &str) -> anyhow::Result<Endpoint> {
         let name = format!("shop/{name}");
         let listed = self.node().listing("endpoint list")?;
@@ -168,6 +230,29 @@ impl Stand {
         });
         found.with_context(|| format!("{last:#?}"))
     }
+}
+
+/// Checks that a client can connect to each pod at the port that the pod names `web`, and at no other port.
+fn check_web_alone_is_open(client: &str, pods: &[WebPod]) -> anyhow::Result<()> {
+    let client = NetNs::open(client)?;
+    for (pod, port) in pods
+        .iter()
+        .flat_map(|pod| WEB_PORTS.map(|port| (pod, port)))
+    {
+        let to = SocketAddr::new(pod.address, port);
+        let within = if port == pod.web { PATIENCE } else { SILENCE };
+        let is_open = match client.run_in(|| TcpStream::connect_timeout(&to, within))? {
+            Ok(_) => true,
+            Err(error) if error.kind() == ErrorKind::TimedOut => false,
+            Err(error) => return Err(error).context(to),
+        };
+        ensure!(
+            is_open == (port == pod.web),
+            "{to}: connected: {is_open}, web: {}",
+            pod.web
+        );
+    }
+    Ok(())
 }
 
 /// A Namespace object.
@@ -291,25 +376,18 @@ fn a_policy_for_the_labels_of_a_namespace_applies_to_its_pods() -> anyhow::Resul
     let client = stand.namespaces[1].name();
     let address = web.ipv4.context("no IPv4 address")?;
     ensure!(is_answered(client, address)?, "no answer without a policy");
-    let policy = stand.folder.path().join("policy.yaml");
-    fs::write(
-        &policy,
-        json!({
-            "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
-            "metadata": { "name": "web", "namespace": "shop" },
-            "spec": {
-                "endpointSelector": { "matchLabels": { "app": "web" } },
-                "ingress": [{ "fromEndpoints": [{ "matchLabels": {
-                    "k8s:io.cilium.k8s.namespace.labels.tier": "gold",
-                    "io.cilium.k8s.policy.serviceaccount": "default",
-                    "app": "client",
-                } }] }],
-            },
-        })
-        .to_string(),
-    )?;
-    let import = format!("policy import {}", policy.display());
-    stand.node().cli(&import)?.success()?;
+    stand.import(&json!({
+        "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+        "metadata": { "name": "web", "namespace": "shop" },
+        "spec": {
+            "endpointSelector": { "matchLabels": { "app": "web" } },
+            "ingress": [{ "fromEndpoints": [{ "matchLabels": {
+                "k8s:io.cilium.k8s.namespace.labels.tier": "gold",
+                "io.cilium.k8s.policy.serviceaccount": "default",
+                "app": "client",
+            } }] }],
+        },
+    }))?;
     ensure!(
         is_answered(client, address)?,
         "no answer although it is allowed"
@@ -342,5 +420,55 @@ fn patterns_choose_the_labels_of_identities() -> anyhow::Result<()> {
         .filter(|label| !label.contains("serviceaccount"))
         .collect();
     stand.wait_all_labels("web", &expected)?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_named_port_is_the_one_that_the_receiving_pod_has() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    stand.put_pod("client", "u-1", &json!({ "app": "client" }));
+    stand.connect("client", "u-1")?;
+    stand.wait_labels("client", &["k8s:app=client"])?;
+    let client = stand.namespaces[0].name().to_owned();
+    let mut pods = vec![
+        stand.connect_web("a", "u-2", 8080)?,
+        stand.connect_web("b", "u-3", 9090)?,
+    ];
+
+    let mut policy = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "name": "web", "namespace": "shop" },
+        "spec": {
+            "podSelector": { "matchLabels": { "app": "client" } },
+            "policyTypes": ["Egress"],
+            "egress": [{ "ports": [{ "port": "web" }] }],
+        },
+    });
+    stand.import(&policy)?;
+    check_web_alone_is_open(&client, &pods).context("egress of the client")?;
+    // The policy also covers a later pod with another number.
+    pods.push(stand.connect_web("c", "u-4", 7070)?);
+    check_web_alone_is_open(&client, &pods).context("egress to a later pod")?;
+
+    // Another policy of the same name replaces it.
+    policy["spec"] = json!({
+        "podSelector": { "matchExpressions": [
+            { "key": "app", "operator": "In", "values": ["a", "b", "c"] },
+        ] },
+        "ingress": [{
+            "from": [{ "podSelector": { "matchLabels": { "app": "client" } } }],
+            "ports": [{ "port": "web", "protocol": "TCP" }],
+        }],
+    });
+    stand.import(&policy)?;
+    check_web_alone_is_open(&client, &pods).context("ingress of the pods")?;
+
+    stand.node().kill_agent(Signal::SIGKILL)?;
+    stand.start_agent("")?;
+    for (name, pod) in ["a", "b", "c"].into_iter().zip(&pods) {
+        stand.wait_web_labels(name, pod.web)?;
+    }
+    check_web_alone_is_open(&client, &pods).context("after a restart of the agent")?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_model::api::{Endpoint, PodName};
-use health_model::labels::pod::{IdentityLabels, K8S};
+use health_model::labels::pod::{IdentityLabels, K8S, PORT};
 use health_model::labels::{Label, LabelError, LabelSet};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -212,10 +212,12 @@ impl Entry {
     }
 }
 
-/// Returns the given labels with those of a pod, which alone has labels from Kubernetes. If these are too many together,
+/// Returns the given labels with those of a pod, which alone has labels and named ports from Kubernetes. If these are too many together,
 /// the pod's labels, which policies for its namespace need, and the error.
 fn with_pod_labels(given: &LabelSet, pod: &LabelSet) -> (LabelSet, Option<LabelError>) {
-    let own = given.iter().filter(|label| label.source() != K8S);
+    let own = given
+        .iter()
+        .filter(|label| !matches!(label.source(), K8S | PORT));
     match LabelSet::new(own.chain(pod.iter()).cloned()) {
         Ok(labels) => (labels, None),
         Err(error) => (pod.clone(), Some(error)),

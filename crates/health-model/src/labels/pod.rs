@@ -1,10 +1,11 @@
 //! The labels of a pod in Kubernetes. Names and sources are Cilium's, so that policies written for it select the same
 //! pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::filter::LabelFilter;
 use super::{Label, LabelError, LabelSet};
+use crate::policy::L4;
 
 /// Source of labels that come from Kubernetes.
 pub const K8S: &str = "k8s";
@@ -17,12 +18,20 @@ pub const METADATA_NAME: &str = "kubernetes.io/metadata.name";
 /// Key prefix of [`K8S`] labels that describe a pod's service account and cluster, or name the object that a policy
 /// comes from.
 pub const POLICY_LABELS: &str = "io.cilium.k8s.policy.";
+/// Source of labels that give the numbers of a pod's named ports, such as `port:web=8080/TCP`. Rules with a port name
+/// read them; selectors do not match them.
+pub const PORT: &str = "port";
+/// Separates the ports in the value of a label of source [`PORT`].
+const PORT_SEPARATOR: char = '+';
 /// Prefix of the keys that no pod may give itself: a pod could otherwise pose as one of another namespace or service
 /// account.
 const RESERVED_KEYS: [&str; 2] = ["io.cilium.k8s.", "io.kubernetes.pod."];
 
 /// Labels of an object in Kubernetes, by key.
 pub type Labels = BTreeMap<String, String>;
+
+/// The ports of a pod's containers, by name. Two containers may give one name to different ports.
+pub type NamedPorts = BTreeMap<String, BTreeSet<L4>>;
 
 /// What Kubernetes says about a pod, as far as its labels depend on it.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +42,8 @@ pub struct Pod<'a> {
     pub labels: &'a Labels,
     /// Its service account, if known.
     pub service_account: Option<&'a str>,
+    /// Its named ports.
+    pub ports: &'a NamedPorts,
 }
 
 /// The labels of a pod's identity.
@@ -45,10 +56,11 @@ pub struct IdentityLabels {
 }
 
 /// Returns the labels that count for the identity of a pod of this cluster. `namespace_labels` are those of the pod's
-/// namespace; its name is always among them.
+/// namespace; its name is always among them. `filter` does not concern the labels of named ports.
 ///
-/// If they make no set, because one is too long or because there are too many, the pod counts as one without labels of
-/// its own: policies for its whole namespace must not miss it.
+/// If they make no set, because one is too long or because there are too many, the pod counts as one without named
+/// ports, which no rule with a port name allows. If the others still make no set, it counts as one without labels of its
+/// own, too: policies for its whole namespace must not miss it.
 pub fn identity_labels(
     pod: Pod<'_>,
     namespace_labels: &Labels,
@@ -58,15 +70,25 @@ pub fn identity_labels(
     let own = own_labels(pod.labels);
     let of_namespace = labels_of_namespace(namespace_labels);
     let fixed = fixed_labels(pod, cluster);
-    let set = |parts: [&[NewLabel]; 3]| collect(parts, filter);
-    let (labels, problem) = match set([&own, &of_namespace, &fixed]) {
+    let ports = port_labels(pod.ports);
+    let set = |parts: [&[NewLabel]; 3], ports: &[NewLabel]| collect(parts, filter, ports);
+    let (labels, problem) = match set([&own, &of_namespace, &fixed], &ports) {
         Ok(labels) => (labels, None),
         Err(problem) => {
-            let reduced = set([&[], &of_namespace, &fixed]).or_else(|_| set([&[], &[], &fixed]));
+            let reduced = set([&own, &of_namespace, &fixed], &[])
+                .or_else(|_| set([&[], &of_namespace, &fixed], &[]))
+                .or_else(|_| set([&[], &[], &fixed], &[]));
             (reduced.unwrap_or_default(), Some(problem))
         }
     };
     IdentityLabels { labels, problem }
+}
+
+/// Returns the ports to which an endpoint with these labels gives this name.
+pub fn ports_by_name<'a>(labels: &'a LabelSet, name: &str) -> impl Iterator<Item = L4> + use<'a> {
+    let value = labels.get(PORT, name).map_or("", Label::value);
+    let ports = value.split(PORT_SEPARATOR);
+    ports.filter_map(|port| port.parse().ok())
 }
 
 type NewLabel = Result<Label, LabelError>;
@@ -101,13 +123,32 @@ fn fixed_labels(pod: Pod<'_>, cluster: &str) -> Vec<NewLabel> {
         .collect()
 }
 
-fn collect(parts: [&[NewLabel]; 3], filter: &LabelFilter) -> Result<LabelSet, LabelError> {
+fn port_labels(ports: &NamedPorts) -> Vec<NewLabel> {
+    let value = |ports: &BTreeSet<L4>| {
+        let ports: Vec<_> = ports.iter().map(ToString::to_string).collect();
+        ports.join(&PORT_SEPARATOR.to_string())
+    };
+    ports
+        .iter()
+        .map(|(name, ports)| Label::new(PORT, name, &value(ports)))
+        .collect()
+}
+
+/// Builds the set of the labels that the filter includes and those of the ports.
+fn collect(
+    parts: [&[NewLabel]; 3],
+    filter: &LabelFilter,
+    ports: &[NewLabel],
+) -> Result<LabelSet, LabelError> {
     let mut labels = Vec::new();
     for label in parts.into_iter().flatten() {
         let label = label.clone()?;
         if filter.includes(&label) {
             labels.push(label);
         }
+    }
+    for label in ports {
+        labels.push(label.clone()?);
     }
     LabelSet::new(labels)
 }
@@ -124,12 +165,30 @@ mod tests {
         texts.iter().map(pair).collect()
     }
 
+    fn ports(named: &[(&str, &str)]) -> NamedPorts {
+        let mut ports = NamedPorts::new();
+        for (name, port) in named {
+            let of_name = ports.entry((*name).to_owned()).or_default();
+            of_name.insert(port.parse().unwrap());
+        }
+        ports
+    }
+
     fn labels(own: &[&str], namespace: &[&str]) -> (Vec<String>, Option<LabelError>) {
+        labels_with_ports(own, namespace, &NamedPorts::new())
+    }
+
+    fn labels_with_ports(
+        own: &[&str],
+        namespace: &[&str],
+        ports: &NamedPorts,
+    ) -> (Vec<String>, Option<LabelError>) {
         let own = read(own);
         let pod = Pod {
             namespace: "shop",
             labels: &own,
             service_account: Some("web"),
+            ports,
         };
         let filter = LabelFilter::with(&[]);
         let found = identity_labels(pod, &read(namespace), "east", &filter);
@@ -186,5 +245,58 @@ mod tests {
         let (found, problem) = labels(&["app=web"], &many);
         assert_eq!(found, ALWAYS);
         assert!(problem.is_some());
+    }
+
+    #[test]
+    fn each_port_name_is_a_label_with_its_ports_in_order() {
+        let ports = ports(&[
+            ("web", "8080/TCP"),
+            ("dns", "53/UDP"),
+            ("dns", "5353/TCP"),
+            ("dns", "53/TCP"),
+        ]);
+        let (found, problem) = labels_with_ports(&[], &[], &ports);
+        let expected = ["port:dns=53/TCP+5353/TCP+53/UDP", "port:web=8080/TCP"];
+        assert_eq!(
+            (&found[ALWAYS.len()..], problem),
+            (&expected.map(str::to_owned)[..], None)
+        );
+        let set = LabelSet::new(found.iter().map(|label| label.parse().unwrap())).unwrap();
+        let by_name = |name: &str| ports_by_name(&set, name).collect::<BTreeSet<_>>();
+        assert_eq!(by_name("dns"), ports["dns"]);
+        assert_eq!(by_name("web"), ports["web"]);
+        assert!(by_name("app").is_empty());
+    }
+
+    #[test]
+    fn no_filter_leaves_out_the_ports() {
+        let ports = ports(&[("web", "8080/TCP")]);
+        let (own, namespace) = (read(&["app=web"]), Labels::new());
+        let pod = Pod {
+            namespace: "shop",
+            labels: &own,
+            service_account: None,
+            ports: &ports,
+        };
+        let filter = LabelFilter::with(&["k8s:team".parse().unwrap(), "!.*".parse().unwrap()]);
+        let found = identity_labels(pod, &namespace, "east", &filter).labels;
+        assert!(found.get(PORT, "web").is_some() && found.get(K8S, "app").is_none());
+    }
+
+    #[test]
+    fn a_pod_with_unusable_labels_loses_the_ports_before_its_own() {
+        let names: Vec<String> = (0..300).map(|i| format!("p{i}")).collect();
+        let many: Vec<(&str, &str)> = names.iter().map(|name| (&**name, "80/TCP")).collect();
+        let numbers: Vec<String> = (1..=300).map(|port| format!("{port}/TCP")).collect();
+        let long: Vec<(&str, &str)> = numbers.iter().map(|port| ("web", &**port)).collect();
+        for (unusable, is_long) in [(many, false), (long, true)] {
+            let (found, problem) = labels_with_ports(&["app=web"], &[], &ports(&unusable));
+            assert!(found.len() == 5 && found[0] == "k8s:app=web", "{found:?}");
+            assert_eq!(matches!(problem, Some(LabelError::TooLong { .. })), is_long);
+            assert_eq!(matches!(problem, Some(LabelError::TooMany(_))), !is_long);
+        }
+        let long = format!("a={}", "x".repeat(super::super::LABEL_MAX));
+        let (found, _) = labels_with_ports(&[&long], &[], &ports(&[("web", "80/TCP")]));
+        assert_eq!(found, ALWAYS);
     }
 }

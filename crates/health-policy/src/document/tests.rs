@@ -254,9 +254,19 @@ fn what_is_not_supported_is_refused_by_its_name() {
         ),
         (json!({"toports": []}), "toports", "unknown field"),
         (
-            json!({"toPorts": [{"ports": [{"port": "http"}]}]}),
+            json!({"toPorts": [{"ports": [{"port": "http_x"}]}]}),
             "toPorts[0].ports[0].port",
-            "\"http\" is a named port, which is not supported: give its number",
+            "\"http_x\" is not a port name, which must contain only lower-case letters, digits and hyphens (-)",
+        ),
+        (
+            json!({"toPorts": [{"ports": [{"port": "a-name-of-16-let"}]}]}),
+            "toPorts[0].ports[0].port",
+            "\"a-name-of-16-let\" is not a port name, which must be no more than 15 characters",
+        ),
+        (
+            json!({"toPorts": [{"ports": [{"port": "http", "endPort": 81}]}]}),
+            "toPorts[0].ports[0].endPort",
+            "a named port cannot begin a range",
         ),
     ] {
         let document = cnp(None, json!({"endpointSelector": {}, "egress": [entry]}));
@@ -719,7 +729,10 @@ fn peers_of_a_network_policy_are_pods_of_namespaces_or_addresses() {
             "Forbidden: may not specify both ipBlock and another peer",
         ),
         (json!({"ports": [{"endPort": 8}]}), "ports[0].endPort"),
-        (json!({"ports": [{"port": "http"}]}), "named port"),
+        (
+            json!({"ports": [{"port": "80"}]}),
+            "must contain at least one letter",
+        ),
         (json!({"to": []}), "to: unknown field"),
     ] {
         let error = ingress(entry);
@@ -732,6 +745,120 @@ fn peers_of_a_network_policy_are_pods_of_namespaces_or_addresses() {
         error(&network_policy(no_type)).contains(
             "policyTypes[0]: Unsupported value: \"ingress\": supported values: \"Ingress\""
         )
+    );
+}
+
+/// Two apps that give the name `web` to different ports.
+const NAMED: [&[&str]; 2] = [
+    &[
+        "k8s:app=a",
+        "k8s:io.kubernetes.pod.namespace=shop",
+        "port:web=80/TCP",
+    ],
+    &[
+        "k8s:app=b",
+        "k8s:io.kubernetes.pod.namespace=shop",
+        "port:web=81/TCP+53/UDP",
+    ],
+];
+
+#[test]
+fn the_receiver_numbers_a_named_port() {
+    let [a, b] = NAMED;
+    let client = &[
+        "k8s:app=client",
+        "k8s:io.kubernetes.pod.namespace=shop",
+        "port:web=90/TCP",
+    ][..];
+    let np = |direction: &str, types: &str| {
+        let rules = json!([{"ports": [{"port": "web"}]}]);
+        network_policy(json!({"podSelector": {}, "policyTypes": [types], direction: rules}))
+    };
+    let cilium = |direction: &str| {
+        let port = json!([{"ports": [{"port": "WEB", "protocol": "TCP"}]}]);
+        cnp(
+            Some("shop"),
+            json!({"endpointSelector": {}, direction: [{"toPorts": port}]}),
+        )
+    };
+    for (document, direction) in [
+        (np("ingress", "Ingress"), Direction::Ingress),
+        (np("egress", "Egress"), Direction::Egress),
+        (cilium("ingress"), Direction::Ingress),
+        (cilium("egress"), Direction::Egress),
+    ] {
+        for (receiver, l4, passes) in [
+            (a, "80/TCP", true),
+            (a, "81/TCP", false),
+            (a, "80/UDP", false),
+            (b, "81/TCP", true),
+            (b, "80/TCP", false),
+            // The rule is for TCP alone.
+            (b, "53/UDP", false),
+            (a, "90/TCP", false),
+        ] {
+            let (subject, peer) = match direction {
+                Direction::Ingress => (receiver, client),
+                Direction::Egress => (client, receiver),
+            };
+            let verdict = decide(&document, subject, direction, peer, l4);
+            assert_eq!(verdict.passes(), passes, "{document} {receiver:?} {l4}");
+        }
+    }
+}
+
+#[test]
+fn a_named_port_without_a_protocol_is_each_protocol_in_a_policy_of_cilium() {
+    let [_, b] = NAMED;
+    for protocol in [json!(null), json!("ANY")] {
+        let ports = json!([{"ports": [{"port": "web", "protocol": protocol}]}]);
+        let document = cnp_ingress(json!({"toPorts": ports}));
+        let allows = |l4: &str| ingress(&document, b, &["app=x"], l4).passes();
+        assert!(allows("81/TCP") && allows("53/UDP"));
+        assert!(!allows("53/TCP") && !allows("81/UDP") && !allows("81/SCTP"));
+    }
+}
+
+#[test]
+fn a_named_port_can_be_denied() {
+    let [a, b] = NAMED;
+    let ports = json!([{"ports": [{"port": "web"}]}]);
+    let spec = json!({"endpointSelector": {}, "egress": [{"toEntities": ["all"]}],
+        "egressDeny": [{"toPorts": ports}]});
+    let document = cnp(None, spec);
+    let to = |peer: &[&str], l4: &str| decide(&document, &["app=x"], Direction::Egress, peer, l4);
+    assert_eq!(to(a, "80/TCP"), Verdict::Deny);
+    assert_eq!(to(a, "81/TCP"), Verdict::Allow);
+    assert_eq!(to(b, "81/TCP"), Verdict::Deny);
+    assert_eq!(to(b, "80/TCP"), Verdict::Allow);
+}
+
+#[test]
+fn a_port_name_that_the_receiver_lacks_matches_nothing_and_enables_the_default_deny() {
+    let egress = json!([{"toPorts": [{"ports": [{"port": "web"}]}]}]);
+    let document = cnp(None, json!({"endpointSelector": {}, "egress": egress}));
+    for peer in [
+        &["k8s:app=a", "port:db=80/TCP"][..],
+        &["k8s:app=a", "k8s:web=80/TCP"],
+        &["reserved:world"],
+        &["reserved:host"],
+        &["cidr:192.0.2.0/24", "reserved:world"],
+    ] {
+        let verdict = decide(&document, &["app=x"], Direction::Egress, peer, "80/TCP");
+        assert_eq!(verdict, Verdict::None, "{peer:?}");
+    }
+}
+
+#[test]
+fn a_stored_policy_that_selects_by_the_source_of_ports_keeps_its_meaning() {
+    let spec = json!({"endpointSelector": {"matchLabels": {"port:http": "a"}}, "ingress": [{}]});
+    let document: Value = serde_json::from_str(&cnp(None, spec)).unwrap();
+    let (policy, refused) = read_stored(&document).unwrap();
+    assert_eq!(policy.rules().len(), 1);
+    let refused = refused.unwrap().to_string();
+    assert!(
+        refused.contains("\"port:http\" is not an endpoint label"),
+        "{refused}"
     );
 }
 

@@ -150,6 +150,19 @@ async fn labels_of_kubernetes_are_the_pods_and_others_are_the_requests() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_endpoint_has_the_named_ports_that_its_pod_has_now() {
+    let pods = Pods::unknown();
+    pods.label(&["k8s:app=web", "port:admin=9000/TCP", "port:web=80/TCP"]);
+    let bed = pods.bed().await;
+    let id = bed.manager.create(of_pod(1, &[])).await.unwrap().id;
+    let expected = ["k8s:app=web", "port:admin=9000/TCP", "port:web=80/TCP"];
+    let before = labelled(&bed, id, &expected).await;
+    pods.label(&["k8s:app=web", "port:web=81/TCP"]);
+    let after = labelled(&bed, id, &["k8s:app=web", "port:web=81/TCP"]).await;
+    assert_ne!(before.identity, after.identity);
+}
+
+#[tokio::test(start_paused = true)]
 async fn another_pod_of_the_same_name_and_a_pod_that_is_gone_change_nothing() {
     let pods = Pods::unknown();
     pods.label(&["k8s:app=web"]);
