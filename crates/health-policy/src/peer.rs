@@ -47,9 +47,11 @@ impl<'a> Peer<'a> {
         self.is_reserved("host")
     }
 
-    /// Whether nothing is known about the peer. Only rules for every peer apply to it.
+    /// Whether nothing is known about the peer. Only rules for every peer apply to it. In a trace, labels can be known
+    /// that have no identity.
     fn is_unknown(&self) -> bool {
         self.identity == Identity::UNKNOWN
+            && (self.labels.is_empty() || self.is_reserved("unknown"))
     }
 
     fn is_reserved(&self, name: &str) -> bool {

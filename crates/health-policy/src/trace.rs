@@ -248,6 +248,33 @@ Final verdict: dropped"
     }
 
     #[test]
+    fn labels_without_an_identity_are_traced_with_their_named_ports() {
+        let rules = r#"[{"labels": ["r"], "endpointSelector": {"matchLabels": {"app": "web"}}, "egress": [
+            {"toEndpoints": [{"matchLabels": {"app": "db"}}], "toPorts": [{"ports": [{"port": "sql"}]}]}
+        ]}]"#;
+        let mut repository = Repository::default();
+        repository.import(rules).unwrap();
+        let set = |labels: &[&str]| {
+            LabelSet::new(labels.iter().map(|label| label.parse().unwrap())).unwrap()
+        };
+        let passes = |destination: &[&str]| {
+            let (source, destination) = (set(&["k8s:app=web"]), set(destination));
+            let request = TraceRequest {
+                source: Peer::new(Identity::UNKNOWN, &source),
+                destination: Peer::new(Identity::UNKNOWN, &destination),
+                l4: "5432/TCP".parse().unwrap(),
+                only: Some(Direction::Egress),
+            };
+            repository.trace(&request, PolicySettings::default()).passes
+        };
+        assert!(passes(&["k8s:app=db", "port:sql=5432/TCP"]));
+        assert!(!passes(&["k8s:app=db", "port:sql=5433/TCP"]));
+        assert!(!passes(&["k8s:app=db"]));
+        assert!(!passes(&["k8s:app=web", "port:sql=5432/TCP"]));
+        assert!(!passes(&["reserved:unknown"]));
+    }
+
+    #[test]
     fn a_trace_is_reported_in_json_by_the_names_of_rules() {
         let trace = serde_json::to_value(trace("80/TCP", None, PolicyMode::Default)).unwrap();
         assert_eq!(trace["passes"], true);
