@@ -96,6 +96,10 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
             r#"{"netns":"/a","labels":["port:web=80/TCP"]}"#,
             "labels[0]: port:web=80/TCP: endpoints cannot have labels from this source",
         ),
+        (
+            r#"{"netns":"/a","labels":["cidr:10.0.0.0/8"]}"#,
+            "labels[0]: cidr:10.0.0.0/8: endpoints cannot have labels from this source",
+        ),
         (r#"{"netns":"/a","labels":[1]}"#, "labels[0]: invalid type"),
         (
             r#"{"netns":"/a","ipv4":"fd00::1"}"#,

@@ -15,6 +15,9 @@ pub const CIDR: &str = "cidr";
 /// Source of labels without an explicit source.
 pub const UNSPEC: &str = "unspec";
 
+/// Sources of the labels that only agents assign, never to endpoints.
+const OF_AGENTS: [&str; 2] = [RESERVED, CIDR];
+
 /// Maximum length of a label as a string, in bytes.
 pub const LABEL_MAX: usize = 1024;
 /// Maximum number of labels of one endpoint.
@@ -29,6 +32,9 @@ pub enum LabelError {
     /// Empty source.
     #[error("label {0:?} has an empty source; expected SOURCE:KEY=VALUE, KEY=VALUE or KEY")]
     NoSource(String),
+    /// An equals sign in the key, or a colon or equals sign in the source: as a string, it would be another label.
+    #[error("label {0:?} contains a separator in its source or key")]
+    Separator(String),
     /// A character that would break listings and logs.
     #[error("label {0:?} contains a control character")]
     ControlCharacter(String),
@@ -102,6 +108,11 @@ impl Label {
         &self.value
     }
 
+    /// Whether an endpoint may have it.
+    pub fn is_for_endpoints(&self) -> bool {
+        !OF_AGENTS.contains(&self.source())
+    }
+
     fn validate(&self) -> Result<(), LabelError> {
         let length = self.source.len() + self.key.len() + self.value.len() + 2;
         if length > LABEL_MAX {
@@ -111,6 +122,9 @@ impl Label {
         let text = self.to_string();
         if text.chars().any(char::is_control) {
             return Err(LabelError::ControlCharacter(text));
+        }
+        if self.source.contains([':', '=']) || self.key.contains('=') {
+            return Err(LabelError::Separator(text));
         }
         if self.source.is_empty() {
             return Err(LabelError::NoSource(text));
@@ -282,6 +296,15 @@ mod tests {
             long.parse::<Label>(),
             Err(LabelError::TooLong { .. })
         ));
+    }
+
+    #[test]
+    fn a_label_that_would_read_as_another_one_is_refused() {
+        for (source, key, value) in [("k8s", "a=b", "c"), ("k8s:a", "b", ""), ("k=8s", "a", "")] {
+            let refused = Label::new(source, key, value);
+            assert!(matches!(refused, Err(LabelError::Separator(_))), "{key}");
+        }
+        assert!(Label::new("k8s", "a:b", "c=d").is_ok());
     }
 
     #[test]

@@ -22,7 +22,7 @@ use health_model::api::{
     TakenAddress,
 };
 use health_model::labels::pod::PORT;
-use health_model::labels::{LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
+use health_model::labels::{LABELS_MAX, Label, LabelError, LabelSet};
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::sync::watch;
 
@@ -327,7 +327,7 @@ fn labels(field: &str, texts: &[String]) -> Result<Vec<Label>, Refusal> {
     let parse = |(index, text): (usize, &String)| {
         let at = format!("{field}[{index}]");
         let label = Label::from_str(text).map_err(|error| of_field(&at, &error))?;
-        if matches!(label.source(), RESERVED | PORT) {
+        if !label.is_for_endpoints() || label.source() == PORT {
             let why = "endpoints cannot have labels from this source";
             return Err(bad(format!("{at}: {label}: {why}")));
         }

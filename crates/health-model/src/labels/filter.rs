@@ -11,6 +11,9 @@ use super::Label;
 /// Memory that the compiled form of one pattern may take, in bytes.
 const PATTERN_SIZE: usize = 64 << 10;
 
+/// Source of patterns that match labels of every source, as in selectors of policies.
+const ANY: &str = "any";
+
 /// The patterns of every filter. Labels that change with each rollout or with each pod would give every pod an identity
 /// of its own.
 const DEFAULT: [&str; 17] = [
@@ -39,6 +42,9 @@ pub enum LabelPatternError {
     /// The pattern has no expression.
     #[error("pattern {0:?} has no expression; expected [SOURCE:][!]REGEX")]
     Empty(String),
+    /// No label matches it, since keys have no spaces.
+    #[error("pattern {0:?} contains a space, which no label does; separate patterns with commas")]
+    Space(String),
     /// The exclamation mark stands before the source.
     #[error("pattern {0:?} has '!' before its source; expected [SOURCE:][!]REGEX")]
     MisplacedMark(String),
@@ -81,6 +87,9 @@ impl FromStr for LabelPattern {
     type Err = LabelPatternError;
 
     fn from_str(text: &str) -> Result<Self, LabelPatternError> {
+        if text.contains(char::is_whitespace) {
+            return Err(LabelPatternError::Space(text.to_owned()));
+        }
         let (source, rest) = match text.split_once(':') {
             Some((source, rest)) => (Some(source), rest),
             None => (None, text),
@@ -110,7 +119,7 @@ impl FromStr for LabelPattern {
         Ok(Self {
             text: text.to_owned(),
             source: source
-                .filter(|source| !source.is_empty())
+                .filter(|source| !matches!(*source, "" | ANY))
                 .map(str::to_owned),
             excludes: rest.starts_with('!'),
             expression,
@@ -225,6 +234,10 @@ mod tests {
         ];
         assert_eq!(kept(&["k8s:app"], &labels), [labels[0], labels[3]]);
         assert_eq!(kept(&["k8s:!app"], &labels), labels[1..]);
+        let of_every_source = [labels[0], labels[2], labels[3]];
+        for pattern in ["app", ":app", "any:app"] {
+            assert_eq!(kept(&[pattern], &labels), of_every_source);
+        }
         // The longer match wins.
         assert_eq!(
             kept(&["!ti", "tier"], &labels),
@@ -246,6 +259,8 @@ mod tests {
             ("k8s:!", "no expression"),
             ("!k8s:app", "before its source"),
             ("k8s:(", "k8s:("),
+            ("k8s:app k8s:tier", "separate patterns with commas"),
+            (" k8s:app", "separate patterns with commas"),
             ("(a{1000}){1000}", "size limit"),
         ] {
             let error = text.parse::<LabelPattern>().unwrap_err().to_string();

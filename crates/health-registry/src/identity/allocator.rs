@@ -410,9 +410,7 @@ fn reserved(labels: &LabelSet) -> Result<Option<Identity>, IdentityError> {
 
 /// Returns the first label that no endpoint may have.
 pub(super) fn not_for_endpoints(labels: &LabelSet) -> Option<&Label> {
-    labels
-        .iter()
-        .find(|label| matches!(label.source(), RESERVED | CIDR))
+    labels.iter().find(|label| !label.is_for_endpoints())
 }
 
 /// Returns the first labels of the set, for messages.
