@@ -59,6 +59,10 @@ pub trait Regenerator: Send + Sync {
     /// wait for an unavailable store.
     fn until_informed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 
+    /// Waits until the policies of all endpoints cover an identity, if that can be expected soon. If an endpoint got the
+    /// identity before, packets that its former and its new policy allow would be dropped at the others.
+    fn until_covered(&self, identity: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+
     /// Builds the datapath of an endpoint without waiting for anything. Packets meet either the complete old or the
     /// complete new datapath, and after a failure the old one.
     fn regenerate<'a>(

@@ -107,6 +107,9 @@ impl Regenerator for NoPrograms {
     fn until_informed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(ready(()))
     }
+    fn until_covered(&self, _: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(ready(()))
+    }
     fn regenerate<'a>(
         &'a self,
         _: &'a Regeneration,

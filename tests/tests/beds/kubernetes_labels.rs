@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tests::apiserver::{ApiServer, Behaviour};
 use tests::namespace::Namespace;
-use tests::ping::is_answered;
+use tests::ping::{Pace, Pinging, is_answered};
 use tests::plugin::{Answer, Plugin, TRY_AGAIN_LATER};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
@@ -398,6 +398,83 @@ fn a_policy_for_the_labels_of_a_namespace_applies_to_its_pods() -> anyhow::Resul
         !is_answered(client, address)?,
         "an answer although it is not allowed"
     );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_that_all_policies_treat_alike_do_not_notice_changes_of_labels() -> anyhow::Result<()> {
+    const CHANGES: usize = 20;
+    let mut stand = Stand::start()?;
+    let mut addresses = Vec::new();
+    for (name, uid) in [("web", "u-1"), ("client", "u-2"), ("stranger", "u-3")] {
+        stand.put_pod(name, uid, &json!({ "app": name }));
+        addresses.push(stand.connect(name, uid)?.ipv4.context("no IPv4 address")?);
+        stand.wait_labels(name, &[&format!("k8s:app={name}")])?;
+    }
+    let any_of = |apps: [&str; 2]| {
+        let expression = json!({ "key": "app", "operator": "In", "values": apps });
+        json!({ "matchExpressions": [expression] })
+    };
+    let policy = |name: &str, subject: &Value, direction: &str, section: &Value| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": { "name": name, "namespace": "shop" },
+            "spec": { "podSelector": subject, "policyTypes": [direction], direction.to_lowercase(): section },
+        })
+    };
+    let (webs, clients) = (any_of(["web", "web2"]), any_of(["client", "client2"]));
+    let named = |app: &str| json!({ "matchLabels": { "app": app } });
+    // Each endpoint has another policy with each label.
+    let mut policies = Vec::new();
+    for (web, client) in [("web", "client"), ("web2", "client2")] {
+        let from = json!([{ "from": [{ "podSelector": clients, "namespaceSelector": {} }] }]);
+        policies.push(policy(web, &named(web), "Ingress", &from));
+        let to = json!([{ "to": [{ "podSelector": webs }] }]);
+        policies.push(policy(client, &named(client), "Egress", &to));
+    }
+    let file = stand.folder.path().join("policies.json");
+    fs::write(
+        &file,
+        json!({ "apiVersion": "v1", "kind": "List", "items": policies }).to_string(),
+    )?;
+    let imported = stand
+        .node()
+        .cli(&format!("policy import {}", file.display()))?;
+    imported.success()?;
+
+    let netns = |at: usize| stand.namespaces[at].name();
+    let allowed = Pinging::start(netns(1), addresses[0], Pace::DENSE);
+    let refused = Pace {
+        patience: Duration::from_secs(1),
+        ..Pace::DENSE
+    };
+    let refused = [
+        Pinging::start(netns(2), addresses[0], refused),
+        Pinging::start(netns(1), addresses[2], refused),
+    ];
+    for change in 0..CHANGES {
+        let suffix = if change % 2 == 0 { "2" } else { "" };
+        for (name, uid) in [("web", "u-1"), ("client", "u-2")] {
+            // No identity was there before.
+            let (app, build) = (format!("{name}{suffix}"), change.to_string());
+            stand.put_pod(name, uid, &json!({ "app": app, "build": build }));
+            let labels = [format!("k8s:app={app}"), format!("k8s:build={build}")];
+            stand.wait_labels(name, &labels.each_ref().map(String::as_str))?;
+        }
+    }
+    let summary = allowed.end()?;
+    ensure!(
+        summary.transmitted > 0 && summary.lost() == 0,
+        "{summary:?}"
+    );
+    for refused in refused {
+        let summary = refused.end()?;
+        ensure!(
+            summary.transmitted > 0 && summary.received == 0,
+            "{summary:?}"
+        );
+    }
     Ok(())
 }
 

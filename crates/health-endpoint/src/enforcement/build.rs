@@ -22,7 +22,8 @@ use super::subjects::{BuildFailure, Generation, Subject};
 use super::{EnforceError, Enforcer, lock};
 use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
 
-/// How long the build of a new endpoint waits for the cluster's identities, provided that the store can be used.
+/// How long a new endpoint waits for the cluster's identities, provided that the store can be used, and an endpoint with
+/// a new identity for the policies of others.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The endpoints to rebuild after space was freed.
@@ -187,6 +188,15 @@ impl Regenerator for Enforcer {
                 _ = identities.wait_for(|known| known.stale.is_some()) => {}
                 () = tokio::time::sleep(PATIENCE) => {}
             }
+        })
+    }
+
+    fn until_covered(&self, identity: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        let mut covered = self.0.covered.subscribe();
+        Box::pin(async move {
+            let is_known = covered.wait_for(|covered| covered.contains_key(&identity));
+            // Endpoints that lag behind for longer hold up no other.
+            let _ = tokio::time::timeout(PATIENCE, is_known).await;
         })
     }
 

@@ -176,6 +176,9 @@ impl Enforcer {
         // An endpoint whose build failed for another reason does not hold back prefixes.
         let generation = self.generation();
         let tables_follow = self.subjects().name_their_tables(&generation);
+        if tables_follow {
+            self.0.covered.send_replace(generation.identities.clone());
+        }
 
         let cidrs = match tables_follow {
             true => cidrs,

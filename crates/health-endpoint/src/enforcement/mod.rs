@@ -14,6 +14,7 @@ mod subjects;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -23,7 +24,7 @@ use health_common::ipcache::{IPCACHE_ENTRIES, IpcacheEntry};
 use health_datapath::{Datapath, TrieError, Workload};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
-use health_model::labels::Label;
+use health_model::labels::{Label, LabelSet};
 use health_model::policy::{Origin, PolicyMode};
 use health_policy::{
     Documents, ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
@@ -79,6 +80,8 @@ struct Shared {
     built: Notify,
     /// The repository revision that endpoints and maps have reached.
     followed: watch::Sender<u64>,
+    /// The identities that the tables of all endpoints cover.
+    covered: watch::Sender<Arc<BTreeMap<Identity, Arc<LabelSet>>>>,
     lag: watch::Sender<Option<PolicyLag>>,
     /// Why endpoints of the previous agent keep their old policy. Until the cluster's identities have been known once
     /// since the start, new tables would lack them and drop packets that the old tables let pass.
@@ -176,6 +179,7 @@ impl Shared {
             node_addresses,
             built: Notify::new(),
             followed: watch::Sender::new(0),
+            covered: watch::Sender::default(),
             lag,
             held_back: watch::Sender::new(Some(uninformed(None))),
         })

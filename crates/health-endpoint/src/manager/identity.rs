@@ -157,10 +157,21 @@ impl Manager {
                     continue;
                 }
             };
+            if let Some(hold) = &hold {
+                self.until_covered(id, hold.identity).await;
+            }
             if self.take_identity(id, &labels, hold).await {
                 // The identity may have changed since.
                 return self.resolve_if_needed(id);
             }
+        }
+    }
+
+    /// Waits until the policies of all endpoints cover the next identity of an endpoint.
+    async fn until_covered(&self, id: u16, next: Identity) {
+        let is_new = self.with(id, |entry, _| entry.saved.identity != next);
+        if is_new.unwrap_or(false) {
+            self.0.regenerator.until_covered(next).await;
         }
     }
 

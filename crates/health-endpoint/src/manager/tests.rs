@@ -68,6 +68,8 @@ pub(crate) struct World {
     /// Whether the activation of devices is held up.
     holds_activation: watch::Sender<bool>,
     held_back: watch::Sender<Option<RegenerationError>>,
+    /// An identity that no policy covers yet.
+    uncovered: watch::Sender<Option<Identity>>,
     /// Whether builds may continue.
     may_build: watch::Sender<bool>,
 }
@@ -281,6 +283,14 @@ impl Regenerator for World {
 
     fn until_informed(&self) -> Answer<'_, ()> {
         Box::pin(std::future::ready(()))
+    }
+
+    fn until_covered(&self, identity: Identity) -> Answer<'_, ()> {
+        Box::pin(async move {
+            let mut uncovered = self.uncovered.subscribe();
+            let covered = uncovered.wait_for(|uncovered| *uncovered != Some(identity));
+            covered.await.unwrap();
+        })
     }
 
     fn regenerate<'a>(

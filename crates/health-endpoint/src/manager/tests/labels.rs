@@ -6,6 +6,7 @@ use health_model::labels::{LABELS_MAX, LabelError};
 
 use super::*;
 use crate::error::ErrorKind;
+use crate::lifecycle::State;
 use crate::pods::LabelledPod;
 
 const POD: &str = "shop/web-1";
@@ -176,6 +177,35 @@ async fn another_pod_of_the_same_name_and_a_pod_that_is_gone_change_nothing() {
     let built = bed.world.built.lock().unwrap();
     let seen: Vec<Identity> = built.iter().map(|build| build.identity).collect();
     assert_eq!(seen, [300, 301].map(Identity));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_keeps_its_identity_until_the_policies_of_others_cover_the_next() {
+    let pods = Pods::unknown();
+    pods.label(&["k8s:app=web"]);
+    let bed = pods.bed().await;
+    let id = bed.manager.create(of_pod(1, &[])).await.unwrap().id;
+    let next = Identity(301);
+    bed.world.uncovered.send_replace(Some(next));
+    pods.label(&["k8s:app=next"]);
+    let waits = bed.manager.wait_until(|table| {
+        let state = table.entries.get(&id)?.state();
+        (state == State::WaitingForIdentity).then_some(())
+    });
+    waits.await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let built = |bed: &Bed| {
+        bed.world
+            .built
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|one| one.identity == next)
+    };
+    assert!(!built(&bed));
+    bed.world.uncovered.send_replace(None);
+    labelled(&bed, id, &["k8s:app=next"]).await;
+    assert!(built(&bed));
 }
 
 #[tokio::test(start_paused = true)]
