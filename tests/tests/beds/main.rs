@@ -29,6 +29,7 @@ mod hosts_only;
 mod identities;
 mod kubernetes;
 mod kubernetes_labels;
+mod kubernetes_labels_model;
 mod kubernetes_policies;
 mod listings;
 mod masquerade;
