@@ -25,3 +25,10 @@ pub const CLUSTER_FIRST: u32 = 256;
 pub const CLUSTER_LAST: u32 = 65_535;
 /// Bit that marks node-local identities, which belong to CIDRs.
 pub const LOCAL: u32 = 1 << 24;
+
+/// Whether an identity is that of another host of the cluster.
+#[must_use]
+#[inline(always)]
+pub const fn is_remote_node(identity: u32) -> bool {
+    matches!(identity, REMOTE_NODE | KUBE_APISERVER)
+}

@@ -44,6 +44,8 @@ impl Identity {
     pub const INIT: Self = Self(numbers::INIT);
     /// Any other host of the cluster.
     pub const REMOTE_NODE: Self = Self(numbers::REMOTE_NODE);
+    /// Any other host of the cluster that runs an API server of Kubernetes.
+    pub const KUBE_APISERVER: Self = Self(numbers::KUBE_APISERVER);
     /// An endpoint that is not managed by an agent.
     const UNMANAGED: Self = Self(numbers::UNMANAGED);
     /// An ingress proxy.
@@ -68,7 +70,11 @@ impl Identity {
 
     /// Its labels, if it is reserved; an allocator keeps the labels of other identities.
     pub fn reserved_labels(self) -> Option<LabelSet> {
-        self.reserved_name().map(LabelSet::reserved)
+        let labels = self.reserved_name().map(LabelSet::reserved)?;
+        Some(match self {
+            Self::KUBE_APISERVER => labels.with_reserved("remote-node"),
+            _ => labels,
+        })
     }
 
     /// Whether it is allocated for labels and therefore the same on every node.
@@ -123,5 +129,7 @@ mod tests {
         }
         let world = Identity::WORLD.reserved_labels().unwrap();
         assert!(world.has_reserved("world"));
+        let server = Identity::KUBE_APISERVER.reserved_labels().unwrap();
+        assert!(server.has_reserved("kube-apiserver") && server.has_reserved("remote-node"));
     }
 }

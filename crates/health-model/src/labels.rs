@@ -204,6 +204,16 @@ impl LabelSet {
         Self(vec![Label::reserved(name)])
     }
 
+    /// The same set with the label of a reserved identity.
+    #[must_use]
+    pub fn with_reserved(mut self, name: &'static str) -> Self {
+        let label = Label::reserved(name);
+        if let Err(at) = self.0.binary_search(&label) {
+            self.0.insert(at, label);
+        }
+        self
+    }
+
     /// The labels in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Label> {
         self.0.iter()

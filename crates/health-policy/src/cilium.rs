@@ -14,6 +14,7 @@ use super::icmp;
 use super::peer::{CidrSet, Entity, PeerSelector, Peers};
 use super::rule::{Action, Entry, PolicyName, Rule, RuleRef, Section};
 use super::selector::Selector;
+use super::services::ServicePeers;
 use crate::ports::{PortSpec, Ports, Traffic};
 
 /// Maximum number of ports, or of ICMP types, in one list (Cilium's limit).
@@ -190,16 +191,22 @@ impl SectionReader<'_> {
         direction: Direction,
         action: Action,
     ) -> Result<Entry, PolicyError> {
-        let [endpoints, entities, cidr, cidr_set] = match direction {
-            Direction::Ingress => ["fromEndpoints", "fromEntities", "fromCIDR", "fromCIDRSet"],
-            Direction::Egress => ["toEndpoints", "toEntities", "toCIDR", "toCIDRSet"],
+        let peer_fields: &[&str] = match direction {
+            Direction::Ingress => &["fromEndpoints", "fromEntities", "fromCIDR", "fromCIDRSet"],
+            Direction::Egress => &[
+                "toEndpoints",
+                "toEntities",
+                "toCIDR",
+                "toCIDRSet",
+                "toServices",
+            ],
         };
-        let peer_fields = [endpoints, entities, cidr, cidr_set];
-        let known = [endpoints, entities, cidr, cidr_set, "toPorts", "icmps"];
+        let known = [peer_fields, &["toPorts", "icmps"]].concat();
         let fields = field.fields(&known)?;
 
         let given: Vec<&str> = peer_fields
-            .into_iter()
+            .iter()
+            .copied()
             .filter(|name| fields.get(name).is_some())
             .collect();
         if let [first, second, ..] = given[..] {
@@ -211,12 +218,11 @@ impl SectionReader<'_> {
             None => None,
             Some(name) => {
                 let list = fields.items(name)?;
-                Some(if *name == endpoints {
-                    self.endpoints(&list)?
-                } else if *name == entities {
-                    read_entities(&list)?
-                } else {
-                    vec![PeerSelector::Cidrs(read_cidrs(&list)?)]
+                Some(match *name {
+                    "fromEndpoints" | "toEndpoints" => self.endpoints(&list)?,
+                    "fromEntities" | "toEntities" => read_entities(&list)?,
+                    "toServices" => self.services(&list)?,
+                    _ => vec![PeerSelector::Cidrs(read_cidrs(&list)?)],
                 })
             }
         };
@@ -242,6 +248,16 @@ impl SectionReader<'_> {
                 self.scope.limit_peers(&mut selector, self.subject_is_init);
                 Ok(PeerSelector::Labels(selector))
             })
+            .collect()
+    }
+
+    fn services(&self, list: &[Field<'_>]) -> Result<Vec<PeerSelector>, PolicyError> {
+        let own_namespace = match self.scope {
+            Scope::Namespace(own) => Some(own),
+            Scope::Unlimited | Scope::Cluster => None,
+        };
+        list.iter()
+            .map(|field| ServicePeers::read(field, own_namespace).map(PeerSelector::Services))
             .collect()
     }
 }

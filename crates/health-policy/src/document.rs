@@ -13,7 +13,7 @@ use health_model::manifest::{
 use serde_json::Value;
 
 use super::cilium::{self, Scope};
-use super::error::{PolicyError, Problem};
+use super::error::{Place, PolicyError, Problem};
 use super::field::{Field, Fields};
 use super::kubernetes;
 use super::rule::{Kind, PolicyName, Rule};
@@ -72,6 +72,23 @@ impl Policy {
     /// Returns the labels of the policy's rules, including those derived from its object.
     pub fn labels(&self) -> impl Iterator<Item = &LabelSet> {
         self.rules.iter().map(|rule| &rule.labels)
+    }
+
+    /// Fails if a rule names its peers by objects of a Kubernetes cluster. An agent that follows no cluster cannot enforce
+    /// such a policy.
+    pub fn check_without_cluster(&self) -> Result<(), PolicyError> {
+        let mut entries = self.rules.iter().flat_map(|rule| rule.entries());
+        let Some(entry) = entries.find(|entry| entry.peers.services().next().is_some()) else {
+            return Ok(());
+        };
+        let error = PolicyError {
+            place: Place {
+                policy: None,
+                path: format!("{}.toServices", entry.place.field),
+            },
+            problem: Problem::NeedsCluster("matching by service"),
+        };
+        Err(error.of_policy(&self.name))
     }
 
     pub(super) fn rules(&self) -> &[Arc<Rule>] {

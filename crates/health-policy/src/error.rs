@@ -78,6 +78,11 @@ pub enum Problem {
     /// The field has a meaning in Cilium or Kubernetes, but is not supported here.
     #[error("{0} is not supported")]
     Unsupported(&'static str),
+    /// The field has a meaning only in a Kubernetes cluster.
+    #[error(
+        "{0} needs a Kubernetes cluster; follow one with --registry kubernetes or --policies-from-kubernetes"
+    )]
+    NeedsCluster(&'static str),
     /// No policy has such a field.
     #[error("unknown field")]
     UnknownField,

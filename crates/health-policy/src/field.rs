@@ -8,7 +8,7 @@ use super::error::{Place, PolicyError, Problem};
 const ITEMS_MAX: usize = 10_000;
 
 /// Cilium's fields that would change the meaning of a policy, with their effect.
-const UNSUPPORTED: [(&str, &str); 21] = [
+const UNSUPPORTED: [(&str, &str); 20] = [
     ("nodeSelector", "host policy"),
     ("fromNodes", "matching by node labels"),
     ("toNodes", "matching by node labels"),
@@ -17,7 +17,6 @@ const UNSUPPORTED: [(&str, &str); 21] = [
     ("fromGroups", "matching by a cloud provider's groups"),
     ("toGroups", "matching by a cloud provider's groups"),
     ("toFQDNs", "matching by DNS name"),
-    ("toServices", "matching by service"),
     ("authentication", "mutual authentication"),
     ("rules", "matching inside connections (L7)"),
     ("listener", "redirection to a proxy"),

@@ -24,6 +24,7 @@ mod repository;
 mod resolve;
 mod rule;
 mod selector;
+mod services;
 mod trace;
 
 pub use compile::{CompiledDirection, CompiledPolicy, EntryKey, PolicyDiff};
@@ -35,4 +36,5 @@ pub use resolve::{
     Decision, Enforcement, PolicySettings, Reason, ResolvedDirection, ResolvedPolicy, Verdict,
 };
 pub use rule::{Action, Kind, PolicyName, RuleRef};
+pub use services::{ClusterServices, Service};
 pub use trace::{Trace, TraceEnd, TraceMatch, TraceRequest, TraceSide};

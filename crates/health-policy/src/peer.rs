@@ -9,11 +9,14 @@ use health_model::labels::LabelSet;
 use ipnet::IpNet;
 
 use super::selector::Selector;
+use super::services::{ClusterServices, ServicePeers};
 
 /// Source of the labels of identities that stand for a prefix; the label's key is the prefix.
 const CIDR: &str = "cidr";
 /// Name of the reserved identity for everything outside the cluster.
 const WORLD: &str = "world";
+/// Name of the reserved identity for API servers.
+const API_SERVER: &str = "kube-apiserver";
 
 /// An identity as the other side of a packet.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +130,7 @@ impl CidrSet {
 
     /// Whether a CIDR selects the peer. A CIDR selects the identity of a prefix if it contains the prefix and none of
     /// its exceptions does. The world's identity, which has no prefix, belongs to both `0.0.0.0/0` and `::/0`.
-    fn selects(&self, peer: &Peer<'_>) -> bool {
+    pub(super) fn selects(&self, peer: &Peer<'_>) -> bool {
         match peer.prefix {
             Some(prefix) => std::iter::successors(Some(prefix.trunc()), IpNet::supernet)
                 .filter_map(|cidr| self.0.get(&cidr))
@@ -150,6 +153,7 @@ pub(super) enum PeerSelector {
     Labels(Selector),
     Entity(Entity),
     Cidrs(CidrSet),
+    Services(ServicePeers),
 }
 
 impl PeerSelector {
@@ -160,6 +164,15 @@ impl PeerSelector {
             }
             Self::Entity(entity) => entity.selects(peer),
             Self::Cidrs(cidrs) => cidrs.selects(peer),
+            Self::Services(services) => services.selects(peer),
+        }
+    }
+
+    /// Whether the selected peers depend on the services of the Kubernetes cluster.
+    fn depends_on_services(&self) -> bool {
+        match self {
+            Self::Services(_) | Self::Entity(Entity::Reserved(API_SERVER)) => true,
+            Self::Labels(_) | Self::Entity(_) | Self::Cidrs(_) => false,
         }
     }
 }
@@ -183,19 +196,49 @@ impl Peers {
         }
     }
 
-    /// Returns all CIDRs that the selectors name.
-    pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
-        let selectors = match self {
-            Self::All => &[][..],
+    fn selectors(&self) -> &[PeerSelector] {
+        match self {
+            Self::All => &[],
             Self::Selected(selectors) => selectors,
-        };
-        selectors
-            .iter()
-            .filter_map(|selector| match selector {
-                PeerSelector::Cidrs(cidrs) => Some(cidrs.prefixes()),
-                PeerSelector::Labels(_) | PeerSelector::Entity(_) => None,
-            })
-            .flatten()
+        }
+    }
+
+    /// Returns all CIDRs that the selectors name, and the addresses behind the services that they name.
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
+        self.selectors().iter().flat_map(|selector| {
+            let prefixes: Vec<IpNet> = match selector {
+                PeerSelector::Cidrs(cidrs) => cidrs.prefixes().collect(),
+                PeerSelector::Services(services) => services.prefixes().collect(),
+                PeerSelector::Labels(_) | PeerSelector::Entity(_) => Vec::new(),
+            };
+            prefixes
+        })
+    }
+
+    /// Returns the peers that are named by service.
+    pub(super) fn services(&self) -> impl Iterator<Item = &ServicePeers> {
+        let selectors = self.selectors().iter();
+        selectors.filter_map(|selector| match selector {
+            PeerSelector::Services(services) => Some(services),
+            _ => None,
+        })
+    }
+
+    /// Whether the selected peers depend on the services of the Kubernetes cluster.
+    pub(super) fn depend_on_services(&self) -> bool {
+        let mut selectors = self.selectors().iter();
+        selectors.any(PeerSelector::depends_on_services)
+    }
+
+    /// Selects the peers behind these services from now on.
+    pub(super) fn bind(&mut self, known: &ClusterServices) {
+        if let Self::Selected(selectors) = self {
+            for selector in selectors {
+                if let PeerSelector::Services(services) = selector {
+                    services.bind(known);
+                }
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use health_model::labels::{Label, LabelSet};
-use health_model::policy::{Direction, Origin};
+use health_model::policy::Origin;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,8 @@ use serde_json::Value;
 use super::document::{self, Documents, Policy};
 use super::error::PolicyError;
 use super::resolve::{PolicySettings, ResolvedPolicy};
-use super::rule::PolicyName;
+use super::rule::{PolicyName, Rule};
+use super::services::{ClusterServices, SavedServices};
 
 /// The policies of an agent: those that were imported, and those of its Kubernetes cluster. Policies of the same name
 /// but different origin are both in force.
@@ -21,6 +22,8 @@ use super::rule::PolicyName;
 pub struct Repository {
     imported: Policies,
     cluster: Policies,
+    /// The services of the cluster, by which rules name peers.
+    services: ClusterServices,
     revision: u64,
     /// Why stored policies could no longer be imported.
     outdated: Vec<PolicyError>,
@@ -32,11 +35,37 @@ type Policies = BTreeMap<PolicyName, HeldPolicy>;
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeldPolicy {
     policy: Arc<Policy>,
+    /// The policy's rules, with the peers behind the services that they name.
+    rules: Vec<Arc<Rule>>,
     origin: Origin,
     since: Option<Timestamp>,
 }
 
 impl HeldPolicy {
+    fn new(
+        policy: Arc<Policy>,
+        origin: Origin,
+        since: Option<Timestamp>,
+        services: &ClusterServices,
+    ) -> Self {
+        let rules = policy.rules().iter();
+        Self {
+            rules: rules.map(|rule| rule.bound(services)).collect(),
+            policy,
+            origin,
+            since,
+        }
+    }
+
+    /// Matches the peers behind these services from now on. Returns whether any rule has changed.
+    fn bind(&mut self, services: &ClusterServices) -> bool {
+        let rules = self.policy.rules().iter();
+        let rules: Vec<_> = rules.map(|rule| rule.bound(services)).collect();
+        let has_changed = self.rules != rules;
+        self.rules = rules;
+        has_changed
+    }
+
     /// Returns the policy's name.
     pub fn name(&self) -> &PolicyName {
         self.policy.name()
@@ -45,6 +74,11 @@ impl HeldPolicy {
     /// Returns the document from which the policy was read: an object, or the list of its bare rules.
     pub fn document(&self) -> &Value {
         self.policy.document()
+    }
+
+    /// Fails if the policy needs a Kubernetes cluster: see [`Policy::check_without_cluster`].
+    pub fn check_without_cluster(&self) -> Result<(), PolicyError> {
+        self.policy.check_without_cluster()
     }
 
     /// Returns where the policy comes from.
@@ -102,11 +136,8 @@ impl Repository {
                 Some(_) => &mut imported.replaced,
             };
             list.push(name.clone());
-            let held = HeldPolicy {
-                policy: Arc::new(policy),
-                origin: Origin::Imported,
-                since: at,
-            };
+            let policy = Arc::new(policy);
+            let held = HeldPolicy::new(policy, Origin::Imported, at, &self.services);
             self.imported.insert(name, held);
         }
         if !imported.added.is_empty() || !imported.replaced.is_empty() {
@@ -123,11 +154,12 @@ impl Repository {
         }) {
             return false;
         }
-        let held = HeldPolicy {
-            policy: policy.clone(),
-            origin: Origin::Kubernetes,
-            since: Some(now),
-        };
+        let held = HeldPolicy::new(
+            policy.clone(),
+            Origin::Kubernetes,
+            Some(now),
+            &self.services,
+        );
         self.cluster.insert(policy.name().clone(), held);
         self.revision += 1;
         true
@@ -140,6 +172,43 @@ impl Repository {
         let has_changed = self.cluster.len() < before;
         self.revision += u64::from(has_changed);
         has_changed
+    }
+
+    /// Replaces the known services of the cluster; those that are unknown now stay as they were. Returns whether this
+    /// changes the peers of a rule, or the addresses of API servers.
+    pub fn set_services(&mut self, known: &ClusterServices) -> bool {
+        let mut next = self.services.clone();
+        next.update(known);
+        if next == self.services {
+            return false;
+        }
+        let has_other_servers = !next.api_servers().eq(self.services.api_servers());
+        self.services = next;
+        let has_changed = self.bind() || has_other_servers;
+        self.revision += u64::from(has_changed);
+        has_changed
+    }
+
+    /// Makes all rules match the peers behind the known services. Returns whether any rule has changed.
+    fn bind(&mut self) -> bool {
+        let all = self.imported.values_mut().chain(self.cluster.values_mut());
+        let changed = all.map(|held| held.bind(&self.services));
+        changed.fold(false, |any, one| any | one)
+    }
+
+    /// Returns the known services of the cluster.
+    pub const fn services(&self) -> &ClusterServices {
+        &self.services
+    }
+
+    /// Whether the peers of a rule depend on the services of the cluster.
+    pub fn depends_on_services(&self) -> bool {
+        let mut entries = self.rules().flat_map(|rule| rule.entries());
+        entries.any(|entry| entry.peers.depend_on_services())
+    }
+
+    fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
+        self.iter().flat_map(|held| &held.rules)
     }
 
     /// Returns a number that increases with every change of the policies.
@@ -189,13 +258,13 @@ impl Repository {
 
     /// Returns the prefixes that need identities of their own so that the rules can distinguish their addresses: all
     /// selected and excepted CIDRs. A rule for all addresses of one family also adds all addresses of the other family,
-    /// because the world's identity stands for both.
+    /// because the world's identity stands for both. The addresses of API servers are always included.
     pub fn prefixes(&self) -> BTreeSet<IpNet> {
-        let rules = self.iter().flat_map(|held| held.policy.rules());
-        let mut prefixes: BTreeSet<IpNet> = rules
-            .flat_map(|rule| Direction::ALL.map(|direction| rule.section(direction)))
-            .flat_map(|section| &section.entries)
+        let mut prefixes: BTreeSet<IpNet> = self
+            .rules()
+            .flat_map(|rule| rule.entries())
             .flat_map(|entry| entry.peers.prefixes())
+            .chain(self.services.api_servers().map(IpNet::from))
             .collect();
         let all = [
             IpNet::from(Ipv4Net::default()),
@@ -209,12 +278,12 @@ impl Repository {
 
     /// Resolves the policy of an endpoint with these labels.
     pub fn resolve(&self, subject: &LabelSet, settings: PolicySettings) -> ResolvedPolicy {
-        let rules = self.iter().flat_map(|held| held.policy.rules());
-        let selecting = rules.filter(|rule| rule.subject.matches(subject));
+        let selecting = self.rules().filter(|rule| rule.subject.matches(subject));
         ResolvedPolicy::new(subject, settings, selecting.cloned().collect())
     }
 
-    /// Returns the policies of one origin in the form in which they are saved.
+    /// Returns the policies of one origin in the form in which they are saved. Those of the cluster include the services
+    /// that policies of any origin name.
     pub fn saved(&self, origin: Origin) -> SavedPolicies {
         let policies = match origin {
             Origin::Imported => &self.imported,
@@ -224,7 +293,17 @@ impl Repository {
             revision: self.revision,
             documents: policies.values().map(|p| p.document().clone()).collect(),
             since: policies.values().map(|p| p.since).collect(),
+            services: match origin {
+                Origin::Imported => SavedServices::default(),
+                Origin::Kubernetes => self.named_services(),
+            },
         }
+    }
+
+    fn named_services(&self) -> SavedServices {
+        let peers = self.rules().flat_map(|rule| rule.services());
+        let references: Vec<_> = peers.map(|peers| peers.reference()).collect();
+        self.services.named_by(&references)
     }
 
     /// Adds the saved policies of one origin, in the form in which an agent of this or an earlier version saved them.
@@ -236,13 +315,13 @@ impl Repository {
                 Origin::Imported => &mut self.imported,
                 Origin::Kubernetes => &mut self.cluster,
             };
-            let held = HeldPolicy {
-                since: saved.since.get(at).copied().flatten(),
-                origin,
-                policy: Arc::new(policy),
-            };
+            let since = saved.since.get(at).copied().flatten();
+            let held = HeldPolicy::new(Arc::new(policy), origin, since, &self.services);
             policies.insert(held.name().clone(), held);
         }
+        self.services
+            .update(&ClusterServices::from(&saved.services));
+        self.bind();
         self.revision = self.revision.max(saved.revision);
         Ok(())
     }
@@ -267,6 +346,9 @@ pub struct SavedPolicies {
     /// Since when each of them is known.
     #[serde(default)]
     since: Vec<Option<Timestamp>>,
+    /// The services that policies name.
+    #[serde(default, skip_serializing_if = "SavedServices::is_empty")]
+    services: SavedServices,
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::peer::{Peer, Peers};
 use super::selector::Selector;
+use super::services::{ClusterServices, ServicePeers};
 use crate::ports::Traffic;
 
 /// What a rule does with matching packets.
@@ -155,6 +156,30 @@ impl Rule {
             Direction::Ingress => &self.ingress,
             Direction::Egress => &self.egress,
         }
+    }
+
+    /// Returns the entries of both directions.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.ingress.entries.iter().chain(&self.egress.entries)
+    }
+
+    /// Returns the peers that are named by service.
+    pub(super) fn services(&self) -> impl Iterator<Item = &ServicePeers> {
+        self.entries().flat_map(|entry| entry.peers.services())
+    }
+
+    /// Returns the rule with the peers behind these services.
+    pub(super) fn bound(self: &Arc<Self>, services: &ClusterServices) -> Arc<Self> {
+        if self.services().next().is_none() {
+            return self.clone();
+        }
+        let mut bound = Self::clone(self);
+        for section in [&mut bound.ingress, &mut bound.egress] {
+            for entry in &mut section.entries {
+                entry.peers.bind(services);
+            }
+        }
+        Arc::new(bound)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The network policies of the Kubernetes cluster: brings them into force, and reports refused ones as events.
 
+mod services;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +20,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
+
+use self::services::{NamedServices, ServiceTables};
 
 /// How long a server must lack a kind of policy before its policies, known from earlier, are removed. A server that has
 /// just started may not know its definitions yet.
@@ -42,6 +46,7 @@ type Tables = [watch::Receiver<Arc<ObjectTable<ReadObject>>>; 3];
 /// Follows the policies until dropped.
 pub(super) struct KubernetesPolicies {
     watch: PolicyWatch<ReadObject>,
+    services: NamedServices,
     events: EventWriter,
 }
 
@@ -65,6 +70,7 @@ impl KubernetesPolicies {
         };
         Ok(Some(Self {
             watch: PolicyWatch::open(kubeconfig, KINDS.map(reader))?,
+            services: NamedServices::open(kubeconfig)?,
             events: EventWriter::open(kubeconfig, &config.node.node_name)?,
         }))
     }
@@ -78,6 +84,7 @@ impl KubernetesPolicies {
     ) -> AbortOnDrop {
         AbortOnDrop::spawn(async move {
             let mut tables = self.watch.tables();
+            let mut services = self.services;
             let mut announcer = Announcer {
                 events: self.events,
                 announced: BTreeMap::new(),
@@ -93,12 +100,18 @@ impl KubernetesPolicies {
                         .of_cluster()
                         .any(|held| held.name().kind() == Some(kind))
                 };
-                let known = known(&now, has_policies);
+                let mut known = known(&now, has_policies);
+                let service_tables = services.now();
+                known.services = service_tables.known(enforcer.repository().services());
+                known.reason = known.reason.or_else(|| service_tables.reason());
                 announcer.announce(&now, nodes());
                 let saved = set(&enforcer, known).await;
-                let pause = pause(&now, saved.is_err());
-                reporter.end(outcome(&now, saved).err(), pause);
-                if !changed(&mut tables, pause).await {
+                let needs_services = enforcer.repository().depends_on_services();
+                let services_outcome = service_tables.outcome(needs_services);
+                let pause = pause(&now, &service_tables, saved.is_err());
+                let outcome = outcome(&now, saved).and(services_outcome);
+                reporter.end(outcome.err(), pause);
+                if !changed(&mut tables, &mut services, pause).await {
                     return;
                 }
             }
@@ -223,14 +236,19 @@ async fn set(enforcer: &Enforcer, policies: ClusterPolicies) -> Result<(), Probl
     let set = tokio::task::spawn_blocking(move || enforcer.set_cluster_policies(&policies)).await;
     set.map_err(Problem::failure)?
         .map_err(|error: EnforceError| {
-            warn!(%error, "the policies of the Kubernetes cluster are not saved; trying again");
+            warn!(%error, "cannot follow all policies of the Kubernetes cluster; trying again");
             Problem::warning(error)
         })
 }
 
 /// How long to wait at most for a change.
-fn pause(tables: &[Arc<ObjectTable<ReadObject>>; 3], is_unsaved: bool) -> Option<Duration> {
+fn pause(
+    tables: &[Arc<ObjectTable<ReadObject>>; 3],
+    services: &ServiceTables,
+    is_unsaved: bool,
+) -> Option<Duration> {
     let lacking = tables.iter().filter_map(|table| table.lacking_since);
+    let lacking = lacking.chain(services.lacking_since());
     let left = lacking.map(|since| LACKING.saturating_sub(since.elapsed()));
     let left = left.filter(|left| !left.is_zero());
     left.chain(is_unsaved.then_some(SAVE_AGAIN)).min()
@@ -252,7 +270,11 @@ fn outcome(
 }
 
 /// Waits for a change of a table, or for the pause. Returns whether the tables are still followed.
-async fn changed(tables: &mut Tables, pause: Option<Duration>) -> bool {
+async fn changed(
+    tables: &mut Tables,
+    services: &mut NamedServices,
+    pause: Option<Duration>,
+) -> bool {
     let [network, cilium, clusterwide] = tables;
     let paused = async {
         match pause {
@@ -264,6 +286,7 @@ async fn changed(tables: &mut Tables, pause: Option<Duration>) -> bool {
         changed = network.changed() => changed.is_ok(),
         changed = cilium.changed() => changed.is_ok(),
         changed = clusterwide.changed() => changed.is_ok(),
+        is_followed = services.changed() => is_followed,
         () = paused => true,
     }
 }

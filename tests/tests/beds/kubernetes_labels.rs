@@ -46,7 +46,7 @@ pub(crate) struct Stand {
     pub(crate) namespaces: Vec<Namespace>,
     pub(crate) plugin: Plugin,
     pub(crate) server: ApiServer,
-    bed: Bed,
+    pub(crate) bed: Bed,
     pub(crate) folder: TempDir,
 }
 

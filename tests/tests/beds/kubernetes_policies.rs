@@ -15,13 +15,13 @@ use tests::{PATIENCE, wait_for};
 use crate::kubernetes_labels::Stand;
 
 /// Two connected pods of the namespace `shop`, on an agent that follows the policies of the API server.
-struct Pods {
-    stand: Stand,
+pub(crate) struct Pods {
+    pub(crate) stand: Stand,
     web: IpAddr,
 }
 
 impl Pods {
-    fn connect() -> anyhow::Result<Self> {
+    pub(crate) fn connect() -> anyhow::Result<Self> {
         let mut stand = Stand::start_with(FOLLOWING)?;
         let mut web = None;
         for app in ["web", "client"] {
@@ -37,18 +37,18 @@ impl Pods {
     }
 
     /// Whether the client's pings reach the web pod.
-    fn is_reached(&self) -> anyhow::Result<bool> {
+    pub(crate) fn is_reached(&self) -> anyhow::Result<bool> {
         let client = self.stand.namespaces[1].name();
         is_answered(client, self.web)
     }
 
-    fn wait_reached(&self, is_expected: bool, what: &str) -> anyhow::Result<()> {
+    pub(crate) fn wait_reached(&self, is_expected: bool, what: &str) -> anyhow::Result<()> {
         wait_for(what, PATIENCE, || {
             Ok((self.is_reached()? == is_expected).then_some(()))
         })
     }
 
-    fn listed(&self) -> anyhow::Result<PolicyList> {
+    pub(crate) fn listed(&self) -> anyhow::Result<PolicyList> {
         Ok(serde_json::from_value(
             self.stand.node().listing("policy get")?,
         )?)
@@ -71,7 +71,7 @@ impl Pods {
 }
 
 /// Makes the agent follow the policies of the API server of its pods.
-const FOLLOWING: &str = "--policies-from-kubernetes={kubeconfig}";
+pub(crate) const FOLLOWING: &str = "--policies-from-kubernetes={kubeconfig}";
 
 /// A policy for the web pod's ingress, which allows pods with this label `app`.
 fn network_policy(allowed: &str) -> Value {
@@ -86,7 +86,7 @@ fn network_policy(allowed: &str) -> Value {
 }
 
 /// A policy of Cilium for the client's egress.
-fn cilium_policy(egress: &Value) -> Value {
+pub(crate) fn cilium_policy(egress: &Value) -> Value {
     json!({
         "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
         "metadata": { "name": "client", "namespace": "shop", "uid": "p-2" },

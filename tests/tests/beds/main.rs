@@ -30,6 +30,7 @@ mod identities;
 mod kubernetes;
 mod kubernetes_labels;
 mod kubernetes_labels_model;
+mod kubernetes_peers;
 mod kubernetes_policies;
 mod listings;
 mod masquerade;

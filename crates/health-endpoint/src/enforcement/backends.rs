@@ -10,7 +10,9 @@ use health_datapath::ipcache::Ipcache;
 use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use health_datapath::{Datapath, DatapathError, TrieError, Workload};
 use health_model::identity::Identity;
-use health_registry::identity::{Addresses, CidrIdentities, Identities, IdentityAllocator};
+use health_registry::identity::{
+    Addresses, CidrIdentities, Identities, IdentityAllocator, LocalNeeds,
+};
 use ipnet::IpNet;
 use tokio::sync::watch;
 
@@ -143,8 +145,8 @@ pub(super) trait Cluster: Send + Sync {
     /// Returns the prefixes that have an identity.
     fn prefixes(&self) -> BTreeMap<IpNet, Identity>;
 
-    /// Gives identities to exactly these prefixes, and returns them.
-    fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity>;
+    /// Gives identities to exactly the needed prefixes, and returns them.
+    fn require(&self, needs: &LocalNeeds) -> BTreeMap<IpNet, Identity>;
 
     /// Announces the identity of one of this node's addresses to the other nodes.
     fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr);
@@ -183,8 +185,8 @@ impl Cluster for AllocatorCluster {
         self.cidrs.prefixes()
     }
 
-    fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity> {
-        self.cidrs.require(prefixes)
+    fn require(&self, needs: &LocalNeeds) -> BTreeMap<IpNet, Identity> {
+        self.cidrs.require(needs)
     }
 
     fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr) {

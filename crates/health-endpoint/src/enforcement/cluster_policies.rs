@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_model::api::RefusedPolicy;
-use health_policy::{Kind, Policy, PolicyName, Repository};
+use health_policy::{ClusterServices, Kind, Policy, PolicyName, Repository};
 use jiff::Timestamp;
+use tracing::warn;
 
 use super::store::Store;
 use super::{EnforceError, Enforcer, NETWORKS_MAX, check_networks, lock};
@@ -18,7 +19,9 @@ pub struct ClusterPolicies {
     pub objects: BTreeMap<PolicyName, Result<Arc<Policy>, String>>,
     /// The kinds of which `objects` has every object. Policies of the other kinds stay as they are.
     pub complete: BTreeSet<Kind>,
-    /// Why kinds are not complete.
+    /// The services, by which rules name peers.
+    pub services: ClusterServices,
+    /// Why kinds are not complete, or services not known.
     pub reason: Option<String>,
 }
 
@@ -29,6 +32,8 @@ pub(super) struct ClusterState {
     refused: Arc<Vec<RefusedPolicy>>,
     /// The kinds that were complete once, since the start or when the policies were saved.
     known: BTreeSet<Kind>,
+    /// Whether everything that policies depend on was known at some time since the start.
+    was_known: bool,
     /// Whether the policies in force are saved.
     is_saved: bool,
 }
@@ -44,16 +49,29 @@ impl ClusterState {
             store,
             refused: Arc::default(),
             known,
+            was_known: false,
             is_saved,
         }
     }
 
-    /// Returns why the policies are not known, if they are not.
-    pub(super) fn unknown(&self, reason: Option<&str>) -> Option<String> {
+    /// Returns why the policies, or the services that they name, have never been known, if so.
+    pub(super) fn unknown(
+        &mut self,
+        repository: &Repository,
+        reason: Option<&str>,
+    ) -> Option<String> {
+        let has_policies = self.known.len() == Kind::ALL.len();
+        let has_services = repository.services().is_known() || !repository.depends_on_services();
+        self.was_known |= has_policies && has_services;
+        if self.was_known {
+            return None;
+        }
+        let what = match has_policies {
+            true => "the services that policies name",
+            false => "the policies of the Kubernetes cluster",
+        };
         let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
-        let is_known = self.known.len() == Kind::ALL.len();
-        (!is_known)
-            .then(|| format!("the policies of the Kubernetes cluster are not known yet{reason}"))
+        Some(format!("{what} are not known yet{reason}"))
     }
 
     /// Keeps the time since when an object is refused for the same reason.
@@ -87,11 +105,35 @@ impl ClusterState {
     }
 }
 
+/// The outcome of a change.
+struct InForce {
+    /// The refused objects.
+    refused: BTreeMap<PolicyName, String>,
+    /// Why the services stay as they were, if they do.
+    services: Result<(), EnforceError>,
+    /// Whether the rules in force have changed.
+    has_changed: bool,
+}
+
+/// Replaces the known services, unless their addresses do not fit.
+fn set_services(
+    repository: &mut Repository,
+    services: &ClusterServices,
+) -> Result<(), EnforceError> {
+    let mut with = repository.clone();
+    if with.set_services(services) {
+        check_networks(with.prefixes().len(), NETWORKS_MAX)?;
+    }
+    *repository = with;
+    Ok(())
+}
+
 impl Enforcer {
     /// Brings the policies of the cluster into force and saves them. An object that is refused keeps its previous form,
     /// if it had one. Changes nothing if this agent does not follow the policies of a cluster.
     ///
-    /// Fails if the policies are in force but could not be saved; the next call tries again.
+    /// Fails if services have too many addresses, which then stay as they were, or if the policies are in force but could
+    /// not be saved; the next call tries again.
     pub fn set_cluster_policies(&self, given: &ClusterPolicies) -> Result<(), EnforceError> {
         let Some(state) = &self.0.cluster_policies else {
             return Ok(());
@@ -99,11 +141,16 @@ impl Enforcer {
         // Held until the policies are saved, so that saves happen in order.
         let mut state = lock(state);
         let now = (self.0.clock)();
-        let (refused, has_changed) = self.put_in_force(given, now);
+        let InForce {
+            refused,
+            services,
+            has_changed,
+        } = self.put_in_force(given, now);
         state.set_refused(refused, now);
         state.known.extend(&given.complete);
         state.is_saved &= !has_changed;
-        let unknown = state.unknown(given.reason.as_deref());
+        let repository = self.repository();
+        let unknown = state.unknown(&repository, given.reason.as_deref());
         // Saved policies count as those of all kinds.
         let must_save = unknown.is_none() && !state.is_saved;
         self.0.unknown_policies.send_if_modified(|known| {
@@ -111,18 +158,29 @@ impl Enforcer {
             *known = unknown;
             differs
         });
-        match must_save {
-            true => state.save(&self.repository()),
-            false => Ok(()),
+        if must_save {
+            state.save(&repository)?;
+        }
+        services
+    }
+
+    /// Saves the services that imported policies name, for starts without an answer from the API server. If this fails,
+    /// they are saved with the next change of the cluster's policies.
+    pub(super) fn save_named_services(&self) {
+        let repository = self.repository();
+        let Some(state) = &self.0.cluster_policies else {
+            return;
+        };
+        let mut state = lock(state);
+        if repository.depends_on_services()
+            && state.unknown(&repository, None).is_none()
+            && let Err(error) = state.save(&repository)
+        {
+            warn!(%error, "cannot save the services that a policy names");
         }
     }
 
-    /// Returns the refused objects, and whether the policies in force have changed.
-    fn put_in_force(
-        &self,
-        given: &ClusterPolicies,
-        now: Timestamp,
-    ) -> (BTreeMap<PolicyName, String>, bool) {
+    fn put_in_force(&self, given: &ClusterPolicies, now: Timestamp) -> InForce {
         let mut refused = BTreeMap::new();
         let mut current = lock(&self.0.repository);
         let mut changed = Repository::clone(&current);
@@ -131,6 +189,7 @@ impl Enforcer {
             kind.is_some_and(|kind| !given.complete.contains(&kind))
                 || given.objects.contains_key(name)
         });
+        let services = set_services(&mut changed, &given.services);
         let mut policies = Vec::new();
         for (name, object) in &given.objects {
             match object {
@@ -160,11 +219,17 @@ impl Enforcer {
         }
         let revision = changed.revision();
         let has_changed = revision != current.revision();
-        if has_changed {
+        if changed.services() != current.services() || has_changed {
             *current = Arc::new(changed);
+        }
+        if has_changed {
             self.0.revision.send_replace(revision);
         }
-        (refused, has_changed)
+        InForce {
+            refused,
+            services,
+            has_changed,
+        }
     }
 
     /// Returns the objects of the cluster that are not in force in their current form, by name.

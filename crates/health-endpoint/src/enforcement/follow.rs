@@ -13,9 +13,11 @@ use health_datapath::TrieError;
 use health_model::activity::{Problem, Reporter};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use health_net::netlink::Handle;
 use health_net::{KernelError, route};
-use health_registry::identity::{Addresses, IpcacheInputs, ipcache};
+use health_policy::Repository;
+use health_registry::identity::{Addresses, IpcacheInputs, LocalNeeds, ipcache};
 use health_registry::nodes::NodeSet;
 use ipnet::IpNet;
 use tokio::sync::watch;
@@ -81,6 +83,25 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
+    /// Returns what this node's own identities depend on.
+    fn needs(&self, repository: &Repository) -> LocalNeeds {
+        let api_servers: BTreeSet<IpAddr> = repository.services().api_servers().collect();
+        LocalNeeds {
+            prefixes: repository.prefixes(),
+            host: match api_servers.iter().any(|ip| self.is_host(*ip)) {
+                true => LabelSet::reserved("kube-apiserver"),
+                false => LabelSet::default(),
+            },
+            api_servers,
+        }
+    }
+
+    /// Whether an address leads to this host.
+    fn is_host(&self, ip: IpAddr) -> bool {
+        let mut prefixes = self.host_prefixes.iter().flatten();
+        self.host.contains(&ip) || prefixes.any(|prefix| prefix.contains(&ip))
+    }
+
     /// Reads which prefixes lead to this host.
     async fn read_host(&mut self) -> Result<(), Problem> {
         match self.routes.to_this_host().await {
@@ -154,18 +175,13 @@ impl Enforcer {
             return host_read.map(|()| None);
         }
         let repository = self.repository();
-        let wanted = repository.prefixes();
-        let both: BTreeSet<IpNet> = self
-            .0
-            .cluster
-            .prefixes()
-            .into_keys()
-            .chain(wanted.clone())
-            .collect();
+        let needs = around.needs(&repository);
+        let mut both = needs.clone();
+        both.prefixes.extend(self.0.cluster.prefixes().into_keys());
         let known = self.0.cluster.require(&both);
         self.wait_for_identities(known.values().copied().collect())
             .await;
-        let cidrs = of_prefixes(&known, &wanted);
+        let cidrs = of_prefixes(&known, &needs.prefixes);
         if !self.is_informed() {
             self.inform(around, &cidrs)?;
         }
@@ -189,7 +205,7 @@ impl Enforcer {
             .write_ipcache(around, announced, &cidrs)
             .map_err(|error| to_be_tried_again("cannot update the ipcache", &error));
         if tables_follow {
-            self.0.cluster.require(&wanted);
+            self.0.cluster.require(&needs);
         }
         if self.is_informed() && !self.subjects().has_former() {
             self.0.cluster.forget_earlier();
@@ -369,6 +385,9 @@ impl Enforcer {
                 && !has_former
                 && nodes.sources.iter().all(|source| source.stale.is_none())
                 && is_latest();
+        let repository = self.repository();
+        let servers = repository.services().api_servers();
+        let of_nodes = servers.map(|ip| (ip, Identity::KUBE_APISERVER)).collect();
         let known = ipcache(IpcacheInputs {
             host: &around.host,
             host_prefixes: around.host_prefixes.as_deref().unwrap_or_default(),
@@ -377,6 +396,7 @@ impl Enforcer {
             endpoints: &endpoints,
             own: &around.own,
             nodes: &nodes.nodes,
+            of_nodes: &of_nodes,
             announced,
             cidrs,
         });

@@ -27,7 +27,8 @@ use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
 use health_model::policy::{Origin, PolicyMode};
 use health_policy::{
-    Documents, ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
+    Documents, ImportOutcome, Policy, PolicyName, PolicySettings, Repository, Trace, TraceRequest,
+    parse,
 };
 use health_registry::identity::{Identities, IdentityAllocator};
 use health_registry::nodes::Staleness;
@@ -136,7 +137,10 @@ impl Shared {
         let mut repository = Repository::default();
         let store = Store::in_dir(state_dir, Origin::Imported);
         store.load(&mut repository)?;
-        let cluster_policies = cluster_state(state_dir, follows_cluster, &mut repository)?;
+        let mut cluster_policies = cluster_state(state_dir, follows_cluster, &mut repository)?;
+        if cluster_policies.is_none() {
+            warn_without_cluster(&repository);
+        }
         for error in repository.outdated() {
             tracing::warn!(
                 %error,
@@ -151,8 +155,8 @@ impl Shared {
         let named = former.iter().map(|one| (one.info.id, one.info.policy));
         let identities = cluster.identities();
         let repository = Arc::new(repository);
-        let unknown = cluster_policies.as_ref();
-        let unknown = unknown.and_then(|state| state.unknown(None));
+        let unknown = cluster_policies.as_mut();
+        let unknown = unknown.and_then(|state| state.unknown(&repository, None));
         let generation = Generation {
             number: 0,
             repository: repository.clone(),
@@ -226,11 +230,18 @@ impl Enforcer {
     pub fn import(&self, text: &str) -> Result<(ImportOutcome, u64), EnforceError> {
         // Parsing megabytes must not block other callers.
         let Documents { policies, skipped } = parse(text)?;
-        self.change(|repository| {
+        if self.0.cluster_policies.is_none() {
+            policies
+                .iter()
+                .try_for_each(Policy::check_without_cluster)?;
+        }
+        let imported = self.change(|repository| {
             let outcome = repository.insert(policies, Some((self.0.clock)()));
             check_networks(repository.prefixes().len(), NETWORKS_MAX)?;
             Ok(ImportOutcome { skipped, ..outcome })
-        })
+        })?;
+        self.save_named_services();
+        Ok(imported)
     }
 
     /// Deletes an imported policy by name. Fails without deleting anything if there is no such policy.
@@ -360,6 +371,15 @@ fn cluster_state(
     }
     let is_saved = store.load(repository)?;
     Ok(Some(ClusterState::new(store, is_saved)))
+}
+
+/// Reports policies that were imported while the agent followed a Kubernetes cluster, and need one.
+fn warn_without_cluster(repository: &Repository) {
+    for held in repository.iter() {
+        if let Err(error) = held.check_without_cluster() {
+            tracing::warn!(%error, "an imported policy names peers that do not exist without a cluster");
+        }
+    }
 }
 
 fn uninformed(stale: Option<&Staleness>) -> RegenerationError {

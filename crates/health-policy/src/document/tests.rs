@@ -198,11 +198,6 @@ fn what_is_not_supported_is_refused_by_its_name() {
             "matching by DNS name is not supported",
         ),
         (
-            json!({"toServices": []}),
-            "toServices",
-            "matching by service is not supported",
-        ),
-        (
             json!({"toGroups": []}),
             "toGroups",
             "matching by a cloud provider's groups is not supported",

@@ -1,6 +1,7 @@
 //! Identities of the prefixes that policy names. They are local to this node; other nodes assign their own numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
@@ -25,8 +26,27 @@ const LAST: u32 = LOCAL - 1;
 #[derive(Debug)]
 pub struct CidrIdentities {
     path: PathBuf,
-    kept: Mutex<CidrDocument>,
+    kept: Mutex<Kept>,
     hub: Arc<Hub>,
+}
+
+/// What this node's own identities depend on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalNeeds {
+    /// The prefixes that need an identity each. Host bits are ignored.
+    pub prefixes: BTreeSet<IpNet>,
+    /// The addresses of the cluster's API servers.
+    pub api_servers: BTreeSet<IpAddr>,
+    /// The labels of this host, besides `reserved:host`.
+    pub host: LabelSet,
+}
+
+/// The numbers, and what the labels depend on besides.
+#[derive(Debug)]
+struct Kept {
+    document: CidrDocument,
+    api_servers: BTreeSet<IpAddr>,
+    host: LabelSet,
 }
 
 /// The contents of the file.
@@ -43,7 +63,7 @@ impl CidrIdentities {
     /// are then unlikely to be reused, because new numbers start at a random value.
     pub(super) fn open(state_dir: &Path, hub: Arc<Hub>) -> Self {
         let path = state_dir.join(FILE);
-        let kept = read(&path).unwrap_or_else(|error| {
+        let document = read(&path).unwrap_or_else(|error| {
             let aside = path.with_extension("json.damaged");
             tracing::error!(path = %path.display(), aside = %aside.display(), %error, "cannot read the saved CIDR identities; assigning new ones");
             // The file is only of use for finding out what happened.
@@ -53,51 +73,80 @@ impl CidrIdentities {
                 prefixes: BTreeMap::new(),
             }
         });
-        let cidrs = Self {
+        let kept = Kept {
+            document,
+            api_servers: BTreeSet::new(),
+            host: LabelSet::default(),
+        };
+        hub.publish_local(kept.labels());
+        Self {
             path,
             kept: Mutex::new(kept),
             hub,
-        };
-        let kept = cidrs.kept();
-        cidrs.publish(&kept.prefixes);
-        drop(kept);
-        cidrs
+        }
     }
 
-    /// Gives each of these prefixes an identity with the labels `cidr:PREFIX` and `reserved:world`, and releases all
-    /// other prefixes. Ignores host bits. Prefixes of length 0 also get an identity, because [`Identity::WORLD`] covers
-    /// both IP versions. Returns the identity of each prefix.
-    pub fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity> {
-        let prefixes: BTreeSet<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
+    /// Gives each of the needed prefixes an identity with the labels `cidr:PREFIX` and `reserved:world`, for API servers
+    /// also `reserved:kube-apiserver`, and releases all other prefixes. Prefixes of length 0 also get an identity,
+    /// because [`Identity::WORLD`] covers both IP versions. Gives [`Identity::HOST`] its labels. Returns the identity of
+    /// each prefix.
+    pub fn require(&self, needs: &LocalNeeds) -> BTreeMap<IpNet, Identity> {
+        let prefixes = needs.prefixes.iter().map(IpNet::trunc).collect();
         let mut kept = self.kept();
-        let next = kept.clone().with_just(prefixes);
-        if *kept != next {
-            if let Err(error) = durable::write(&self.path, &next) {
-                tracing::warn!(path = %self.path.display(), %error, "cannot save CIDR identities; a restart will lose them");
-            }
-            self.publish(&next.prefixes);
-            *kept = next;
+        let next = kept.document.clone().with_just(prefixes);
+        let has_other_numbers = kept.document != next;
+        if has_other_numbers && let Err(error) = durable::write(&self.path, &next) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot save CIDR identities; a restart will lose them");
         }
-        kept.prefixes.clone()
+        if has_other_numbers || kept.api_servers != needs.api_servers || kept.host != needs.host {
+            *kept = Kept {
+                document: next,
+                api_servers: needs.api_servers.clone(),
+                host: needs.host.clone(),
+            };
+            self.hub.publish_local(kept.labels());
+        }
+        kept.document.prefixes.clone()
     }
 
     /// Returns the prefixes that currently have an identity. Until the first call of [`Self::require`], these are an
     /// earlier agent's prefixes.
     pub fn prefixes(&self) -> BTreeMap<IpNet, Identity> {
-        self.kept().prefixes.clone()
+        self.kept().document.prefixes.clone()
     }
 
-    fn kept(&self) -> MutexGuard<'_, CidrDocument> {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn publish(&self, prefixes: &BTreeMap<IpNet, Identity>) {
-        let labelled = prefixes.iter().filter_map(|(prefix, identity)| {
-            let labels = labels_of(*prefix)
-                .inspect_err(|error| tracing::error!(%prefix, %error, "cannot label a prefix"));
-            Some((*identity, Arc::new(labels.ok()?)))
-        });
-        self.hub.publish_local(labelled.collect());
+impl Kept {
+    /// Returns the labels of each identity.
+    fn labels(&self) -> BTreeMap<Identity, Arc<LabelSet>> {
+        let prefixes = self.document.prefixes.iter();
+        let mut labelled: BTreeMap<_, _> = prefixes
+            .filter_map(|(prefix, identity)| {
+                let labels = self
+                    .labels_of(*prefix)
+                    .inspect_err(|error| tracing::error!(%prefix, %error, "cannot label a prefix"));
+                Some((*identity, Arc::new(labels.ok()?)))
+            })
+            .collect();
+        let host = self.host.clone().with_reserved("host");
+        labelled.insert(Identity::HOST, Arc::new(host));
+        labelled
+    }
+
+    fn labels_of(&self, prefix: IpNet) -> Result<LabelSet, LabelError> {
+        let cidr = Label::new(CIDR, &prefix.to_string(), "")?;
+        let labels = LabelSet::new([cidr, Label::reserved("world")])?;
+        let is_address = prefix.prefix_len() == prefix.max_prefix_len();
+        Ok(
+            match is_address && self.api_servers.contains(&prefix.addr()) {
+                true => labels.with_reserved("kube-apiserver"),
+                false => labels,
+            },
+        )
     }
 }
 
@@ -124,11 +173,6 @@ impl CidrDocument {
 
 fn following(number: u32) -> u32 {
     if number >= LAST { 1 } else { number + 1 }
-}
-
-fn labels_of(prefix: IpNet) -> Result<LabelSet, LabelError> {
-    let cidr = Label::new(CIDR, &prefix.to_string(), "")?;
-    LabelSet::new([cidr, Label::reserved("world")])
 }
 
 fn read(path: &Path) -> io::Result<CidrDocument> {
@@ -172,8 +216,11 @@ mod tests {
         Arc::new(Hub::new(String::new(), stale))
     }
 
-    fn prefixes(texts: &[&str]) -> BTreeSet<IpNet> {
-        texts.iter().map(|text| text.parse().unwrap()).collect()
+    fn prefixes(texts: &[&str]) -> LocalNeeds {
+        LocalNeeds {
+            prefixes: texts.iter().map(|text| text.parse().unwrap()).collect(),
+            ..LocalNeeds::default()
+        }
     }
 
     #[test]
@@ -202,6 +249,32 @@ mod tests {
                 .all(|old| *old != second[&"192.0.2.0/24".parse().unwrap()])
         );
         assert_eq!(hub.identities().borrow().labels.len(), 9 + 2);
+    }
+
+    #[test]
+    fn an_api_server_has_its_label_besides_those_of_its_address() {
+        let dir = tempfile::tempdir().unwrap();
+        let hub = hub();
+        let cidrs = CidrIdentities::open(dir.path(), hub.clone());
+        let server: IpNet = "192.0.2.7/32".parse().unwrap();
+        let mut needs = prefixes(&["192.0.2.0/24", "192.0.2.7/32"]);
+        let numbers = cidrs.require(&needs);
+        let has = |identity: Identity, label: &str| {
+            let known = hub.identities().borrow().labels.clone();
+            known[&identity].has_reserved(label)
+        };
+        assert!(!has(numbers[&server], "kube-apiserver"));
+        needs.api_servers = [server.addr(), "192.0.2.0".parse().unwrap()].into();
+        needs.host = LabelSet::reserved("kube-apiserver");
+        assert_eq!(cidrs.require(&needs), numbers);
+        for (identity, is_server) in numbers.values().zip([false, true]) {
+            assert_eq!(has(*identity, "kube-apiserver"), is_server);
+            assert!(has(*identity, "world"));
+        }
+        assert!(has(Identity::HOST, "kube-apiserver") && has(Identity::HOST, "host"));
+        cidrs.require(&prefixes(&["192.0.2.7/32"]));
+        assert!(!has(numbers[&server], "kube-apiserver"));
+        assert!(!has(Identity::HOST, "kube-apiserver") && has(Identity::HOST, "host"));
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub struct IpcacheInputs<'a> {
     pub own: &'a str,
     /// All nodes; this node may be among them.
     pub nodes: &'a [Node],
+    /// The identities of addresses of other nodes, for those that have another one than `remote-node`.
+    pub of_nodes: &'a BTreeMap<IpAddr, Identity>,
     /// The endpoints that nodes announced.
     pub announced: &'a Addresses,
     /// Prefixes that policy names.
@@ -92,7 +94,8 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
     }
     for node in others() {
         for ip in node.addresses.iter().chain(&node.secondary_addresses) {
-            entries.insert(IpNet::from(*ip), (Identity::REMOTE_NODE, None));
+            let identity = inputs.of_nodes.get(ip).unwrap_or(&Identity::REMOTE_NODE);
+            entries.insert(IpNet::from(*ip), (*identity, None));
         }
     }
     for (ip, identity) in inputs.endpoints {
@@ -163,7 +166,7 @@ mod tests {
         let own = node("a", vec![ip("172.30.0.1")], vec![ip("10.244.1.2")]);
         let other = node(
             "b",
-            vec![ip("172.30.0.2"), ip("fd00:30::2")],
+            vec![ip("172.30.0.2"), ip("fd00:30::2"), ip("fd00:30::3")],
             vec![ip("fd00:10:244:2::2")],
         );
         let announced = |identity, node: &str, owner: &str| AddressAnnouncement {
@@ -194,6 +197,12 @@ mod tests {
             endpoints: &BTreeMap::from([(ip("10.244.1.7"), Identity(301))]),
             own: "default/a",
             nodes: &[own, other],
+            of_nodes: &BTreeMap::from([
+                (ip("fd00:30::3"), Identity::KUBE_APISERVER),
+                // A host's own addresses, and addresses of no node, stay what they are.
+                (ip("172.30.0.1"), Identity::KUBE_APISERVER),
+                (ip("192.0.2.1"), Identity::KUBE_APISERVER),
+            ]),
             announced: &addresses,
             cidrs: &cidrs,
         });
@@ -209,6 +218,7 @@ mod tests {
             ("10.244.2.9", Identity(300), Some("172.30.0.2")),
             ("172.30.0.2", Identity::REMOTE_NODE, None),
             ("fd00:30::2", Identity::REMOTE_NODE, None),
+            ("fd00:30::3", Identity::KUBE_APISERVER, None),
             ("fd00:10:244:2::2", Identity::HEALTH, Some("fd00:30::2")),
             // Services: one named by a rule's prefix, one not named, and an endpoint that is also a service.
             ("10.96.0.1", Identity(1 << 24 | 1), None),
@@ -278,6 +288,7 @@ mod tests {
                 endpoints: &endpoints,
                 own: "default/me",
                 nodes: &nodes,
+                of_nodes: &BTreeMap::new(),
                 announced: &announced,
                 cidrs: &cidrs,
             });

@@ -31,7 +31,7 @@ mod wants;
 pub use self::allocator::{
     IdentityActivities, IdentityAllocator, IdentityError, OnOutage, OpenError, Timing,
 };
-pub use self::cidr::{CidrIdentities, FILE as CIDR_FILE};
+pub use self::cidr::{CidrIdentities, FILE as CIDR_FILE, LocalNeeds};
 pub use self::file::LOCK_SUFFIX;
 pub use self::ipcache::{IpcacheInputs, ipcache};
 pub use self::view::{AddressAnnouncement, Addresses, HeldIdentities, Identities};

@@ -237,9 +237,10 @@ impl Hub {
     ) {
         let local = self.local();
         let known = self.identities.borrow().clone();
-        let mut labels: BTreeMap<_, _> = local.clone();
-        labels.extend(view.identities().map(|(id, labels)| (*id, labels.clone())));
-        let labels = with_reserved(labels);
+        let of_cluster = view.identities();
+        let of_cluster = of_cluster.map(|(id, labels)| (*id, labels.clone()));
+        let mut labels = with_reserved(of_cluster.collect());
+        labels.extend(local.clone());
         let references = view.references.iter();
         let next = Identities {
             labels: unless_same(&known.labels, labels),
@@ -280,14 +281,15 @@ impl Hub {
         });
     }
 
-    /// Publishes this node's own identities.
+    /// Publishes this node's own identities. Their labels replace those of reserved identities.
     pub(super) fn publish_local(&self, next: BTreeMap<Identity, Arc<LabelSet>>) {
         let mut local = self.local();
         *local = next;
         self.identities.send_modify(|known| {
             let of_cluster = known.labels.iter().filter(|(id, _)| !id.is_local());
             let of_cluster = of_cluster.map(|(id, labels)| (*id, labels.clone()));
-            let labels = of_cluster.chain(local.clone()).collect();
+            let mut labels = with_reserved(of_cluster.collect());
+            labels.extend(local.clone());
             let next = Identities {
                 labels: unless_same(&known.labels, labels),
                 ..(**known).clone()

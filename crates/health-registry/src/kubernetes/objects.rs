@@ -40,6 +40,7 @@ impl<T> Clone for ObjectTable<T> {
 }
 
 /// Which objects to follow.
+#[derive(Clone)]
 pub(super) struct Scope {
     /// The resource name of the objects in the API: `pods`.
     pub(super) resource: &'static str,

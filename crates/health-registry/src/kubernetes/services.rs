@@ -22,11 +22,15 @@ pub struct ServiceWatch<S, E> {
 /// Which services and endpoint slices to follow.
 #[derive(Clone, Debug)]
 pub struct ServiceScope {
-    /// The label selector for both kinds. The server applies it.
-    pub label_selector: String,
+    /// The label selector for services, which the server applies; `None` for all.
+    pub services: Option<String>,
+    /// The label selector for endpoint slices.
+    pub slices: String,
     /// Whether a cluster may have none of either kind. If not, an empty listing is refused, because the server must
     /// have lost its store.
     pub can_be_empty: bool,
+    /// Whether the server may lack the kind of endpoint slices, as before Kubernetes 1.21.
+    pub may_lack_slices: bool,
 }
 
 impl<S, E> ServiceWatch<S, E>
@@ -46,16 +50,21 @@ where
         read_slice: impl FnMut(Value, Option<&E>) -> E + Send + 'static,
     ) -> Result<Self, AccessError> {
         let access = Access::find(kubeconfig)?;
-        let scope = |resource, kind| Scope {
-            resource,
-            kind,
-            labels: Some(wanted.label_selector.clone()),
+        let services = Scope {
+            resource: "services",
+            kind: ApiResource::erase::<Service>(&()),
+            labels: wanted.services.clone(),
             fields: None,
             can_be_empty: wanted.can_be_empty,
             is_optional: false,
         };
-        let services = scope("services", ApiResource::erase::<Service>(&()));
-        let slices = scope("endpointslices", ApiResource::erase::<EndpointSlice>(&()));
+        let slices = Scope {
+            resource: "endpointslices",
+            kind: ApiResource::erase::<EndpointSlice>(&()),
+            labels: Some(wanted.slices.clone()),
+            is_optional: wanted.may_lack_slices,
+            ..services.clone()
+        };
         Ok(Self {
             services: ObjectWatch::start(access.clone(), services, read_service),
             slices: ObjectWatch::start(access, slices, read_slice),

@@ -99,7 +99,7 @@ fn may_answer<T: Direct>(frame: &Frame, request: &Request<T>) -> bool {
     }
     let (client, backend) = (request.tuple.source().0, request.addr_be);
     // Packets to a process of the node itself bypass the programs.
-    if identity_of(backend) == identity::REMOTE_NODE {
+    if identity::is_remote_node(identity_of(backend)) {
         return false;
     }
     let Some(there) = route::<T>(frame, client, backend) else {
@@ -139,7 +139,7 @@ fn route<T: Direct>(
 #[inline(always)]
 fn is_by_node<T: Direct>(route: &FibLookup) -> bool {
     let next_hop = T::of_fib(route.destination);
-    identity_of(next_hop.words_be) == identity::REMOTE_NODE
+    identity::is_remote_node(identity_of(next_hop.words_be))
 }
 
 /// Records a client's packet in conntrack, which sees no answers: answers that must have been sent count as seen.

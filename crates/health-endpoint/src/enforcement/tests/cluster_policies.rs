@@ -1,7 +1,9 @@
 //! Policies of a Kubernetes cluster: kept through restarts, refused whole, and waited for.
 
-use health_policy::{Kind, Policy, read_policy};
-use serde_json::json;
+use std::collections::BTreeMap;
+
+use health_policy::{ClusterServices, Kind, Policy, Service, read_policy};
+use serde_json::{Value, json};
 
 use super::*;
 use crate::enforcement::CLUSTER_FILE;
@@ -24,7 +26,7 @@ fn complete(policies: impl IntoIterator<Item = Arc<Policy>>) -> ClusterPolicies 
     ClusterPolicies {
         objects: policies.map(|one| (one.name().clone(), Ok(one))).collect(),
         complete: Kind::ALL.into(),
-        reason: None,
+        ..ClusterPolicies::default()
     }
 }
 
@@ -176,4 +178,159 @@ async fn policies_that_cannot_be_saved_are_in_force_and_saved_later() {
     std::fs::remove_dir(&file).unwrap();
     enforcer.set_cluster_policies(&given).unwrap();
     assert!(file.is_file());
+}
+
+/// A policy that allows endpoints only this egress.
+fn egress(to: &Value) -> Arc<Policy> {
+    let object = json!({
+        "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+        "metadata": { "name": "egress" },
+        "spec": { "endpointSelector": { "matchLabels": { "app": "a" } }, "egress": [to] },
+    });
+    Arc::new(read_policy(&object).unwrap())
+}
+
+/// Services without pods, with these addresses.
+fn services(addresses: &[(&str, &str)]) -> ClusterServices {
+    let service = |name: &str| {
+        let (namespace, _) = name.split_once('/').unwrap();
+        Arc::new(Service {
+            namespace: namespace.to_owned(),
+            ..Service::default()
+        })
+    };
+    let named = addresses.iter();
+    let services = named.map(|(name, _)| ((*name).to_owned(), service(name)));
+    let addresses = addresses.iter();
+    let addresses = addresses.map(|(name, ip)| ((*name).to_owned(), [ip.parse().unwrap()].into()));
+    ClusterServices {
+        services: Some(Arc::new(services.collect())),
+        addresses: Some(Arc::new(addresses.collect::<BTreeMap<_, _>>())),
+    }
+}
+
+fn to_db() -> Value {
+    json!({ "toServices": [{ "k8sService": { "serviceName": "db", "namespace": "shop" } }] })
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_follow_the_addresses_of_services_and_keep_them_over_restarts() {
+    let site = following();
+    let agent = site.start().await;
+    let id = agent.create(1, "app=a").await;
+    let mut given = complete([egress(&to_db())]);
+    given.services = services(&[("shop/db", "198.51.100.1")]);
+    agent.enforcer.set_cluster_policies(&given).unwrap();
+    let reached = async |agent: &Agent, address: &str| {
+        let revision = agent.enforcer.repository().revision();
+        assert!(agent.enforcer.in_force(revision, LONG).await);
+        let identity = agent.enforcer.identity_of(address.parse().unwrap());
+        let table = site.kernel.table_of(id).unwrap();
+        identity.is_local() && table.keys().any(|key| key.identity == identity.0)
+    };
+    assert!(reached(&agent, "198.51.100.1").await);
+    given.services = services(&[("shop/db", "198.51.100.2")]);
+    agent.enforcer.set_cluster_policies(&given).unwrap();
+    assert!(reached(&agent, "198.51.100.2").await);
+    assert!(!reached(&agent, "198.51.100.1").await);
+    // The server does not answer.
+    given.services = ClusterServices::default();
+    agent.enforcer.set_cluster_policies(&given).unwrap();
+    assert!(reached(&agent, "198.51.100.2").await);
+    drop(agent);
+
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    assert_eq!(enforcer.until_policies_known(Duration::ZERO).await, Ok(()));
+    let prefixes = enforcer.repository().prefixes();
+    assert_eq!(prefixes, ["198.51.100.2/32".parse().unwrap()].into());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_waits_for_the_services_that_policies_name() {
+    let site = following();
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    let mut given = complete([egress(&to_db())]);
+    given.reason = Some("cannot list services".to_owned());
+    enforcer.set_cluster_policies(&given).unwrap();
+    let unknown = "the services that policies name are not known yet: cannot list services";
+    assert_eq!(
+        enforcer.until_policies_known(LONG).await,
+        Err(unknown.to_owned())
+    );
+    given.services = services(&[]);
+    enforcer.set_cluster_policies(&given).unwrap();
+    assert_eq!(enforcer.until_policies_known(LONG).await, Ok(()));
+    // A policy that comes later holds no endpoint back.
+    given.services = ClusterServices::default();
+    given.complete.clear();
+    enforcer.set_cluster_policies(&given).unwrap();
+    assert_eq!(enforcer.until_policies_known(LONG).await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_of_services_that_do_not_fit_change_nothing() {
+    let site = following();
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    let mut given = complete([egress(&to_db())]);
+    given.services = services(&[("shop/db", "198.51.100.1")]);
+    enforcer.set_cluster_policies(&given).unwrap();
+    let many = (0..256_001_u32).map(|n| std::net::Ipv4Addr::from(n).into());
+    let many = BTreeMap::from([("shop/db".to_owned(), many.collect())]);
+    given.services.addresses = Some(Arc::new(many));
+    let error = enforcer
+        .set_cluster_policies(&given)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("256001 networks"), "{error}");
+    assert_eq!(enforcer.repository().prefixes().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_that_an_import_names_are_kept_and_refused_without_a_cluster() {
+    let mut site = following();
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    let mut given = complete([]);
+    given.services = services(&[("shop/db", "198.51.100.1")]);
+    enforcer.set_cluster_policies(&given).unwrap();
+    let text = egress(&to_db()).document().to_string();
+    enforcer.import(&text).unwrap();
+    drop(enforcer);
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    let prefixes = enforcer.repository().prefixes();
+    assert_eq!(prefixes, ["198.51.100.1/32".parse().unwrap()].into());
+    drop(enforcer);
+
+    site.follows_cluster = false;
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    assert!(enforcer.repository().prefixes().is_empty());
+    let error = enforcer.import(&text).unwrap_err().to_string();
+    let expected = "spec.egress[0].toServices: matching by service needs a Kubernetes cluster";
+    assert!(error.contains(expected), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_api_servers_are_this_host_another_node_or_an_address_outside() {
+    let site = following();
+    let agent = site.start().await;
+    let id = agent.create(1, "app=a").await;
+    let mut given = complete([egress(&json!({ "toEntities": ["kube-apiserver"] }))]);
+    let own = NODE_ADDRESS.to_string();
+    for (address, identity, reaches_host) in [
+        ("198.51.100.1", None, false),
+        (own.as_str(), Some(Identity::HOST), true),
+        ("198.51.100.2", None, false),
+    ] {
+        given.services = services(&[("default/kubernetes", address)]);
+        agent.enforcer.set_cluster_policies(&given).unwrap();
+        let revision = agent.enforcer.repository().revision();
+        assert!(agent.enforcer.in_force(revision, LONG).await);
+        let found = agent.enforcer.identity_of(address.parse().unwrap());
+        assert_eq!(found.is_local().then_some(found).xor(Some(found)), identity);
+        let table = site.kernel.table_of(id).unwrap();
+        let reaches = |identity: Identity| table.keys().any(|key| key.identity == identity.0);
+        assert!(reaches(found), "{address}");
+        assert!(reaches(Identity::KUBE_APISERVER));
+        assert_eq!(reaches(Identity::HOST), reaches_host, "{address}");
+        assert!(!reaches(Identity::WORLD) && !reaches(Identity::REMOTE_NODE));
+    }
 }

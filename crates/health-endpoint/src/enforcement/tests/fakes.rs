@@ -14,7 +14,9 @@ use health_datapath::{DatapathError, TrieError, Workload};
 use health_model::identity::Identity;
 use health_model::labels::{CIDR, Label, LabelSet};
 use health_net::KernelError;
-use health_registry::identity::{AddressAnnouncement, Addresses, HeldIdentities, Identities};
+use health_registry::identity::{
+    AddressAnnouncement, Addresses, HeldIdentities, Identities, LocalNeeds,
+};
 use health_registry::nodes::Staleness;
 use ipnet::IpNet;
 use jiff::Timestamp;
@@ -239,6 +241,8 @@ pub(super) struct StoreState {
     given: u32,
     local: BTreeMap<IpNet, Identity>,
     local_given: u32,
+    /// The latest needs of this node's agent.
+    needs: LocalNeeds,
     /// What each agent started so far holds and announces.
     agents: Vec<Claims>,
     /// Calls that must never reach a store.
@@ -284,11 +288,17 @@ impl StoreState {
         let numbers = numbers.map(|(labels, identity)| (*identity, Arc::new(labels.clone())));
         let local = self.local.iter();
         let local = local.map(|(prefix, identity)| {
+            let is_server = self.needs.api_servers.iter();
+            let is_server = is_server.map(|ip| IpNet::from(*ip)).any(|ip| ip == *prefix);
+            let server = is_server.then(|| Label::reserved("kube-apiserver"));
             let prefix = Label::new(CIDR, &prefix.to_string(), "").unwrap();
-            let labels = LabelSet::new([prefix, Label::reserved("world")]).unwrap();
+            let labels = [prefix, Label::reserved("world")].into_iter().chain(server);
+            let labels = LabelSet::new(labels).unwrap();
             (*identity, Arc::new(labels))
         });
-        reserved.chain(numbers).chain(local).collect()
+        let host = self.needs.host.clone().with_reserved("host");
+        let host = [(Identity::HOST, Arc::new(host))];
+        reserved.chain(numbers).chain(local).chain(host).collect()
     }
 }
 
@@ -494,9 +504,11 @@ impl Cluster for SessionCluster {
         self.0.store.now().local.clone()
     }
 
-    fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity> {
+    fn require(&self, needs: &LocalNeeds) -> BTreeMap<IpNet, Identity> {
         let mut state = self.0.store.now();
-        let before = state.local.clone();
+        let before = (state.local.clone(), state.needs.clone());
+        state.needs.clone_from(needs);
+        let prefixes = &needs.prefixes;
         state.local.retain(|prefix, _| prefixes.contains(prefix));
         for prefix in prefixes {
             let next = Identity(LOCAL | (state.local_given + 1));
@@ -504,12 +516,12 @@ impl Cluster for SessionCluster {
                 state.local_given += 1;
             }
         }
-        let local = state.local.clone();
+        let now = (state.local.clone(), state.needs.clone());
         drop(state);
-        if local != before {
+        if now != before {
             self.0.publish();
         }
-        local
+        now.0
     }
 
     fn announce(&self, ip: IpAddr, identity: Identity, _: IpAddr) {

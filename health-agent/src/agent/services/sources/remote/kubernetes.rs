@@ -30,9 +30,11 @@ impl KubernetesServices {
     /// Fails if there are no credentials; does not wait for an answer. Must be called in a tokio runtime.
     pub fn open(kubeconfig: Option<&Path>, selection: Selection) -> Result<Self, AccessError> {
         let scope = ServiceScope {
-            label_selector: selection.label_selector(),
+            services: Some(selection.label_selector()),
+            slices: selection.label_selector(),
             // A cluster always has a service for its own API, which has no proxy name.
             can_be_empty: selection.proxy_name.is_some(),
+            may_lack_slices: false,
         };
         let of_slices = selection.clone();
         let watch = ServiceWatch::open(
