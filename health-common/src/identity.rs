@@ -23,12 +23,14 @@ pub const INGRESS: u32 = 8;
 pub const CLUSTER_FIRST: u32 = 256;
 /// The largest identity allocated for labels.
 pub const CLUSTER_LAST: u32 = 65_535;
-/// Bit that marks node-local identities, which belong to CIDRs.
+/// Bit that marks node-local identities of CIDRs.
 pub const LOCAL: u32 = 1 << 24;
+/// Bit that marks node-local identities of other hosts of the cluster, by their labels.
+pub const LOCAL_NODE: u32 = 1 << 25;
 
 /// Whether an identity is that of another host of the cluster.
 #[must_use]
 #[inline(always)]
 pub const fn is_remote_node(identity: u32) -> bool {
-    matches!(identity, REMOTE_NODE | KUBE_APISERVER)
+    matches!(identity, REMOTE_NODE | KUBE_APISERVER) || identity & LOCAL_NODE != 0
 }

@@ -149,6 +149,7 @@ mod tests {
             secondary_addresses: Vec::new(),
             pod_cidrs: pod_cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
             health_addresses: Vec::new(),
+            labels: BTreeMap::new(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Tests the mesh on real networks, in its own network namespaces.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -45,6 +46,7 @@ fn node(name: &str, addresses: &[&str]) -> Node {
         secondary_addresses: Vec::new(),
         pod_cidrs: Vec::new(),
         health_addresses: Vec::new(),
+        labels: BTreeMap::new(),
     }
 }
 

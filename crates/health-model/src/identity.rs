@@ -91,9 +91,9 @@ impl Identity {
             )
     }
 
-    /// Whether it is local to this node, as identities of CIDRs are.
+    /// Whether it is local to this node, as identities of CIDRs and of labelled nodes are.
     pub const fn is_local(self) -> bool {
-        self.0 & numbers::LOCAL != 0
+        self.0 & (numbers::LOCAL | numbers::LOCAL_NODE) != 0
     }
 }
 

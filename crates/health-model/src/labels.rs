@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub const RESERVED: &str = "reserved";
 /// Source of the labels of CIDR identities.
 pub const CIDR: &str = "cidr";
+/// Source of the labels of Kubernetes nodes.
+pub const NODE: &str = "node";
 /// Source of labels without an explicit source.
 pub const UNSPEC: &str = "unspec";
 

@@ -192,12 +192,19 @@ impl SectionReader<'_> {
         action: Action,
     ) -> Result<Entry, PolicyError> {
         let peer_fields: &[&str] = match direction {
-            Direction::Ingress => &["fromEndpoints", "fromEntities", "fromCIDR", "fromCIDRSet"],
+            Direction::Ingress => &[
+                "fromEndpoints",
+                "fromEntities",
+                "fromCIDR",
+                "fromCIDRSet",
+                "fromNodes",
+            ],
             Direction::Egress => &[
                 "toEndpoints",
                 "toEntities",
                 "toCIDR",
                 "toCIDRSet",
+                "toNodes",
                 "toServices",
             ],
         };
@@ -221,6 +228,7 @@ impl SectionReader<'_> {
                 Some(match *name {
                     "fromEndpoints" | "toEndpoints" => self.endpoints(&list)?,
                     "fromEntities" | "toEntities" => read_entities(&list)?,
+                    "fromNodes" | "toNodes" => read_nodes(&list)?,
                     "toServices" => self.services(&list)?,
                     _ => vec![PeerSelector::Cidrs(read_cidrs(&list)?)],
                 })
@@ -260,6 +268,12 @@ impl SectionReader<'_> {
             .map(|field| ServicePeers::read(field, own_namespace).map(PeerSelector::Services))
             .collect()
     }
+}
+
+fn read_nodes(list: &[Field<'_>]) -> Result<Vec<PeerSelector>, PolicyError> {
+    list.iter()
+        .map(|field| Selector::read(field).map(PeerSelector::Nodes))
+        .collect()
 }
 
 fn read_entities(list: &[Field<'_>]) -> Result<Vec<PeerSelector>, PolicyError> {

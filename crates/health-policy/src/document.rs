@@ -10,6 +10,7 @@ use health_model::labels::{Label, LabelSet};
 use health_model::manifest::{
     check_dns_label, check_label_key, check_label_value, check_name, check_subdomain,
 };
+use health_model::policy::Direction;
 use serde_json::Value;
 
 use super::cilium::{self, Scope};
@@ -77,18 +78,27 @@ impl Policy {
     /// Fails if a rule names its peers by objects of a Kubernetes cluster. An agent that follows no cluster cannot enforce
     /// such a policy.
     pub fn check_without_cluster(&self) -> Result<(), PolicyError> {
-        let mut entries = self.rules.iter().flat_map(|rule| rule.entries());
-        let Some(entry) = entries.find(|entry| entry.peers.services().next().is_some()) else {
-            return Ok(());
-        };
-        let error = PolicyError {
-            place: Place {
-                policy: None,
-                path: format!("{}.toServices", entry.place.field),
-            },
-            problem: Problem::NeedsCluster("matching by service"),
-        };
-        Err(error.of_policy(&self.name))
+        for direction in Direction::ALL {
+            let preposition = match direction {
+                Direction::Ingress => "from",
+                Direction::Egress => "to",
+            };
+            let sections = self.rules.iter().map(|rule| rule.section(direction));
+            for entry in sections.flat_map(|section| &section.entries) {
+                let Some((what, field)) = entry.peers.cluster_field() else {
+                    continue;
+                };
+                let error = PolicyError {
+                    place: Place {
+                        policy: None,
+                        path: format!("{}.{preposition}{field}", entry.place.field),
+                    },
+                    problem: Problem::NeedsCluster(what),
+                };
+                return Err(error.of_policy(&self.name));
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn rules(&self) -> &[Arc<Rule>] {

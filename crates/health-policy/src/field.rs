@@ -8,10 +8,8 @@ use super::error::{Place, PolicyError, Problem};
 const ITEMS_MAX: usize = 10_000;
 
 /// Cilium's fields that would change the meaning of a policy, with their effect.
-const UNSUPPORTED: [(&str, &str); 20] = [
+const UNSUPPORTED: [(&str, &str); 18] = [
     ("nodeSelector", "host policy"),
-    ("fromNodes", "matching by node labels"),
-    ("toNodes", "matching by node labels"),
     ("fromRequires", "a requirement on top of other rules"),
     ("toRequires", "a requirement on top of other rules"),
     ("fromGroups", "matching by a cloud provider's groups"),

@@ -57,6 +57,11 @@ impl<'a> Peer<'a> {
             && (self.labels.is_empty() || self.is_reserved("unknown"))
     }
 
+    /// Whether the peer is a host of the cluster.
+    fn is_node(&self) -> bool {
+        self.is_host() || self.is_reserved("remote-node")
+    }
+
     fn is_reserved(&self, name: &str) -> bool {
         self.labels.has_reserved(name)
     }
@@ -153,6 +158,8 @@ pub(super) enum PeerSelector {
     Labels(Selector),
     Entity(Entity),
     Cidrs(CidrSet),
+    /// Hosts of the cluster by the labels of their nodes.
+    Nodes(Selector),
     Services(ServicePeers),
 }
 
@@ -164,6 +171,7 @@ impl PeerSelector {
             }
             Self::Entity(entity) => entity.selects(peer),
             Self::Cidrs(cidrs) => cidrs.selects(peer),
+            Self::Nodes(selector) => peer.is_node() && selector.matches(peer.labels),
             Self::Services(services) => services.selects(peer),
         }
     }
@@ -172,7 +180,7 @@ impl PeerSelector {
     fn depends_on_services(&self) -> bool {
         match self {
             Self::Services(_) | Self::Entity(Entity::Reserved(API_SERVER)) => true,
-            Self::Labels(_) | Self::Entity(_) | Self::Cidrs(_) => false,
+            Self::Labels(_) | Self::Entity(_) | Self::Cidrs(_) | Self::Nodes(_) => false,
         }
     }
 }
@@ -209,9 +217,32 @@ impl Peers {
             let prefixes: Vec<IpNet> = match selector {
                 PeerSelector::Cidrs(cidrs) => cidrs.prefixes().collect(),
                 PeerSelector::Services(services) => services.prefixes().collect(),
-                PeerSelector::Labels(_) | PeerSelector::Entity(_) => Vec::new(),
+                PeerSelector::Labels(_) | PeerSelector::Entity(_) | PeerSelector::Nodes(_) => {
+                    Vec::new()
+                }
             };
             prefixes
+        })
+    }
+
+    /// Returns the keys of the labels of nodes by which peers are named.
+    pub(super) fn node_keys(&self) -> impl Iterator<Item = &str> {
+        self.selectors().iter().flat_map(|selector| {
+            let selector = match selector {
+                PeerSelector::Nodes(selector) => Some(selector),
+                _ => None,
+            };
+            selector.into_iter().flat_map(Selector::node_keys)
+        })
+    }
+
+    /// Returns the kind of object of a Kubernetes cluster by which peers are named, and the field that names it without
+    /// its preposition.
+    pub(super) fn cluster_field(&self) -> Option<(&'static str, &'static str)> {
+        self.selectors().iter().find_map(|selector| match selector {
+            PeerSelector::Services(_) => Some(("matching by service", "Services")),
+            PeerSelector::Nodes(_) => Some(("matching by node labels", "Nodes")),
+            _ => None,
         })
     }
 
@@ -291,6 +322,36 @@ mod tests {
         }
         assert!(!selects(&peers, &["reserved:world"]));
         assert!(!selects(&peers, &["reserved:host"]));
+    }
+
+    #[test]
+    fn nodes_are_selected_by_their_labels_and_nothing_else_is() {
+        let read = |selector: serde_json::Value| {
+            let selector = Selector::read(&crate::field::Field::root(&selector)).unwrap();
+            Peers::Selected(vec![PeerSelector::Nodes(selector)])
+        };
+        let key = "topology.kubernetes.io/zone";
+        let zone = format!("node:{key}=a");
+        let by_zone = read(serde_json::json!({ "matchLabels": { key: "a" } }));
+        let all = read(serde_json::json!({}));
+        for (labels, is_in_zone, is_node) in [
+            (&["reserved:remote-node", &zone][..], true, true),
+            (&["reserved:host", &zone], true, true),
+            (
+                &["reserved:kube-apiserver", "reserved:remote-node", &zone],
+                true,
+                true,
+            ),
+            (&["reserved:remote-node"], false, true),
+            (&["reserved:host"], false, true),
+            (&[&zone], false, false),
+            (&["k8s:topology.kubernetes.io/zone=a"], false, false),
+            (&["reserved:world", "cidr:10.0.0.1/32"], false, false),
+        ] {
+            assert_eq!(selects(&by_zone, labels), is_in_zone, "{labels:?}");
+            assert_eq!(selects(&all, labels), is_node, "{labels:?}");
+        }
+        assert!(by_zone.node_keys().eq([key]));
     }
 
     #[test]

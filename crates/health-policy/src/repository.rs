@@ -36,7 +36,7 @@ type Policies = BTreeMap<PolicyName, HeldPolicy>;
 pub struct HeldPolicy {
     policy: Arc<Policy>,
     /// The policy's rules, with the peers behind the services that they name.
-    rules: Vec<Arc<Rule>>,
+    rules: Arc<[Arc<Rule>]>,
     origin: Origin,
     since: Option<Timestamp>,
 }
@@ -60,7 +60,10 @@ impl HeldPolicy {
     /// Matches the peers behind these services from now on. Returns whether any rule has changed.
     fn bind(&mut self, services: &ClusterServices) -> bool {
         let rules = self.policy.rules().iter();
-        let rules: Vec<_> = rules.map(|rule| rule.bound(services)).collect();
+        if rules.clone().all(|rule| rule.services().next().is_none()) {
+            return false;
+        }
+        let rules: Arc<[_]> = rules.map(|rule| rule.bound(services)).collect();
         let has_changed = self.rules != rules;
         self.rules = rules;
         has_changed
@@ -207,8 +210,15 @@ impl Repository {
         entries.any(|entry| entry.peers.depend_on_services())
     }
 
+    /// Returns the keys of the labels of nodes by which rules name peers.
+    pub fn node_keys(&self) -> BTreeSet<String> {
+        let entries = self.rules().flat_map(|rule| rule.entries());
+        let keys = entries.flat_map(|entry| entry.peers.node_keys());
+        keys.map(str::to_owned).collect()
+    }
+
     fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        self.iter().flat_map(|held| &held.rules)
+        self.iter().flat_map(|held| &*held.rules)
     }
 
     /// Returns a number that increases with every change of the policies.

@@ -2,7 +2,7 @@
 
 use health_model::identity::Identity;
 use health_model::labels::pod::{K8S, METADATA_NAME, NAMESPACE_LABELS, POD_NAMESPACE, PORT};
-use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, RESERVED};
+use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, NODE, RESERVED};
 use health_model::manifest::{self, check_label_key, check_label_value};
 
 use super::error::{PolicyError, Problem};
@@ -78,6 +78,13 @@ impl Selector {
             let key = &requirement.key;
             key.source.as_deref().is_none_or(|named| named == source) && is(&key.name)
         })
+    }
+
+    /// Returns the keys of the labels of nodes that the selector names.
+    pub(super) fn node_keys(&self) -> impl Iterator<Item = &str> {
+        let keys = self.0.iter().map(|requirement| &requirement.key);
+        let keys = keys.filter(|key| key.source.as_deref().is_none_or(|source| source == NODE));
+        keys.map(|key| key.name.as_str())
     }
 
     /// Whether a requirement concerns the namespace's name.

@@ -1,5 +1,6 @@
 //! This node's own entry: where it comes from, and how it changes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -43,6 +44,7 @@ pub(super) async fn from_settings(config: &Settings) -> anyhow::Result<Option<No
         secondary_addresses: Vec::new(),
         pod_cidrs: config.endpoints.pod_cidrs.clone(),
         health_addresses: Vec::new(),
+        labels: BTreeMap::new(),
     };
     let entry = Entry::from_node(&node, "the settings");
     let node = Claims::default()
@@ -348,6 +350,7 @@ mod tests {
             secondary_addresses: Vec::new(),
             pod_cidrs: pod_cidrs.iter().map(|text| text.parse().unwrap()).collect(),
             health_addresses: Vec::new(),
+            labels: BTreeMap::new(),
         }
     }
 

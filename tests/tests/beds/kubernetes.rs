@@ -1,5 +1,6 @@
 //! The registry of a Kubernetes cluster, against an API server that works, fails or lies on demand.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -134,6 +135,7 @@ fn own(health_addresses: &[&str]) -> Node {
             .iter()
             .map(|address| address.parse().expect("an address"))
             .collect(),
+        labels: BTreeMap::new(),
     }
 }
 

@@ -57,9 +57,18 @@ impl Stand {
 
     /// Starts the agent with these flags, in which `{kubeconfig}` stands for the path of the kubeconfig.
     pub(crate) fn start_with(flags: &str) -> anyhow::Result<Self> {
+        Self::start_after(|_| {}, flags)
+    }
+
+    /// Like [`Self::start_with`], but prepares the API server before the agent starts.
+    pub(crate) fn start_after(
+        prepare: impl FnOnce(&ApiServer),
+        flags: &str,
+    ) -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(1).without_agents().start()?;
         let server = ApiServer::start_on(bed.node(1))?;
         server.put(namespace("shop", &json!({ "tier": "gold" })));
+        prepare(&server);
         let folder = tempfile::tempdir()?;
         let stand = Self {
             namespaces: Vec::new(),

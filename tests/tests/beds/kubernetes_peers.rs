@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use anyhow::ensure;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tests::apiserver::Kind;
+use tests::apiserver::{ApiServer, Kind};
 use tests::bed::{add_host, registry, sysctl};
 use tests::ping::is_answered;
 use tests::{PATIENCE, wait_for};
 
+use crate::kubernetes_labels::Stand;
 use crate::kubernetes_policies::{FOLLOWING, Pods, cilium_policy};
 
 /// A host behind the node. It is named like a node's namespace, so that the bed removes it too.
@@ -25,7 +26,8 @@ struct Peers {
 
 impl Peers {
     fn start() -> anyhow::Result<Self> {
-        let pods = Pods::connect()?;
+        // An agent that has found no such kind asks for it again only after 20 s.
+        let pods = Pods::connect_to(Stand::start_after(ApiServer::define_cilium, FOLLOWING)?)?;
         let stand = &pods.stand;
         add_host(
             FAR,
@@ -38,7 +40,6 @@ impl Peers {
         let other = format!("- name: far\n  cluster: default\n  addresses: [\"{OTHER_NODE}\"]\n");
         let nodes = registry(stand.bed.nodes()) + &other;
         stand.bed.write_nodes_file(&nodes)?;
-        stand.server.define_cilium();
         stand
             .server
             .put(service("default", "kubernetes", &Value::Null));

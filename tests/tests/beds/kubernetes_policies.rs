@@ -21,8 +21,11 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    pub(crate) fn connect() -> anyhow::Result<Self> {
-        let mut stand = Stand::start_with(FOLLOWING)?;
+    fn connect() -> anyhow::Result<Self> {
+        Self::connect_to(Stand::start_with(FOLLOWING)?)
+    }
+
+    pub(crate) fn connect_to(mut stand: Stand) -> anyhow::Result<Self> {
         let mut web = None;
         for app in ["web", "client"] {
             let uid = format!("u-{app}");

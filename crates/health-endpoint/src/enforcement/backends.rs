@@ -11,7 +11,7 @@ use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use health_datapath::{Datapath, DatapathError, TrieError, Workload};
 use health_model::identity::Identity;
 use health_registry::identity::{
-    Addresses, CidrIdentities, Identities, IdentityAllocator, LocalNeeds,
+    Addresses, Identities, IdentityAllocator, LocalIdentities, LocalNeeds, LocalNumbers,
 };
 use ipnet::IpNet;
 use tokio::sync::watch;
@@ -142,11 +142,11 @@ pub(super) trait Cluster: Send + Sync {
 
     fn addresses(&self) -> watch::Receiver<Arc<Addresses>>;
 
-    /// Returns the prefixes that have an identity.
-    fn prefixes(&self) -> BTreeMap<IpNet, Identity>;
+    /// Returns the identities that are local to this node.
+    fn local(&self) -> LocalNumbers;
 
-    /// Gives identities to exactly the needed prefixes, and returns them.
-    fn require(&self, needs: &LocalNeeds) -> BTreeMap<IpNet, Identity>;
+    /// Gives identities to exactly the needed prefixes and nodes, and returns them.
+    fn require(&self, needs: &LocalNeeds) -> LocalNumbers;
 
     /// Announces the identity of one of this node's addresses to the other nodes.
     fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr);
@@ -160,13 +160,13 @@ pub(super) trait Cluster: Send + Sync {
 /// The cluster as seen by an identity allocator.
 pub(super) struct AllocatorCluster {
     allocator: Arc<IdentityAllocator>,
-    cidrs: CidrIdentities,
+    local: LocalIdentities,
 }
 
 impl AllocatorCluster {
     pub(super) fn new(allocator: Arc<IdentityAllocator>, state_dir: &Path) -> Self {
         Self {
-            cidrs: allocator.cidrs(state_dir),
+            local: allocator.local(state_dir),
             allocator,
         }
     }
@@ -181,12 +181,12 @@ impl Cluster for AllocatorCluster {
         self.allocator.addresses()
     }
 
-    fn prefixes(&self) -> BTreeMap<IpNet, Identity> {
-        self.cidrs.prefixes()
+    fn local(&self) -> LocalNumbers {
+        self.local.numbers()
     }
 
-    fn require(&self, needs: &LocalNeeds) -> BTreeMap<IpNet, Identity> {
-        self.cidrs.require(needs)
+    fn require(&self, needs: &LocalNeeds) -> LocalNumbers {
+        self.local.require(needs)
     }
 
     fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr) {

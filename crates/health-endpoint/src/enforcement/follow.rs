@@ -13,11 +13,9 @@ use health_datapath::TrieError;
 use health_model::activity::{Problem, Reporter};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
-use health_model::labels::LabelSet;
 use health_net::netlink::Handle;
 use health_net::{KernelError, route};
-use health_policy::Repository;
-use health_registry::identity::{Addresses, IpcacheInputs, LocalNeeds, ipcache};
+use health_registry::identity::{Addresses, IpcacheInputs, ipcache};
 use health_registry::nodes::NodeSet;
 use ipnet::IpNet;
 use tokio::sync::watch;
@@ -25,6 +23,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::build::Room;
+use super::local::{Distinctions, LocalAddresses};
 use super::subjects::{Behind, Generation, Subject};
 use super::{Enforcer, lock, uninformed};
 use crate::manager::Manager;
@@ -83,21 +82,8 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Returns what this node's own identities depend on.
-    fn needs(&self, repository: &Repository) -> LocalNeeds {
-        let api_servers: BTreeSet<IpAddr> = repository.services().api_servers().collect();
-        LocalNeeds {
-            prefixes: repository.prefixes(),
-            host: match api_servers.iter().any(|ip| self.is_host(*ip)) {
-                true => LabelSet::reserved("kube-apiserver"),
-                false => LabelSet::default(),
-            },
-            api_servers,
-        }
-    }
-
     /// Whether an address leads to this host.
-    fn is_host(&self, ip: IpAddr) -> bool {
+    pub(super) fn is_host(&self, ip: IpAddr) -> bool {
         let mut prefixes = self.host_prefixes.iter().flatten();
         self.host.contains(&ip) || prefixes.any(|prefix| prefix.contains(&ip))
     }
@@ -175,15 +161,17 @@ impl Enforcer {
             return host_read.map(|()| None);
         }
         let repository = self.repository();
-        let needs = around.needs(&repository);
+        // A change from here on wakes this task again.
+        let nodes = around.nodes.borrow_and_update().clone();
+        let distinctions = Distinctions::of(&repository, around, &nodes.nodes);
+        let needs = &distinctions.needs;
         let mut both = needs.clone();
-        both.prefixes.extend(self.0.cluster.prefixes().into_keys());
+        both.keep(&self.0.cluster.local());
         let known = self.0.cluster.require(&both);
-        self.wait_for_identities(known.values().copied().collect())
-            .await;
-        let cidrs = of_prefixes(&known, &needs.prefixes);
+        self.wait_for_identities(known.all().collect()).await;
+        let local = distinctions.addresses(&known, None);
         if !self.is_informed() {
-            self.inform(around, &cidrs)?;
+            self.inform(around, &local)?;
         }
 
         let behind = self.bring_endpoints(manager).await;
@@ -196,16 +184,16 @@ impl Enforcer {
             self.0.covered.send_replace(generation.identities.clone());
         }
 
-        let cidrs = match tables_follow {
-            true => cidrs,
-            // Tables still in use know no prefixes besides those already in the ipcache.
-            false => self.in_ipcache(&known),
+        let local = match tables_follow {
+            true => local,
+            // Tables still in use know no local identities besides those already in the ipcache.
+            false => distinctions.addresses(&known, Some(&self.local_in_ipcache())),
         };
         let written = self
-            .write_ipcache(around, announced, &cidrs)
+            .write_ipcache(around, announced, &local)
             .map_err(|error| to_be_tried_again("cannot update the ipcache", &error));
         if tables_follow {
-            self.0.cluster.require(&needs);
+            self.0.cluster.require(needs);
         }
         if self.is_informed() && !self.subjects().has_former() {
             self.0.cluster.forget_earlier();
@@ -235,16 +223,12 @@ impl Enforcer {
 
     /// Allows endpoints of the previous agent to be built once the cluster's identities are known; until then, reports
     /// why they are held back.
-    fn inform(
-        &self,
-        around: &mut Surroundings,
-        cidrs: &BTreeMap<IpNet, Identity>,
-    ) -> Result<(), Problem> {
+    fn inform(&self, around: &mut Surroundings, local: &LocalAddresses) -> Result<(), Problem> {
         let stale = self.0.identities.borrow().stale.clone();
         // From here on, endpoints may be built, and this map judges their packets at once.
         if stale.is_none() && self.unknown_policies().is_none() && self.0.is_blank {
             let announced = self.0.cluster.addresses().borrow().clone();
-            self.write_ipcache(around, &announced, cidrs)
+            self.write_ipcache(around, &announced, local)
                 .map_err(|error| to_be_tried_again("cannot write the ipcache", &error))?;
         }
         let unknown = self.unknown_policies().map(RegenerationError);
@@ -351,14 +335,12 @@ impl Enforcer {
         });
     }
 
-    /// Returns those prefixes whose identity is in the ipcache now.
-    fn in_ipcache(&self, cidrs: &BTreeMap<IpNet, Identity>) -> BTreeMap<IpNet, Identity> {
+    /// Returns the local identities that are in the ipcache now.
+    fn local_in_ipcache(&self) -> BTreeMap<IpNet, Identity> {
         let map = lock(&self.0.ipcache);
         let known = map.entries();
         let known = known.map(|(prefix, entry)| (prefix, Identity(entry.identity)));
-        known
-            .filter(|(prefix, identity)| cidrs.get(prefix) == Some(identity))
-            .collect()
+        known.filter(|(_, identity)| identity.is_local()).collect()
     }
 
     /// Writes all known addresses to the ipcache. The previous agent's entries stay until every source has reported
@@ -367,7 +349,7 @@ impl Enforcer {
         &self,
         around: &mut Surroundings,
         announced: &Addresses,
-        cidrs: &BTreeMap<IpNet, Identity>,
+        local: &LocalAddresses,
     ) -> Result<(), TrieError> {
         // Locked from here on, so that no concurrent update is lost.
         let mut map = lock(&self.0.ipcache);
@@ -375,7 +357,7 @@ impl Enforcer {
             let subjects = self.subjects();
             (subjects.addresses(), subjects.has_former())
         };
-        let nodes = around.nodes.borrow_and_update().clone();
+        let nodes = around.nodes.borrow().clone();
         let health = around.health.borrow_and_update().clone();
         let services = around.services.borrow_and_update().clone();
         // Since this turn started, the store may have been read and the endpoints built.
@@ -385,9 +367,6 @@ impl Enforcer {
                 && !has_former
                 && nodes.sources.iter().all(|source| source.stale.is_none())
                 && is_latest();
-        let repository = self.repository();
-        let servers = repository.services().api_servers();
-        let of_nodes = servers.map(|ip| (ip, Identity::KUBE_APISERVER)).collect();
         let known = ipcache(IpcacheInputs {
             host: &around.host,
             host_prefixes: around.host_prefixes.as_deref().unwrap_or_default(),
@@ -396,9 +375,9 @@ impl Enforcer {
             endpoints: &endpoints,
             own: &around.own,
             nodes: &nodes.nodes,
-            of_nodes: &of_nodes,
+            of_nodes: &local.nodes,
             announced,
-            cidrs,
+            cidrs: &local.cidrs,
         });
         let mut entries: BTreeMap<IpNet, IpcacheEntry> = match around.has_heard {
             true => BTreeMap::new(),
@@ -450,16 +429,4 @@ fn lag_of(behind: &Behind) -> Option<PolicyLag> {
 fn in_words(PolicyLag { endpoints, reason }: &PolicyLag) -> String {
     let plural = if *endpoints == 1 { "" } else { "s" };
     format!("not in force for {endpoints} endpoint{plural}: {reason}")
-}
-
-/// Returns the identities of the wanted prefixes.
-fn of_prefixes(
-    cidrs: &BTreeMap<IpNet, Identity>,
-    wanted: &BTreeSet<IpNet>,
-) -> BTreeMap<IpNet, Identity> {
-    let cidrs = cidrs.iter();
-    let of_wanted = cidrs.filter(|(prefix, _)| wanted.contains(&prefix.trunc()));
-    of_wanted
-        .map(|(prefix, identity)| (*prefix, *identity))
-        .collect()
 }

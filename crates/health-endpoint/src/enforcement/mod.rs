@@ -9,6 +9,7 @@ mod build;
 mod cluster_policies;
 mod error;
 mod follow;
+mod local;
 mod store;
 mod subjects;
 #[cfg(test)]

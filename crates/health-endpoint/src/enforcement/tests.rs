@@ -3,6 +3,7 @@
 mod cluster_policies;
 pub(super) mod fakes;
 mod model;
+mod nodes;
 mod tables;
 
 use std::collections::BTreeSet;
@@ -31,6 +32,7 @@ struct Site {
     dir: TempDir,
     /// Whether agents follow the policies of a Kubernetes cluster.
     follows_cluster: bool,
+    nodes: watch::Sender<Arc<NodeSet>>,
 }
 
 /// The parts of an agent that handle endpoints.
@@ -49,6 +51,7 @@ impl Site {
             devices: Arc::new(World::with_namespaces()),
             dir: tempfile::tempdir().unwrap(),
             follows_cluster: false,
+            nodes: watch::Sender::default(),
         }
     }
 
@@ -74,11 +77,11 @@ impl Site {
         };
         let manager = Manager::start(options, survey);
         let (reporter, _) = health_model::activity::channel();
-        tokio::spawn(
-            enforcer
-                .clone()
-                .follow(manager.clone(), surroundings(), reporter),
-        );
+        let around = Surroundings {
+            nodes: self.nodes.subscribe(),
+            ..surroundings()
+        };
+        tokio::spawn(enforcer.clone().follow(manager.clone(), around, reporter));
         Agent {
             manager,
             enforcer,

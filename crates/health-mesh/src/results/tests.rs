@@ -1,5 +1,7 @@
 //! Results and reports, from hand-made input.
 
+use std::collections::BTreeMap;
+
 use health_model::api::Reachability;
 use health_registry::nodes::Node;
 use nix::errno::Errno;
@@ -54,6 +56,7 @@ fn results_of(is_probed: impl Fn(&TargetKey) -> bool) -> (Results, Vec<TargetId>
         secondary_addresses: Vec::new(),
         pod_cidrs: Vec::new(),
         health_addresses: Vec::new(),
+        labels: BTreeMap::new(),
     };
     let paths = NodePaths::new(&node, true, Some(&["10.1.0.7".parse().unwrap()]));
     let mut targets = Targets::default();

@@ -208,11 +208,6 @@ fn what_is_not_supported_is_refused_by_its_name() {
             "a requirement on top of other rules is not supported",
         ),
         (
-            json!({"toNodes": []}),
-            "toNodes",
-            "matching by node labels is not supported",
-        ),
-        (
             json!({"authentication": {}}),
             "authentication",
             "mutual authentication is not supported",

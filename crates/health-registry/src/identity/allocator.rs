@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use super::etcd;
 use super::view::{Hub, Settle};
 use super::wants::Wants;
-use super::{Addresses, CidrIdentities, HeldIdentities, Identities, file};
+use super::{Addresses, HeldIdentities, Identities, LocalIdentities, file};
 #[cfg(feature = "etcd")]
 use crate::etcd::{EtcdConfigError, Source};
 use crate::nodes::Staleness;
@@ -361,10 +361,9 @@ impl IdentityAllocator {
         self.activities.clone()
     }
 
-    /// Returns this node's own identities of CIDRs. They are stored in `state_dir` and included in
-    /// [`Self::identities`].
-    pub fn cidrs(&self, state_dir: &Path) -> CidrIdentities {
-        CidrIdentities::open(state_dir, self.shared.hub.clone())
+    /// Returns this node's own identities. They are stored in `state_dir` and included in [`Self::identities`].
+    pub fn local(&self, state_dir: &Path) -> LocalIdentities {
+        LocalIdentities::open(state_dir, self.shared.hub.clone())
     }
 }
 

@@ -143,6 +143,7 @@ mod tests {
             secondary_addresses: Vec::new(),
             pod_cidrs: Vec::new(),
             health_addresses: health,
+            labels: BTreeMap::new(),
         }
     }
 

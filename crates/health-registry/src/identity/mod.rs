@@ -1,11 +1,10 @@
 //! Security identities: one number per label set, the same on every node, and the identity of each address.
 //!
 //! Other crates use `allocator`. `wants` holds all that this node wants from the store, and `view` all that is known
-//! about the cluster; the stores `etcd` and `file` reconcile the two. `cidr` gives prefixes identities that are local
-//! to this node, and `ipcache` combines all addresses.
+//! about the cluster; the stores `etcd` and `file` reconcile the two. `local` gives prefixes and labelled nodes
+//! identities that are local to this node, and `ipcache` combines all addresses.
 
 mod allocator;
-mod cidr;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod file;
@@ -15,6 +14,7 @@ mod ipcache;
     allow(dead_code, reason = "the store in etcd alone asks for all of it")
 )]
 mod lasting;
+mod local;
 #[cfg(test)]
 mod testing;
 #[cfg_attr(
@@ -31,7 +31,7 @@ mod wants;
 pub use self::allocator::{
     IdentityActivities, IdentityAllocator, IdentityError, OnOutage, OpenError, Timing,
 };
-pub use self::cidr::{CidrIdentities, FILE as CIDR_FILE, LocalNeeds};
 pub use self::file::LOCK_SUFFIX;
 pub use self::ipcache::{IpcacheInputs, ipcache};
+pub use self::local::{FILE as LOCAL_FILE, LocalIdentities, LocalNeeds, LocalNumbers};
 pub use self::view::{AddressAnnouncement, Addresses, HeldIdentities, Identities};

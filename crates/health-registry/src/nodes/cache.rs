@@ -135,6 +135,7 @@ mod tests {
             secondary_addresses: Vec::new(),
             pod_cidrs: vec!["10.1.0.0/24".parse().unwrap()],
             health_addresses: vec!["10.1.0.7".parse().unwrap()],
+            labels: BTreeMap::new(),
         }
     }
 

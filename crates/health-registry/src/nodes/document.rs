@@ -1,5 +1,6 @@
 //! Parses and validates the YAML document of the node registry. Does no file access.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
@@ -158,6 +159,7 @@ impl From<Spanned<DocumentEntry>> for Entry<Place> {
             secondary_addresses: all(entry.secondary_addresses),
             pod_cidrs: all(entry.pod_cidrs),
             health_addresses: all(entry.health_addresses),
+            labels: BTreeMap::new(),
         }
     }
 }

@@ -266,6 +266,8 @@ fn merge(sets: Vec<(Role, NodeSet)>) -> NodeSet {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::nodes::{SourceState, Staleness};
 
@@ -277,6 +279,7 @@ mod tests {
             secondary_addresses: Vec::new(),
             pod_cidrs: Vec::new(),
             health_addresses: Vec::new(),
+            labels: BTreeMap::new(),
         }
     }
 

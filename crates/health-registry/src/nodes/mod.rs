@@ -12,6 +12,7 @@ pub mod merge;
 pub mod record;
 pub mod validate;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -48,6 +49,8 @@ pub struct Node {
     /// Addresses of the node's health endpoint. Empty if the registry does not list them; the node then reports them in
     /// its `/hello` response.
     pub health_addresses: Vec<IpAddr>,
+    /// Labels of the node's object in Kubernetes. Other registries have none.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl Node {

@@ -1,5 +1,7 @@
 //! A node in JSON, in the format of stores and of this agent's cache.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::Node;
@@ -26,6 +28,8 @@ pub struct NodeRecord {
         skip_serializing_if = "Vec::is_empty"
     )]
     health_addresses: Vec<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    labels: BTreeMap<String, String>,
 }
 
 impl From<&Node> for NodeRecord {
@@ -40,6 +44,7 @@ impl From<&Node> for NodeRecord {
             secondary_addresses: texts(&node.secondary_addresses),
             pod_cidrs: texts(&node.pod_cidrs),
             health_addresses: texts(&node.health_addresses),
+            labels: node.labels.clone(),
         }
     }
 }
@@ -70,6 +75,7 @@ impl NodeRecord {
             secondary_addresses: all(self.secondary_addresses),
             pod_cidrs: all(self.pod_cidrs),
             health_addresses: all(self.health_addresses),
+            labels: self.labels,
         }
     }
 }
@@ -84,7 +90,8 @@ mod tests {
         let text = r#"{
             "name": "hnode1", "cluster": "default", "since": [1, {"two": null}],
             "addresses": ["172.30.0.1", "fd00:30::1"], "podCIDRs": ["10.244.1.0/24"],
-            "healthAddresses": ["10.244.1.7"], "secondaryAddresses": ["192.168.0.1"]
+            "healthAddresses": ["10.244.1.7"], "secondaryAddresses": ["192.168.0.1"],
+            "labels": {"zone": "a"}
         }"#;
         let record: NodeRecord = serde_json::from_str(text).expect("a record");
         let entry = record.clone().into_entry("here");
@@ -94,7 +101,7 @@ mod tests {
         let json = serde_json::to_string(&record).expect("plain data");
         assert_eq!(
             json,
-            r#"{"name":"hnode1","cluster":"default","addresses":["172.30.0.1","fd00:30::1"],"secondaryAddresses":["192.168.0.1"],"podCIDRs":["10.244.1.0/24"],"healthAddresses":["10.244.1.7"]}"#
+            r#"{"name":"hnode1","cluster":"default","addresses":["172.30.0.1","fd00:30::1"],"secondaryAddresses":["192.168.0.1"],"podCIDRs":["10.244.1.0/24"],"healthAddresses":["10.244.1.7"],"labels":{"zone":"a"}}"#
         );
     }
 }

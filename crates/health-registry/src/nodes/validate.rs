@@ -48,6 +48,8 @@ pub struct Entry<P> {
     pub pod_cidrs: Vec<SourceText<P>>,
     /// See [`Node::health_addresses`].
     pub health_addresses: Vec<SourceText<P>>,
+    /// See [`Node::labels`].
+    pub labels: BTreeMap<String, String>,
 }
 
 impl Entry<String> {
@@ -71,6 +73,7 @@ impl Entry<String> {
             secondary_addresses: all(&node.secondary_addresses, written),
             pod_cidrs: all(&node.pod_cidrs, written),
             health_addresses: all(&node.health_addresses, written),
+            labels: node.labels.clone(),
         }
     }
 }

@@ -226,6 +226,7 @@ mod tests {
             secondary_addresses: Vec::new(),
             pod_cidrs: vec![cidr.parse().unwrap()],
             health_addresses: Vec::new(),
+            labels: BTreeMap::new(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS};
-use health_common::identity::LOCAL;
+use health_common::identity::{LOCAL, LOCAL_NODE};
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::policy::{PolicyError, PolicyMatch};
 use health_datapath::{DatapathError, TrieError, Workload};
@@ -15,7 +15,7 @@ use health_model::identity::Identity;
 use health_model::labels::{CIDR, Label, LabelSet};
 use health_net::KernelError;
 use health_registry::identity::{
-    AddressAnnouncement, Addresses, HeldIdentities, Identities, LocalNeeds,
+    AddressAnnouncement, Addresses, HeldIdentities, Identities, LocalNeeds, LocalNumbers,
 };
 use health_registry::nodes::Staleness;
 use ipnet::IpNet;
@@ -239,7 +239,7 @@ pub(super) struct StoreState {
     /// Numbers that the store gave to other labels while they were in use; their holders cannot keep them.
     lost: BTreeSet<Identity>,
     given: u32,
-    local: BTreeMap<IpNet, Identity>,
+    local: LocalNumbers,
     local_given: u32,
     /// The latest needs of this node's agent.
     needs: LocalNeeds,
@@ -278,7 +278,7 @@ impl StoreState {
 
     /// Number of prefixes with an identity.
     pub(super) fn local_prefixes(&self) -> usize {
-        self.local.len()
+        self.local.prefixes.len()
     }
 
     pub(super) fn labels(&self) -> BTreeMap<Identity, Arc<LabelSet>> {
@@ -286,7 +286,7 @@ impl StoreState {
             .filter_map(|identity| Some((identity, Arc::new(identity.reserved_labels()?))));
         let numbers = self.numbers.iter();
         let numbers = numbers.map(|(labels, identity)| (*identity, Arc::new(labels.clone())));
-        let local = self.local.iter();
+        let local = self.local.prefixes.iter();
         let local = local.map(|(prefix, identity)| {
             let is_server = self.needs.api_servers.iter();
             let is_server = is_server.map(|ip| IpNet::from(*ip)).any(|ip| ip == *prefix);
@@ -296,9 +296,16 @@ impl StoreState {
             let labels = LabelSet::new(labels).unwrap();
             (*identity, Arc::new(labels))
         });
+        let nodes = self.local.nodes.iter();
+        let nodes = nodes.map(|(labels, identity)| (*identity, Arc::new(labels.clone())));
         let host = self.needs.host.clone().with_reserved("host");
         let host = [(Identity::HOST, Arc::new(host))];
-        reserved.chain(numbers).chain(local).chain(host).collect()
+        reserved
+            .chain(numbers)
+            .chain(local)
+            .chain(nodes)
+            .chain(host)
+            .collect()
     }
 }
 
@@ -500,20 +507,30 @@ impl Cluster for SessionCluster {
         self.0.addresses.subscribe()
     }
 
-    fn prefixes(&self) -> BTreeMap<IpNet, Identity> {
+    fn local(&self) -> LocalNumbers {
         self.0.store.now().local.clone()
     }
 
-    fn require(&self, needs: &LocalNeeds) -> BTreeMap<IpNet, Identity> {
+    fn require(&self, needs: &LocalNeeds) -> LocalNumbers {
         let mut state = self.0.store.now();
         let before = (state.local.clone(), state.needs.clone());
         state.needs.clone_from(needs);
         let prefixes = &needs.prefixes;
-        state.local.retain(|prefix, _| prefixes.contains(prefix));
+        let StoreState {
+            local, local_given, ..
+        } = &mut *state;
+        local.prefixes.retain(|prefix, _| prefixes.contains(prefix));
         for prefix in prefixes {
-            let next = Identity(LOCAL | (state.local_given + 1));
-            if *state.local.entry(*prefix).or_insert(next) == next {
-                state.local_given += 1;
+            let next = Identity(LOCAL | (*local_given + 1));
+            if *local.prefixes.entry(*prefix).or_insert(next) == next {
+                *local_given += 1;
+            }
+        }
+        local.nodes.retain(|labels, _| needs.nodes.contains(labels));
+        for labels in &needs.nodes {
+            let next = Identity(LOCAL_NODE | (*local_given + 1));
+            if *local.nodes.entry(labels.clone()).or_insert(next) == next {
+                *local_given += 1;
             }
         }
         let now = (state.local.clone(), state.needs.clone());

@@ -303,6 +303,7 @@ impl Model {
             devices,
             dir,
             follows_cluster: _,
+            nodes: _,
         } = &self.site;
         match fault {
             Fault::Store => store.now().is_away = is_on,

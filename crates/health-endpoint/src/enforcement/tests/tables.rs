@@ -10,6 +10,7 @@ use super::fakes::Entries;
 use super::model::{policy_name, policy_text};
 use super::*;
 use crate::enforcement::build::Room;
+use crate::enforcement::local::LocalAddresses;
 use crate::regenerate::Regeneration;
 
 /// Label sets for endpoints, each with its own identity.
@@ -250,9 +251,9 @@ impl Model {
         let mut around = surroundings();
         around.host_prefixes = Some(Vec::new());
         let announced = self.session.addresses_now();
-        let written = self
-            .enforcer
-            .write_ipcache(&mut around, &announced, &BTreeMap::new());
+        let written =
+            self.enforcer
+                .write_ipcache(&mut around, &announced, &LocalAddresses::default());
         let refuses = self.site.kernel.now().refuses_prefixes;
         assert_eq!(written.is_err(), refuses);
     }

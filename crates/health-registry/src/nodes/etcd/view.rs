@@ -476,6 +476,7 @@ mod tests {
             secondary_addresses: Vec::new(),
             pod_cidrs: Vec::new(),
             health_addresses: Vec::new(),
+            labels: BTreeMap::new(),
         };
         let mut view = View::new("default", Some(own));
         assert_eq!(names(&view), ["me"]);
@@ -556,6 +557,7 @@ mod tests {
                 secondary_addresses: Vec::new(),
                 pod_cidrs: Vec::new(),
                 health_addresses: Vec::new(),
+                labels: BTreeMap::new(),
             };
             let mut view = View::new("default", Some(own.clone()));
             let mut now = Duration::ZERO;

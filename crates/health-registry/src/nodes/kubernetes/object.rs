@@ -68,6 +68,7 @@ pub(super) struct Record {
     secondary_addresses: Vec<String>,
     pod_cidrs: Vec<String>,
     health_addresses: Vec<String>,
+    labels: BTreeMap<String, String>,
     is_deleting: bool,
     taints: Vec<String>,
     zone: Option<String>,
@@ -75,7 +76,7 @@ pub(super) struct Record {
 
 impl From<NodeObject> for Record {
     fn from(object: NodeObject) -> Self {
-        let labels = object.metadata.labels.as_ref();
+        let labels = object.metadata.labels.unwrap_or_default();
         let health_addresses = health_annotations(object.metadata.annotations.as_ref());
         let listed = object.status.unwrap_or_default().addresses;
         let of_kind = |kind: &str| -> Vec<String> {
@@ -98,13 +99,14 @@ impl From<NodeObject> for Record {
         Self {
             is_deleting: object.metadata.deletion_timestamp.is_some(),
             taints: taints.map(|taint| taint.key).collect(),
-            zone: labels.and_then(|labels| labels.get(ZONE_LABEL).cloned()),
+            zone: labels.get(ZONE_LABEL).cloned(),
             name: object.metadata.name.unwrap_or_default(),
             created: object.metadata.creation_timestamp.map(|time| time.0),
             addresses,
             secondary_addresses,
             pod_cidrs,
             health_addresses,
+            labels,
         }
     }
 }
@@ -148,6 +150,7 @@ impl Record {
             secondary_addresses: self.secondary_addresses.iter().map(written).collect(),
             pod_cidrs: self.pod_cidrs.iter().map(written).collect(),
             health_addresses: self.health_addresses.iter().map(written).collect(),
+            labels: self.labels.clone(),
             place: place.clone(),
         }
     }
@@ -188,6 +191,7 @@ mod tests {
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
                 "name": "n1", "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": { "kubernetes.io/os": "linux" },
                 "annotations": {
                     IPV6_HEALTH_ANNOTATION: "fd00:10:244:1::7",
                     IPV4_HEALTH_ANNOTATION: "10.244.1.7",
@@ -211,6 +215,7 @@ mod tests {
         assert_eq!(record.secondary_addresses, ["192.0.2.1"]);
         assert_eq!(record.pod_cidrs, ["10.244.1.0/24", "fd00:10:244:1::/64"]);
         assert_eq!(record.health_addresses, ["10.244.1.7", "fd00:10:244:1::7"]);
+        assert_eq!(record.entry().labels["kubernetes.io/os"], "linux");
     }
 
     #[test]

@@ -74,6 +74,7 @@ pub(super) fn parse<P: Clone + fmt::Display>(
             secondary_addresses: ips(&node_addresses[primary_count..]),
             pod_cidrs: pod_cidrs.iter().map(|(cidr, _)| *cidr).collect(),
             health_addresses: ips(&health_addresses),
+            labels: entry.labels,
         },
         full_name,
         name_place,

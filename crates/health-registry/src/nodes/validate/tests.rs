@@ -14,6 +14,7 @@ fn node(name: &str, addresses: &[&str], pod_cidrs: &[&str], health: &[&str]) -> 
         secondary_addresses: Vec::new(),
         pod_cidrs: pod_cidrs.iter().map(written).collect(),
         health_addresses: health.iter().map(written).collect(),
+        labels: BTreeMap::new(),
         place,
     }
 }

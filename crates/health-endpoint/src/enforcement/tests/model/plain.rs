@@ -157,6 +157,7 @@ impl Plain {
             devices,
             dir,
             follows_cluster: _,
+            nodes: _,
         } = site;
         let endpoints = || self.endpoints.values();
         let ids: BTreeSet<u16> = endpoints().map(|endpoint| endpoint.id).collect();

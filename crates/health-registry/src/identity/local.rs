@@ -1,4 +1,5 @@
-//! Identities of the prefixes that policy names. They are local to this node; other nodes assign their own numbers.
+//! Identities of the prefixes that policy names, and of other nodes by the labels that policy names. They are local to
+//! this node; other nodes assign their own numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
 
-use health_common::identity::LOCAL;
+use health_common::identity::{LOCAL, LOCAL_NODE};
 use health_model::durable;
 use health_model::identity::Identity;
 use health_model::labels::{CIDR, Label, LabelError, LabelSet};
@@ -18,13 +19,13 @@ use super::view::Hub;
 /// Name of the file in the state folder.
 pub const FILE: &str = "cidr-identities.json";
 
-/// The largest number, without the bit that marks local identities; the smallest is 1.
+/// The largest number, without the bits that mark local identities; the smallest is 1.
 const LAST: u32 = LOCAL - 1;
 
-/// The prefixes that policy needs, and their identities. Numbers are kept across restarts, so that an earlier agent's
+/// The identities that policy needs on this node alone. Numbers are kept across restarts, so that an earlier agent's
 /// entries in the kernel stay correct.
 #[derive(Debug)]
-pub struct CidrIdentities {
+pub struct LocalIdentities {
     path: PathBuf,
     kept: Mutex<Kept>,
     hub: Arc<Hub>,
@@ -39,38 +40,66 @@ pub struct LocalNeeds {
     pub api_servers: BTreeSet<IpAddr>,
     /// The labels of this host, besides `reserved:host`.
     pub host: LabelSet,
+    /// The labels of other nodes that need an identity each, besides the reserved identities.
+    pub nodes: BTreeSet<LabelSet>,
+}
+
+impl LocalNeeds {
+    /// Adds the prefixes and nodes that have an identity.
+    pub fn keep(&mut self, numbers: &LocalNumbers) {
+        self.prefixes.extend(numbers.prefixes.keys());
+        self.nodes.extend(numbers.nodes.keys().cloned());
+    }
+}
+
+/// This node's own identities.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalNumbers {
+    /// The identity of each prefix.
+    pub prefixes: BTreeMap<IpNet, Identity>,
+    /// The identity of other nodes with these labels.
+    pub nodes: BTreeMap<LabelSet, Identity>,
+}
+
+impl LocalNumbers {
+    /// Returns all identities.
+    pub fn all(&self) -> impl Iterator<Item = Identity> {
+        self.prefixes.values().chain(self.nodes.values()).copied()
+    }
 }
 
 /// The numbers, and what the labels depend on besides.
 #[derive(Debug)]
 struct Kept {
-    document: CidrDocument,
+    document: Document,
     api_servers: BTreeSet<IpAddr>,
     host: LabelSet,
 }
 
 /// The contents of the file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct CidrDocument {
+struct Document {
     /// The number to try next. Increases, so that a number is not reused immediately.
     next: u32,
     prefixes: BTreeMap<IpNet, Identity>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    nodes: BTreeMap<Identity, LabelSet>,
 }
 
-impl CidrIdentities {
+impl LocalIdentities {
     /// Reads the file that an earlier agent saved in `state_dir`. An unusable file is reported and renamed. Its numbers
     /// are then unlikely to be reused, because new numbers start at a random value.
     pub(super) fn open(state_dir: &Path, hub: Arc<Hub>) -> Self {
         let path = state_dir.join(FILE);
         let document = read(&path).unwrap_or_else(|error| {
             let aside = path.with_extension("json.damaged");
-            tracing::error!(path = %path.display(), aside = %aside.display(), %error, "cannot read the saved CIDR identities; assigning new ones");
+            tracing::error!(path = %path.display(), aside = %aside.display(), %error, "cannot read the saved identities of this node; assigning new ones");
             // The file is only of use for finding out what happened.
             let _ = fs::rename(&path, &aside);
-            CidrDocument {
+            Document {
                 next: rand::random_range(1..=LAST),
-                prefixes: BTreeMap::new(),
+                ..Document::default()
             }
         });
         let kept = Kept {
@@ -88,15 +117,14 @@ impl CidrIdentities {
 
     /// Gives each of the needed prefixes an identity with the labels `cidr:PREFIX` and `reserved:world`, for API servers
     /// also `reserved:kube-apiserver`, and releases all other prefixes. Prefixes of length 0 also get an identity,
-    /// because [`Identity::WORLD`] covers both IP versions. Gives [`Identity::HOST`] its labels. Returns the identity of
-    /// each prefix.
-    pub fn require(&self, needs: &LocalNeeds) -> BTreeMap<IpNet, Identity> {
-        let prefixes = needs.prefixes.iter().map(IpNet::trunc).collect();
+    /// because [`Identity::WORLD`] covers both IP versions. Likewise gives each of the needed label sets of nodes an
+    /// identity, and [`Identity::HOST`] its labels. Returns the identities.
+    pub fn require(&self, needs: &LocalNeeds) -> LocalNumbers {
         let mut kept = self.kept();
-        let next = kept.document.clone().with_just(prefixes);
+        let next = kept.document.clone().with_just(needs);
         let has_other_numbers = kept.document != next;
         if has_other_numbers && let Err(error) = durable::write(&self.path, &next) {
-            tracing::warn!(path = %self.path.display(), %error, "cannot save CIDR identities; a restart will lose them");
+            tracing::warn!(path = %self.path.display(), %error, "cannot save the identities of this node; a restart will lose them");
         }
         if has_other_numbers || kept.api_servers != needs.api_servers || kept.host != needs.host {
             *kept = Kept {
@@ -106,13 +134,12 @@ impl CidrIdentities {
             };
             self.hub.publish_local(kept.labels());
         }
-        kept.document.prefixes.clone()
+        kept.document.numbers()
     }
 
-    /// Returns the prefixes that currently have an identity. Until the first call of [`Self::require`], these are an
-    /// earlier agent's prefixes.
-    pub fn prefixes(&self) -> BTreeMap<IpNet, Identity> {
-        self.kept().document.prefixes.clone()
+    /// Returns the current identities. Until the first call of [`Self::require`], these are an earlier agent's.
+    pub fn numbers(&self) -> LocalNumbers {
+        self.kept().document.numbers()
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -132,6 +159,8 @@ impl Kept {
                 Some((*identity, Arc::new(labels.ok()?)))
             })
             .collect();
+        let nodes = self.document.nodes.iter();
+        labelled.extend(nodes.map(|(identity, labels)| (*identity, Arc::new(labels.clone()))));
         let host = self.host.clone().with_reserved("host");
         labelled.insert(Identity::HOST, Arc::new(host));
         labelled
@@ -150,24 +179,48 @@ impl Kept {
     }
 }
 
-impl CidrDocument {
-    /// Returns the same document with identities of exactly these prefixes.
-    fn with_just(mut self, prefixes: BTreeSet<IpNet>) -> Self {
+impl Document {
+    /// Returns the same document with exactly the needed identities.
+    fn with_just(mut self, needs: &LocalNeeds) -> Self {
         // A number that is released in this step is not reused in the same step.
-        let mut used: BTreeSet<Identity> = self.prefixes.values().copied().collect();
+        let mut used: BTreeSet<Identity> = self.numbers().all().collect();
+        let prefixes: BTreeSet<IpNet> = needs.prefixes.iter().map(IpNet::trunc).collect();
         self.prefixes.retain(|prefix, _| prefixes.contains(prefix));
         for prefix in prefixes {
-            if self.prefixes.contains_key(&prefix) {
-                continue;
+            if !self.prefixes.contains_key(&prefix) {
+                let identity = self.give(LOCAL, &mut used);
+                self.prefixes.insert(prefix, identity);
             }
-            // There are more numbers than prefixes that fit in a map.
-            while !used.insert(Identity(LOCAL | self.next)) {
-                self.next = following(self.next);
-            }
-            self.prefixes.insert(prefix, Identity(LOCAL | self.next));
-            self.next = following(self.next);
+        }
+        self.nodes.retain(|_, labels| needs.nodes.contains(labels));
+        let known: BTreeSet<LabelSet> = self.nodes.values().cloned().collect();
+        for labels in needs.nodes.difference(&known) {
+            let identity = self.give(LOCAL_NODE, &mut used);
+            self.nodes.insert(identity, labels.clone());
         }
         self
+    }
+
+    /// Returns a number that is not used yet, with this bit set.
+    fn give(&mut self, bit: u32, used: &mut BTreeSet<Identity>) -> Identity {
+        loop {
+            // There are more numbers than entries that fit in a map.
+            let identity = Identity(bit | self.next);
+            self.next = following(self.next);
+            if used.insert(identity) {
+                return identity;
+            }
+        }
+    }
+
+    fn numbers(&self) -> LocalNumbers {
+        let nodes = self.nodes.iter();
+        LocalNumbers {
+            prefixes: self.prefixes.clone(),
+            nodes: nodes
+                .map(|(identity, labels)| (labels.clone(), *identity))
+                .collect(),
+        }
     }
 }
 
@@ -175,18 +228,18 @@ fn following(number: u32) -> u32 {
     if number >= LAST { 1 } else { number + 1 }
 }
 
-fn read(path: &Path) -> io::Result<CidrDocument> {
+fn read(path: &Path) -> io::Result<Document> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok(CidrDocument {
+            return Ok(Document {
                 next: 1,
-                prefixes: BTreeMap::new(),
+                ..Document::default()
             });
         }
         Err(error) => return Err(error),
     };
-    let kept: CidrDocument = serde_json::from_slice(&bytes)?;
+    let kept: Document = serde_json::from_slice(&bytes)?;
     let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidData, what));
     if !(1..=LAST).contains(&kept.next) {
         return invalid(format!("invalid next number {}", kept.next));
@@ -196,6 +249,12 @@ fn read(path: &Path) -> io::Result<CidrDocument> {
         let is_local = (LOCAL | 1..=LOCAL | LAST).contains(&identity.0);
         if !is_local || prefix.trunc() != *prefix || !used.insert(*identity) {
             return invalid(format!("{prefix} cannot have identity {identity}"));
+        }
+    }
+    for (identity, labels) in &kept.nodes {
+        let is_of_nodes = (LOCAL_NODE | 1..=LOCAL_NODE | LAST).contains(&identity.0);
+        if !is_of_nodes || !labels.has_reserved("remote-node") {
+            return invalid(format!("a node cannot have identity {identity}"));
         }
     }
     Ok(kept)
@@ -227,8 +286,9 @@ mod tests {
     fn a_prefix_keeps_its_identity_while_it_is_needed_and_over_restarts() {
         let dir = tempfile::tempdir().unwrap();
         let hub = hub();
-        let cidrs = CidrIdentities::open(dir.path(), hub.clone());
+        let cidrs = LocalIdentities::open(dir.path(), hub.clone());
         let first = cidrs.require(&prefixes(&["10.0.0.0/8", "fd00::/64", "0.0.0.0/0"]));
+        let first = first.prefixes;
         let ten: IpNet = "10.0.0.0/8".parse().unwrap();
         let all: IpNet = "0.0.0.0/0".parse().unwrap();
         assert!(first[&all].is_local(), "the world is of both IP versions");
@@ -237,9 +297,10 @@ mod tests {
         assert_eq!(labels.get(CIDR, "10.0.0.0/8").unwrap().value(), "");
         assert!(labels.has_reserved("world"));
 
-        let again = CidrIdentities::open(dir.path(), hub.clone());
-        assert_eq!(again.prefixes().len(), 3);
+        let again = LocalIdentities::open(dir.path(), hub.clone());
+        assert_eq!(again.numbers().prefixes.len(), 3);
         let second = again.require(&prefixes(&["10.0.0.0/8", "192.0.2.7/24"]));
+        let second = second.prefixes;
         assert_eq!(second[&ten], first[&ten]);
         assert_eq!(second.len(), 2);
         // The removed prefix's number is not reused for the new one.
@@ -255,7 +316,7 @@ mod tests {
     fn an_api_server_has_its_label_besides_those_of_its_address() {
         let dir = tempfile::tempdir().unwrap();
         let hub = hub();
-        let cidrs = CidrIdentities::open(dir.path(), hub.clone());
+        let cidrs = LocalIdentities::open(dir.path(), hub.clone());
         let server: IpNet = "192.0.2.7/32".parse().unwrap();
         let mut needs = prefixes(&["192.0.2.0/24", "192.0.2.7/32"]);
         let numbers = cidrs.require(&needs);
@@ -263,18 +324,60 @@ mod tests {
             let known = hub.identities().borrow().labels.clone();
             known[&identity].has_reserved(label)
         };
-        assert!(!has(numbers[&server], "kube-apiserver"));
+        let of_server = numbers.prefixes[&server];
+        assert!(!has(of_server, "kube-apiserver"));
         needs.api_servers = [server.addr(), "192.0.2.0".parse().unwrap()].into();
         needs.host = LabelSet::reserved("kube-apiserver");
         assert_eq!(cidrs.require(&needs), numbers);
-        for (identity, is_server) in numbers.values().zip([false, true]) {
-            assert_eq!(has(*identity, "kube-apiserver"), is_server);
-            assert!(has(*identity, "world"));
+        for (identity, is_server) in numbers.all().zip([false, true]) {
+            assert_eq!(has(identity, "kube-apiserver"), is_server);
+            assert!(has(identity, "world"));
         }
         assert!(has(Identity::HOST, "kube-apiserver") && has(Identity::HOST, "host"));
         cidrs.require(&prefixes(&["192.0.2.7/32"]));
-        assert!(!has(numbers[&server], "kube-apiserver"));
+        assert!(!has(of_server, "kube-apiserver"));
         assert!(!has(Identity::HOST, "kube-apiserver") && has(Identity::HOST, "host"));
+    }
+
+    #[test]
+    fn nodes_with_the_same_labels_share_an_identity_that_is_kept_over_restarts() {
+        let dir = tempfile::tempdir().unwrap();
+        let hub = hub();
+        let zone = |zone: &str| {
+            let label = format!("node:zone={zone}").parse().unwrap();
+            LabelSet::new([label]).unwrap().with_reserved("remote-node")
+        };
+        let mut needs = prefixes(&["10.0.0.0/8"]);
+        needs.nodes = [zone("a"), zone("b")].into();
+        let first = LocalIdentities::open(dir.path(), hub.clone()).require(&needs);
+        assert_eq!((first.nodes.len(), first.all().count()), (2, 3));
+        let of_a = first.nodes[&zone("a")];
+        assert!(of_a.is_local() && health_common::identity::is_remote_node(of_a.0));
+        assert!(!health_common::identity::is_remote_node(
+            first.prefixes.values().next().unwrap().0
+        ));
+        assert_eq!(*hub.identities().borrow().labels[&of_a], zone("a"));
+
+        let again = LocalIdentities::open(dir.path(), hub.clone());
+        assert_eq!(again.numbers(), first);
+        needs.nodes = [zone("a"), zone("c")].into();
+        let mut both = needs.clone();
+        both.keep(&again.numbers());
+        assert_eq!(again.require(&both).nodes.len(), 3);
+        let last = again.require(&needs);
+        assert_eq!(last.nodes[&zone("a")], of_a);
+        assert!(
+            !first
+                .nodes
+                .values()
+                .any(|one| *one == last.nodes[&zone("c")])
+        );
+        assert!(
+            !hub.identities()
+                .borrow()
+                .labels
+                .contains_key(&first.nodes[&zone("b")])
+        );
     }
 
     #[test]
@@ -285,14 +388,16 @@ mod tests {
             r#"{"next":1,"prefixes":{"10.0.0.0/8":2}}"#,
             r#"{"next":1,"prefixes":{"10.0.0.1/8":16777217}}"#,
             r#"{"next":1,"prefixes":{"10.0.0.0/8":16777217,"11.0.0.0/8":16777217}}"#,
+            r#"{"next":1,"prefixes":{},"nodes":{"16777217":["reserved:remote-node"]}}"#,
+            r#"{"next":1,"prefixes":{},"nodes":{"33554433":["node:zone=a"]}}"#,
         ] {
             let dir = tempfile::tempdir().unwrap();
             fs::write(dir.path().join(FILE), damaged).unwrap();
-            let cidrs = CidrIdentities::open(dir.path(), hub());
-            assert!(cidrs.prefixes().is_empty(), "{damaged}");
+            let cidrs = LocalIdentities::open(dir.path(), hub());
+            assert_eq!(cidrs.numbers(), LocalNumbers::default(), "{damaged}");
             let aside = fs::read_to_string(dir.path().join("cidr-identities.json.damaged"));
             assert_eq!(aside.unwrap(), damaged);
-            assert_eq!(cidrs.require(&prefixes(&["10.0.0.0/8"])).len(), 1);
+            assert_eq!(cidrs.require(&prefixes(&["10.0.0.0/8"])).all().count(), 1);
         }
     }
 }
