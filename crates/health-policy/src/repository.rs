@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use health_model::labels::{Label, LabelSet};
-use health_model::policy::Origin;
+use health_model::policy::PolicyOrigin;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -37,14 +37,14 @@ pub struct HeldPolicy {
     policy: Arc<Policy>,
     /// The policy's rules, with the peers behind the services that they name.
     rules: Arc<[Arc<Rule>]>,
-    origin: Origin,
+    origin: PolicyOrigin,
     since: Option<Timestamp>,
 }
 
 impl HeldPolicy {
     fn new(
         policy: Arc<Policy>,
-        origin: Origin,
+        origin: PolicyOrigin,
         since: Option<Timestamp>,
         services: &ClusterServices,
     ) -> Self {
@@ -85,7 +85,7 @@ impl HeldPolicy {
     }
 
     /// Returns where the policy comes from.
-    pub const fn origin(&self) -> Origin {
+    pub const fn origin(&self) -> PolicyOrigin {
         self.origin
     }
 
@@ -140,7 +140,7 @@ impl Repository {
             };
             list.push(name.clone());
             let policy = Arc::new(policy);
-            let held = HeldPolicy::new(policy, Origin::Imported, at, &self.services);
+            let held = HeldPolicy::new(policy, PolicyOrigin::Imported, at, &self.services);
             self.imported.insert(name, held);
         }
         if !imported.added.is_empty() || !imported.replaced.is_empty() {
@@ -159,7 +159,7 @@ impl Repository {
         }
         let held = HeldPolicy::new(
             policy.clone(),
-            Origin::Kubernetes,
+            PolicyOrigin::Kubernetes,
             Some(now),
             &self.services,
         );
@@ -294,18 +294,18 @@ impl Repository {
 
     /// Returns the policies of one origin in the form in which they are saved. Those of the cluster include the services
     /// that policies of any origin name.
-    pub fn saved(&self, origin: Origin) -> SavedPolicies {
+    pub fn saved(&self, origin: PolicyOrigin) -> SavedPolicies {
         let policies = match origin {
-            Origin::Imported => &self.imported,
-            Origin::Kubernetes => &self.cluster,
+            PolicyOrigin::Imported => &self.imported,
+            PolicyOrigin::Kubernetes => &self.cluster,
         };
         SavedPolicies {
             revision: self.revision,
             documents: policies.values().map(|p| p.document().clone()).collect(),
             since: policies.values().map(|p| p.since).collect(),
             services: match origin {
-                Origin::Imported => SavedServices::default(),
-                Origin::Kubernetes => self.named_services(),
+                PolicyOrigin::Imported => SavedServices::default(),
+                PolicyOrigin::Kubernetes => self.named_services(),
             },
         }
     }
@@ -317,13 +317,17 @@ impl Repository {
     }
 
     /// Adds the saved policies of one origin, in the form in which an agent of this or an earlier version saved them.
-    pub fn restore(&mut self, saved: &SavedPolicies, origin: Origin) -> Result<(), PolicyError> {
+    pub fn restore(
+        &mut self,
+        saved: &SavedPolicies,
+        origin: PolicyOrigin,
+    ) -> Result<(), PolicyError> {
         for (at, document) in saved.documents.iter().enumerate() {
             let (policy, refused) = document::read_stored(document)?;
             self.outdated.extend(refused);
             let policies = match origin {
-                Origin::Imported => &mut self.imported,
-                Origin::Kubernetes => &mut self.cluster,
+                PolicyOrigin::Imported => &mut self.imported,
+                PolicyOrigin::Kubernetes => &mut self.cluster,
             };
             let since = saved.since.get(at).copied().flatten();
             let held = HeldPolicy::new(Arc::new(policy), origin, since, &self.services);
@@ -484,10 +488,10 @@ spec: {podSelector: {}}
         let mut repository = Repository::default();
         repository.import(WEB).unwrap();
         repository.import(BARE).unwrap();
-        let written = serde_json::to_string(&repository.saved(Origin::Imported)).unwrap();
+        let written = serde_json::to_string(&repository.saved(PolicyOrigin::Imported)).unwrap();
         let mut read = Repository::default();
         let saved = serde_json::from_str(&written).unwrap();
-        read.restore(&saved, Origin::Imported).unwrap();
+        read.restore(&saved, PolicyOrigin::Imported).unwrap();
         assert_eq!(names(&read), names(&repository));
         assert_eq!(read.revision(), 2);
         assert_eq!(read, repository);
@@ -531,10 +535,10 @@ spec: {podSelector: {}}
         assert!(repository.set_of_cluster(&policy, now));
         assert!(!repository.set_of_cluster(&policy, now));
         assert!(!repository.set_of_cluster(&web_of_cluster("{podSelector: {}}"), now));
-        let origins = |repository: &Repository| -> Vec<Origin> {
+        let origins = |repository: &Repository| -> Vec<PolicyOrigin> {
             repository.iter().map(HeldPolicy::origin).collect()
         };
-        let [imported, of_cluster] = [Origin::Imported, Origin::Kubernetes];
+        let [imported, of_cluster] = [PolicyOrigin::Imported, PolicyOrigin::Kubernetes];
         assert_eq!(origins(&repository), [imported, imported, of_cluster]);
 
         assert!(repository.delete(policy.name()));
@@ -556,12 +560,13 @@ spec: {podSelector: {}}
         repository.import(BARE).unwrap();
         let now = Timestamp::UNIX_EPOCH;
         repository.set_of_cluster(&web_of_cluster("{podSelector: {}}"), now);
-        let saved = [Origin::Imported, Origin::Kubernetes].map(|origin| repository.saved(origin));
+        let saved = [PolicyOrigin::Imported, PolicyOrigin::Kubernetes]
+            .map(|origin| repository.saved(origin));
         let mut read = Repository::default();
-        read.restore(&saved[1], Origin::Kubernetes).unwrap();
+        read.restore(&saved[1], PolicyOrigin::Kubernetes).unwrap();
         assert_eq!(names(&read), ["NetworkPolicy shop/web"]);
         assert_eq!(read.iter().next().unwrap().since(), Some(now));
-        read.restore(&saved[0], Origin::Imported).unwrap();
+        read.restore(&saved[0], PolicyOrigin::Imported).unwrap();
         assert_eq!(read, repository);
     }
 }

@@ -263,7 +263,7 @@ impl ServicePeers {
 #[cfg(test)]
 mod tests {
     use health_model::identity::Identity;
-    use health_model::policy::Origin;
+    use health_model::policy::PolicyOrigin;
     use serde_json::{Value, json};
 
     use super::*;
@@ -448,17 +448,17 @@ mod tests {
         let to = json!([{ "k8sService": { "serviceName": "db" } }]);
         let object = Arc::new(read_policy(&policy(&to)).unwrap());
         repository.set_of_cluster(&object, jiff::Timestamp::UNIX_EPOCH);
-        let saved = serde_json::to_value(repository.saved(Origin::Kubernetes)).unwrap();
+        let saved = serde_json::to_value(repository.saved(PolicyOrigin::Kubernetes)).unwrap();
         assert!(!saved.to_string().contains("shop/web"), "{saved}");
         let mut read = Repository::default();
         let saved = serde_json::from_value(saved).unwrap();
-        read.restore(&saved, Origin::Kubernetes).unwrap();
+        read.restore(&saved, PolicyOrigin::Kubernetes).unwrap();
         assert_eq!(read.revision(), repository.revision());
         assert!(passes(&read, &DB) && !passes(&read, &WEB));
         assert!(read.services().is_known());
         assert!(read.services().api_servers().eq(known().api_servers()));
         assert!(read.depends_on_services());
-        let imported = repository.saved(Origin::Imported);
+        let imported = repository.saved(PolicyOrigin::Imported);
         assert!(
             !serde_json::to_string(&imported)
                 .unwrap()

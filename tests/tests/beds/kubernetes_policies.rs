@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, ensure};
 use health_model::api::{PolicyDocument, PolicyList};
-use health_model::policy::Origin;
+use health_model::policy::PolicyOrigin;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::apiserver::{Behaviour, Kind};
@@ -109,7 +109,7 @@ fn policies_of_the_cluster_are_in_force_and_named_with_their_origin() -> anyhow:
     server.put(network_policy("other"));
     pods.wait_reached(false, "the policy to be in force")?;
     let listed = pods.wait_policies(&["NetworkPolicy shop/web"])?;
-    assert_eq!(listed[0].origin, Origin::Kubernetes);
+    assert_eq!(listed[0].origin, PolicyOrigin::Kubernetes);
     assert!(listed[0].since.is_some(), "{listed:?}");
 
     // Policies of both origins add up, and each has one way to be deleted.
@@ -121,7 +121,7 @@ fn policies_of_the_cluster_are_in_force_and_named_with_their_origin() -> anyhow:
     let both = pods.wait_policies(&["NetworkPolicy shop/web", "NetworkPolicy shop/web"])?;
     assert_eq!(
         [both[0].origin, both[1].origin],
-        [Origin::Imported, Origin::Kubernetes]
+        [PolicyOrigin::Imported, PolicyOrigin::Kubernetes]
     );
     pods.stand.node().cli("policy delete shop/web")?.success()?;
     ensure!(!pods.is_reached()?, "an answer although it is not allowed");
@@ -162,7 +162,7 @@ fn an_outage_changes_no_policy_of_the_cluster_even_if_the_agent_restarts() -> an
     pods.stand.wait_labels("client", &["k8s:app=client"])?;
     ensure!(!pods.is_reached()?, "an answer after the restart");
     let kept = pods.wait_policies(&["NetworkPolicy shop/web"])?;
-    assert_eq!(kept[0].origin, Origin::Kubernetes);
+    assert_eq!(kept[0].origin, PolicyOrigin::Kubernetes);
     wait_for("the outage in the report", PATIENCE, || {
         let status = pods.stand.node().cli("status --verbose")?;
         let is_named = status.stdout.contains("using the policies as of ");

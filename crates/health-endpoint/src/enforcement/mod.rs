@@ -26,7 +26,7 @@ use health_datapath::{Datapath, TrieError, Workload};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
-use health_model::policy::{Origin, PolicyMode};
+use health_model::policy::{PolicyMode, PolicyOrigin};
 use health_policy::{
     Documents, ImportOutcome, Policy, PolicyName, PolicySettings, Repository, Trace, TraceRequest,
     parse,
@@ -136,7 +136,7 @@ impl Shared {
             clock,
         } = options;
         let mut repository = Repository::default();
-        let store = Store::in_dir(state_dir, Origin::Imported);
+        let store = Store::in_dir(state_dir, PolicyOrigin::Imported);
         store.load(&mut repository)?;
         let mut cluster_policies = cluster_state(state_dir, follows_cluster, &mut repository)?;
         if cluster_policies.is_none() {
@@ -362,7 +362,7 @@ fn cluster_state(
     follows_cluster: bool,
     repository: &mut Repository,
 ) -> Result<Option<ClusterState>, EnforceError> {
-    let store = Store::in_dir(state_dir, Origin::Kubernetes);
+    let store = Store::in_dir(state_dir, PolicyOrigin::Kubernetes);
     if !follows_cluster {
         store.remove().map_err(|source| EnforceError::Forget {
             path: store.path().to_owned(),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use health_model::durable;
-use health_model::policy::Origin;
+use health_model::policy::PolicyOrigin;
 use health_policy::Repository;
 
 use super::EnforceError;
@@ -18,14 +18,14 @@ pub const CLUSTER_FILE: &str = "policies-kubernetes.json";
 #[derive(Clone, Debug)]
 pub(super) struct Store {
     path: PathBuf,
-    origin: Origin,
+    origin: PolicyOrigin,
 }
 
 impl Store {
-    pub(super) fn in_dir(dir: &Path, origin: Origin) -> Self {
+    pub(super) fn in_dir(dir: &Path, origin: PolicyOrigin) -> Self {
         let name = match origin {
-            Origin::Imported => FILE,
-            Origin::Kubernetes => CLUSTER_FILE,
+            PolicyOrigin::Imported => FILE,
+            PolicyOrigin::Kubernetes => CLUSTER_FILE,
         };
         Self {
             path: dir.join(name),
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn rules_are_kept_and_a_damaged_file_is_an_error_that_names_it() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::in_dir(dir.path(), Origin::Imported);
+        let store = Store::in_dir(dir.path(), PolicyOrigin::Imported);
         let load = || {
             let mut repository = Repository::default();
             store

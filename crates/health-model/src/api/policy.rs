@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{Direction, L4, Origin, PolicyMode};
+use crate::policy::{Direction, L4, PolicyMode, PolicyOrigin};
 
 /// Answer to `GET /v1/policies`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub struct PolicyDocument {
     /// Kind, namespace and name, or the labels of its rules.
     pub name: String,
     /// Where it comes from.
-    pub origin: Origin,
+    pub origin: PolicyOrigin,
     /// When the agent got it in this form; absent if an earlier version got it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,

@@ -37,14 +37,14 @@ impl fmt::Display for PolicyMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum Origin {
+pub enum PolicyOrigin {
     /// Somebody imported it into this agent.
     Imported,
     /// It is an object of the Kubernetes cluster.
     Kubernetes,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for PolicyOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Imported => "imported",

@@ -1,5 +1,5 @@
 use health_model::identity::Identity;
-use health_model::policy::{Direction, L4, Origin};
+use health_model::policy::{Direction, L4, PolicyOrigin};
 
 use serde_json::json;
 
@@ -461,8 +461,8 @@ fn bare_rules_without_labels_are_known_by_what_they_say() {
         (1, 2)
     );
     let mut read = Repository::default();
-    let saved = repository.saved(Origin::Imported);
-    read.restore(&saved, Origin::Imported).unwrap();
+    let saved = repository.saved(PolicyOrigin::Imported);
+    read.restore(&saved, PolicyOrigin::Imported).unwrap();
     assert_eq!(read, repository);
     let name = imported.unchanged[0].to_string();
     let label = name.trim_start_matches("rules [").trim_end_matches(']');
