@@ -202,7 +202,7 @@ impl Stand {
     }
 
     /// Imports a policy, and returns when it is in force.
-    fn import(&self, policy: &Value) -> anyhow::Result<()> {
+    pub(crate) fn import(&self, policy: &Value) -> anyhow::Result<()> {
         let file = self.folder.path().join("policy.json");
         fs::write(&file, policy.to_string())?;
         let import = format!("policy import {}", file.display());

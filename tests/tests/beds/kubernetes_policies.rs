@@ -113,10 +113,7 @@ fn policies_of_the_cluster_are_in_force_and_named_with_their_origin() -> anyhow:
     assert!(listed[0].since.is_some(), "{listed:?}");
 
     // Policies of both origins add up, and each has one way to be deleted.
-    let file = pods.stand.folder.path().join("policy.yaml");
-    std::fs::write(&file, network_policy("client").to_string())?;
-    let import = format!("policy import {}", file.display());
-    pods.stand.node().cli(&import)?.success()?;
+    pods.stand.import(&network_policy("client"))?;
     ensure!(pods.is_reached()?, "no answer although it is allowed");
     let both = pods.wait_policies(&["NetworkPolicy shop/web", "NetworkPolicy shop/web"])?;
     assert_eq!(
