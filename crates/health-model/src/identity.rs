@@ -8,6 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::labels::LabelSet;
 
+/// Name of the reserved identity for the other hosts of the cluster.
+pub const REMOTE_NODE: &str = "remote-node";
+/// Name of the reserved identity for hosts that run an API server of Kubernetes.
+pub const KUBE_APISERVER: &str = "kube-apiserver";
+
 /// Reserved identities by name.
 const RESERVED: [(u32, &str); 9] = [
     (numbers::UNKNOWN, "unknown"),
@@ -16,8 +21,8 @@ const RESERVED: [(u32, &str); 9] = [
     (numbers::UNMANAGED, "unmanaged"),
     (numbers::HEALTH, "health"),
     (numbers::INIT, "init"),
-    (numbers::REMOTE_NODE, "remote-node"),
-    (numbers::KUBE_APISERVER, "kube-apiserver"),
+    (numbers::REMOTE_NODE, REMOTE_NODE),
+    (numbers::KUBE_APISERVER, KUBE_APISERVER),
     (numbers::INGRESS, "ingress"),
 ];
 
@@ -72,7 +77,7 @@ impl Identity {
     pub fn reserved_labels(self) -> Option<LabelSet> {
         let labels = self.reserved_name().map(LabelSet::reserved)?;
         Some(match self {
-            Self::KUBE_APISERVER => labels.with_reserved("remote-node"),
+            Self::KUBE_APISERVER => labels.with_reserved(REMOTE_NODE),
             _ => labels,
         })
     }

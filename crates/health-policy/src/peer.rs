@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use health_model::address::parse_network;
-use health_model::identity::Identity;
+use health_model::identity::{Identity, KUBE_APISERVER, REMOTE_NODE};
 use health_model::labels::LabelSet;
 use ipnet::IpNet;
 
@@ -15,8 +15,6 @@ use super::services::{ClusterServices, ServicePeers};
 const CIDR: &str = "cidr";
 /// Name of the reserved identity for everything outside the cluster.
 const WORLD: &str = "world";
-/// Name of the reserved identity for API servers.
-const API_SERVER: &str = "kube-apiserver";
 
 /// An identity as the other side of a packet.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +57,7 @@ impl<'a> Peer<'a> {
 
     /// Whether the peer is a host of the cluster.
     fn is_node(&self) -> bool {
-        self.is_host() || self.is_reserved("remote-node")
+        self.is_host() || self.is_reserved(REMOTE_NODE)
     }
 
     fn is_reserved(&self, name: &str) -> bool {
@@ -179,7 +177,7 @@ impl PeerSelector {
     /// Whether the selected peers depend on the services of the Kubernetes cluster.
     fn depends_on_services(&self) -> bool {
         match self {
-            Self::Services(_) | Self::Entity(Entity::Reserved(API_SERVER)) => true,
+            Self::Services(_) | Self::Entity(Entity::Reserved(KUBE_APISERVER)) => true,
             Self::Labels(_) | Self::Entity(_) | Self::Cidrs(_) | Self::Nodes(_) => false,
         }
     }

@@ -1,5 +1,6 @@
 //! The policies of an agent, by origin and name.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -294,14 +295,17 @@ impl Repository {
 
     /// Returns the policies of one origin in the form in which they are saved. Those of the cluster include the services
     /// that policies of any origin name.
-    pub fn saved(&self, origin: PolicyOrigin) -> SavedPolicies {
+    pub fn saved(&self, origin: PolicyOrigin) -> SavedPolicies<'_> {
         let policies = match origin {
             PolicyOrigin::Imported => &self.imported,
             PolicyOrigin::Kubernetes => &self.cluster,
         };
         SavedPolicies {
             revision: self.revision,
-            documents: policies.values().map(|p| p.document().clone()).collect(),
+            documents: policies
+                .values()
+                .map(|p| Cow::Borrowed(p.document()))
+                .collect(),
             since: policies.values().map(|p| p.since).collect(),
             services: match origin {
                 PolicyOrigin::Imported => SavedServices::default(),
@@ -319,7 +323,7 @@ impl Repository {
     /// Adds the saved policies of one origin, in the form in which an agent of this or an earlier version saved them.
     pub fn restore(
         &mut self,
-        saved: &SavedPolicies,
+        saved: &SavedPolicies<'_>,
         origin: PolicyOrigin,
     ) -> Result<(), PolicyError> {
         for (at, document) in saved.documents.iter().enumerate() {
@@ -354,9 +358,9 @@ impl HeldPolicy {
 /// Policies of one origin as the documents from which they were read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SavedPolicies {
+pub struct SavedPolicies<'a> {
     revision: u64,
-    documents: Vec<Value>,
+    documents: Vec<Cow<'a, Value>>,
     /// Since when each of them is known.
     #[serde(default)]
     since: Vec<Option<Timestamp>>,

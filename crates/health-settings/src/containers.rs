@@ -78,6 +78,16 @@ impl ApiAccess {
             (Self::Default, _) => None,
         }
     }
+
+    /// The kubeconfig with which to follow a cluster that this setting or the registry names; the inner `None` stands
+    /// for the credentials that this process finds. `None` if neither names a cluster.
+    pub fn of_cluster<'a>(
+        setting: Option<&'a Self>,
+        registry: &'a RegistrySpec,
+    ) -> Option<Option<&'a Path>> {
+        let is_named = setting.is_some() || matches!(registry, RegistrySpec::Kubernetes(_));
+        is_named.then(|| setting.unwrap_or(&Self::Default).kubeconfig(registry))
+    }
 }
 
 impl fmt::Display for ApiAccess {

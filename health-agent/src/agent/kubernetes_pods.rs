@@ -10,7 +10,7 @@ use health_model::labels::pod::{self, Labels};
 use health_model::task::AbortOnDrop;
 use health_probe::source::{ObjectPod, PodSet};
 use health_registry::kubernetes::{AccessError, ObjectTable, PodMetadata, PodWatch};
-use health_settings::{ApiAccess, RegistrySpec, Settings};
+use health_settings::{ApiAccess, Settings};
 use tokio::sync::watch;
 
 /// Follows this node's pods until dropped.
@@ -34,12 +34,10 @@ impl KubernetesPods {
     /// Starts watching the pods without waiting for a response. Returns `None` if the settings name no API server.
     /// Fails if no credentials are available. Must be called in a tokio runtime.
     pub(super) fn open(config: &Settings) -> Result<Option<Self>, AccessError> {
-        let registry = &config.node.registry;
         let access = config.containers.pods_from_kubernetes.as_ref();
-        if access.is_none() && !matches!(registry, RegistrySpec::Kubernetes(_)) {
+        let Some(kubeconfig) = ApiAccess::of_cluster(access, &config.node.registry) else {
             return Ok(None);
-        }
-        let kubeconfig = access.unwrap_or(&ApiAccess::Default).kubeconfig(registry);
+        };
         let is_probing = access.is_some();
         let watch = PodWatch::open(kubeconfig, &config.node.node_name, move |object, before| {
             read(object, before, is_probing)
@@ -195,7 +193,7 @@ fn follow_probed(
 fn pod_set(table: &ObjectTable<ReadPod>) -> PodSet {
     let outage = table.stale.as_ref().map(|stale| PodProblem {
         subject: "kubernetes".to_owned(),
-        problem: format!("using the pods as of {:.0}: {}", stale.since, stale.reason),
+        problem: stale.using("pods"),
     });
     let read = || table.objects.values().filter_map(|pod| pod.probes.as_ref());
     PodSet {

@@ -3,7 +3,6 @@
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use health_policy::{Kind, Policy, PolicyName, read_policy};
 use health_registry::kubernetes::{
     AccessError, EventWriter, ObjectEvent, ObjectTable, PolicyWatch,
 };
-use health_settings::{ApiAccess, RegistrySpec, Settings};
+use health_settings::{ApiAccess, Settings};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -23,13 +22,10 @@ use tracing::warn;
 
 use self::services::{NamedServices, ServiceTables};
 
-/// How long a server must lack a kind of policy before its policies, known from earlier, are removed. A server that has
-/// just started may not know its definitions yet.
-const LACKING: Duration = Duration::from_secs(60);
 /// How soon policies that could not be saved are saved again.
 const SAVE_AGAIN: Duration = Duration::from_secs(5);
-/// Range of the pause before an event is written, for each node of the mesh. All agents refuse an object at the same
-/// time, and the first to write its event spares the server the others' objects.
+/// The longest pause before an event is written, for each node of the mesh. All agents refuse an object at the same
+/// time.
 const EVENT_PAUSE: Duration = Duration::from_millis(50);
 /// Reason of the events about refused policies.
 const REFUSED: &str = "PolicyRefused";
@@ -41,7 +37,8 @@ const KINDS: [Kind; 3] = [
     Kind::CiliumClusterwideNetworkPolicy,
 ];
 
-type Tables = [watch::Receiver<Arc<ObjectTable<ReadObject>>>; 3];
+/// The objects of each kind.
+type Tables = [Arc<ObjectTable<ReadObject>>; 3];
 
 /// Follows the policies until dropped.
 pub(super) struct KubernetesPolicies {
@@ -65,7 +62,8 @@ impl KubernetesPolicies {
     /// Starts watching the policies without waiting for a response. Returns `None` if the settings name no API server.
     /// Fails if no credentials are available. Must be called in a tokio runtime.
     pub(super) fn open(config: &Settings) -> Result<Option<Self>, AccessError> {
-        let Some(kubeconfig) = kubeconfig(config) else {
+        let access = config.policy.policies_from_kubernetes.as_ref();
+        let Some(kubeconfig) = ApiAccess::of_cluster(access, &config.node.registry) else {
             return Ok(None);
         };
         Ok(Some(Self {
@@ -117,15 +115,6 @@ impl KubernetesPolicies {
             }
         })
     }
-}
-
-/// The kubeconfig to use, if any; `None` if the settings name no API server.
-fn kubeconfig(config: &Settings) -> Option<Option<&Path>> {
-    let registry = &config.node.registry;
-    let access = config.policy.policies_from_kubernetes.as_ref();
-    let is_followed = access.is_some() || matches!(registry, RegistrySpec::Kubernetes(_));
-    let access = access.unwrap_or(&ApiAccess::Default);
-    is_followed.then(|| access.kubeconfig(registry))
 }
 
 /// Returns the function that reads the objects of a kind.
@@ -208,10 +197,7 @@ fn document(object: &Value) -> Value {
 }
 
 /// What the tables say. `has_policies` tells whether policies of a kind are in force.
-fn known(
-    tables: &[Arc<ObjectTable<ReadObject>>; 3],
-    has_policies: impl Fn(Kind) -> bool,
-) -> ClusterPolicies {
+fn known(tables: &Tables, has_policies: impl Fn(Kind) -> bool) -> ClusterPolicies {
     let mut known = ClusterPolicies::default();
     for (kind, table) in KINDS.into_iter().zip(tables) {
         for object in table.objects.values() {
@@ -219,10 +205,7 @@ fn known(
                 .objects
                 .insert(object.policy_name(), object.policy.clone());
         }
-        let is_lacking = table
-            .lacking_since
-            .is_some_and(|since| since.elapsed() >= LACKING || !has_policies(kind));
-        if table.is_complete || is_lacking {
+        if table.has_all(|| has_policies(kind)) {
             known.complete.insert(kind);
         } else if let (Some(stale), None) = (&table.stale, &known.reason) {
             known.reason = Some(stale.reason.clone());
@@ -242,36 +225,24 @@ async fn set(enforcer: &Enforcer, policies: ClusterPolicies) -> Result<(), Probl
 }
 
 /// How long to wait at most for a change.
-fn pause(
-    tables: &[Arc<ObjectTable<ReadObject>>; 3],
-    services: &ServiceTables,
-    is_unsaved: bool,
-) -> Option<Duration> {
-    let lacking = tables.iter().filter_map(|table| table.lacking_since);
-    let lacking = lacking.chain(services.lacking_since());
-    let left = lacking.map(|since| LACKING.saturating_sub(since.elapsed()));
-    let left = left.filter(|left| !left.is_zero());
-    left.chain(is_unsaved.then_some(SAVE_AGAIN)).min()
+fn pause(tables: &Tables, services: &ServiceTables, is_unsaved: bool) -> Option<Duration> {
+    let lacking = tables.iter().filter_map(|table| table.has_all_in());
+    let lacking = lacking.chain(services.has_all_in());
+    lacking.chain(is_unsaved.then_some(SAVE_AGAIN)).min()
 }
 
 /// The problem to report: policies that may be outdated, or are not saved.
-fn outcome(
-    tables: &[Arc<ObjectTable<ReadObject>>; 3],
-    saved: Result<(), Problem>,
-) -> Result<(), Problem> {
+fn outcome(tables: &Tables, saved: Result<(), Problem>) -> Result<(), Problem> {
     saved?;
     let stale = tables.iter().find_map(|table| table.stale.as_ref());
     stale.map_or(Ok(()), |stale| {
-        Err(Problem::warning(format!(
-            "using the policies as of {:.0}: {}",
-            stale.since, stale.reason
-        )))
+        Err(Problem::warning(stale.using("policies")))
     })
 }
 
 /// Waits for a change of a table, or for the pause. Returns whether the tables are still followed.
 async fn changed(
-    tables: &mut Tables,
+    tables: &mut [watch::Receiver<Arc<ObjectTable<ReadObject>>>; 3],
     services: &mut NamedServices,
     pause: Option<Duration>,
 ) -> bool {
@@ -299,7 +270,7 @@ struct Announcer {
 }
 
 impl Announcer {
-    fn announce(&mut self, tables: &[Arc<ObjectTable<ReadObject>>; 3], nodes: usize) {
+    fn announce(&mut self, tables: &Tables, nodes: usize) {
         let mut refused = BTreeSet::new();
         for object in tables.iter().flat_map(|table| table.objects.values()) {
             let Err(reason) = &object.policy else {

@@ -17,6 +17,7 @@ use tests::apiserver::{ApiServer, Behaviour};
 use tests::namespace::Namespace;
 use tests::ping::{Pace, Pinging, is_answered};
 use tests::plugin::{Answer, Plugin, TRY_AGAIN_LATER};
+use tests::process::RunOutput;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 /// The labels of each pod of the namespace `shop`, besides its own.
@@ -203,11 +204,15 @@ impl Stand {
 
     /// Imports a policy, and returns when it is in force.
     pub(crate) fn import(&self, policy: &Value) -> anyhow::Result<()> {
+        self.try_import(policy)?.success().map(drop)
+    }
+
+    /// Runs the import of a policy, which may be refused.
+    pub(crate) fn try_import(&self, policy: &Value) -> anyhow::Result<RunOutput> {
         let file = self.folder.path().join("policy.json");
         fs::write(&file, policy.to_string())?;
-        let import = format!("policy import {}", file.display());
-        self.node().cli(&import)?.success()?;
-        Ok(())
+        self.node()
+            .cli(&format!("policy import {}", file.display()))
     }
 
     fn endpoint(&self, name: &str) -> anyhow::Result<Endpoint> {
@@ -442,15 +447,7 @@ fn packets_that_all_policies_treat_alike_do_not_notice_changes_of_labels() -> an
         let to = json!([{ "to": [{ "podSelector": webs }] }]);
         policies.push(policy(client, &named(client), "Egress", &to));
     }
-    let file = stand.folder.path().join("policies.json");
-    fs::write(
-        &file,
-        json!({ "apiVersion": "v1", "kind": "List", "items": policies }).to_string(),
-    )?;
-    let imported = stand
-        .node()
-        .cli(&format!("policy import {}", file.display()))?;
-    imported.success()?;
+    stand.import(&json!({ "apiVersion": "v1", "kind": "List", "items": policies }))?;
 
     let netns = |at: usize| stand.namespaces[at].name();
     let allowed = Pinging::start(netns(1), addresses[0], Pace::DENSE);

@@ -225,11 +225,9 @@ fn an_import_may_name_services_only_where_there_is_a_cluster() -> anyhow::Result
     stand
         .server
         .put(service("shop", "web", &json!({ "app": "web" })));
-    let file = stand.folder.path().join("policy.yaml");
     let egress = json!({ "toServices": [{ "k8sService": { "serviceName": "web" } }] });
-    std::fs::write(&file, cilium_policy(&egress).to_string())?;
-    let import = format!("policy import {}", file.display());
-    stand.node().cli(&import)?.success()?;
+    let policy = cilium_policy(&egress);
+    stand.import(&policy)?;
     peers.wait(OUTSIDE, false, "the policy to be in force")?;
     peers
         .pods
@@ -239,7 +237,7 @@ fn an_import_may_name_services_only_where_there_is_a_cluster() -> anyhow::Result
     stand.node().kill_agent(Signal::SIGTERM)?;
     stand.start_agent("")?;
     stand.wait_labels("client", &["k8s:app=client"])?;
-    let refused = stand.node().cli(&import)?;
+    let refused = stand.try_import(&policy)?;
     assert_ne!(refused.code, Some(0));
     let reason = "spec.egress[0].toServices: matching by service needs a Kubernetes cluster";
     assert!(refused.stderr.contains(reason), "{}", refused.stderr);

@@ -112,7 +112,7 @@ fn policies_of_the_cluster_are_in_force_and_named_with_their_origin() -> anyhow:
     assert_eq!(listed[0].origin, PolicyOrigin::Kubernetes);
     assert!(listed[0].since.is_some(), "{listed:?}");
 
-    // Policies of both origins add up, and each has one way to be deleted.
+    // Policies of both origins are in force; an imported one is deleted here, the other only in the cluster.
     pods.stand.import(&network_policy("client"))?;
     ensure!(pods.is_reached()?, "no answer although it is allowed");
     let both = pods.wait_policies(&["NetworkPolicy shop/web", "NetworkPolicy shop/web"])?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use health_model::identity::Identity;
+use health_model::identity::{Identity, KUBE_APISERVER, REMOTE_NODE};
 use health_model::labels::{Label, LabelSet, NODE};
 use health_policy::Repository;
 use health_registry::identity::{LocalNeeds, LocalNumbers};
@@ -11,9 +11,6 @@ use health_registry::nodes::Node;
 use ipnet::IpNet;
 
 use super::Surroundings;
-
-/// Name of the reserved identity for API servers.
-const API_SERVER: &str = "kube-apiserver";
 
 /// What policies tell apart.
 pub(super) struct Distinctions {
@@ -45,15 +42,15 @@ impl Distinctions {
             for ip in node.addresses.iter().chain(&node.secondary_addresses) {
                 let mut labels = labels.clone();
                 if api_servers.contains(ip) {
-                    labels = labels.with_reserved(API_SERVER);
+                    labels = labels.with_reserved(KUBE_APISERVER);
                 }
                 if !labels.is_empty() {
-                    others.insert(*ip, labels.with_reserved("remote-node"));
+                    others.insert(*ip, labels.with_reserved(REMOTE_NODE));
                 }
             }
         }
         if api_servers.iter().any(|ip| around.is_host(*ip)) {
-            host = host.with_reserved(API_SERVER);
+            host = host.with_reserved(KUBE_APISERVER);
         }
         let needs = LocalNeeds {
             prefixes: repository.prefixes(),
@@ -87,7 +84,7 @@ impl Distinctions {
         let known: Option<BTreeSet<Identity>> =
             in_use.map(|in_use| in_use.values().copied().collect());
         let of_node = |ip: &IpAddr, labels: &LabelSet| {
-            let without_labels = match labels.has_reserved(API_SERVER) {
+            let without_labels = match labels.has_reserved(KUBE_APISERVER) {
                 true => Identity::KUBE_APISERVER,
                 false => Identity::REMOTE_NODE,
             };

@@ -9,7 +9,7 @@ use std::{fs, io};
 
 use health_common::identity::{LOCAL, LOCAL_NODE};
 use health_model::durable;
-use health_model::identity::Identity;
+use health_model::identity::{Identity, KUBE_APISERVER, REMOTE_NODE};
 use health_model::labels::{CIDR, Label, LabelError, LabelSet};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -172,7 +172,7 @@ impl Kept {
         let is_address = prefix.prefix_len() == prefix.max_prefix_len();
         Ok(
             match is_address && self.api_servers.contains(&prefix.addr()) {
-                true => labels.with_reserved("kube-apiserver"),
+                true => labels.with_reserved(KUBE_APISERVER),
                 false => labels,
             },
         )
@@ -253,7 +253,7 @@ fn read(path: &Path) -> io::Result<Document> {
     }
     for (identity, labels) in &kept.nodes {
         let is_of_nodes = (LOCAL_NODE | 1..=LOCAL_NODE | LAST).contains(&identity.0);
-        if !is_of_nodes || !labels.has_reserved("remote-node") {
+        if !is_of_nodes || !labels.has_reserved(REMOTE_NODE) {
             return invalid(format!("a node cannot have identity {identity}"));
         }
     }

@@ -1,7 +1,7 @@
 //! The objects of one kind, as the cluster's API server reports them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use imbl::OrdMap;
 use kube::Client;
@@ -15,6 +15,10 @@ use super::access::Access;
 use super::follow::{Follower, Kept, unheard};
 use crate::nodes::{LastHeard, Staleness};
 
+/// How long a server must lack a kind of object before the objects of that kind count as gone. A server that has just
+/// started may not know its definitions yet.
+const LACKING: Duration = Duration::from_secs(60);
+
 /// The objects of one kind.
 #[derive(Debug, PartialEq)]
 pub struct ObjectTable<T> {
@@ -26,6 +30,23 @@ pub struct ObjectTable<T> {
     pub is_complete: bool,
     /// Since when the server has answered that it does not have this kind of object, if so. The table then has none.
     pub lacking_since: Option<Instant>,
+}
+
+impl<T> ObjectTable<T> {
+    /// Whether an object that is not in the table does not exist: after a complete listing, or if the server lacks the
+    /// kind. If objects are known from earlier, as `has_former` tells, it must have lacked the kind for a minute.
+    pub fn has_all(&self, has_former: impl FnOnce() -> bool) -> bool {
+        let is_lacking = self
+            .lacking_since
+            .is_some_and(|since| since.elapsed() >= LACKING || !has_former());
+        self.is_complete || is_lacking
+    }
+
+    /// Time until objects that are known from earlier no longer count, if the server lacks the kind.
+    pub fn has_all_in(&self) -> Option<Duration> {
+        let left = LACKING.saturating_sub(self.lacking_since?.elapsed());
+        (!left.is_zero()).then_some(left)
+    }
 }
 
 impl<T> Clone for ObjectTable<T> {

@@ -93,6 +93,16 @@ pub struct Staleness {
     pub reason: String,
 }
 
+impl Staleness {
+    /// Describes which `objects` are in use meanwhile, and why.
+    pub fn using(&self, objects: &str) -> String {
+        format!(
+            "using the {objects} as of {:.0}: {}",
+            self.since, self.reason
+        )
+    }
+}
+
 /// A registry entry that cannot be used. Other entries are not affected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnusableEntry {

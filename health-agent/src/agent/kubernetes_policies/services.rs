@@ -4,17 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use health_model::activity::Problem;
 use health_model::labels::pod::K8S;
 use health_model::labels::{Label, LabelSet};
 use health_policy::{ClusterServices, Service};
 use health_registry::kubernetes::{AccessError, ObjectTable, ServiceScope, ServiceWatch};
+use health_registry::nodes::Staleness;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
-
-use super::LACKING;
 
 /// Selects the slices of services that do not select pods, and of the API servers. Kubernetes makes all other slices.
 const SLICES: &str = "endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io";
@@ -91,12 +90,8 @@ impl ServiceTables {
             let services = services.map(|(name, service)| (name.clone(), service.clone()));
             Arc::new(services.collect::<BTreeMap<_, _>>())
         };
-        let had_addresses = before.addresses.as_ref().is_some_and(|had| !had.is_empty());
-        let is_lacking = self
-            .slices
-            .lacking_since
-            .is_some_and(|since| since.elapsed() >= LACKING || !had_addresses);
-        let has_slices = self.slices.is_complete || is_lacking;
+        let had_addresses = || before.addresses.as_ref().is_some_and(|had| !had.is_empty());
+        let has_slices = self.slices.has_all(had_addresses);
         ClusterServices {
             services: self.services.is_complete.then(all),
             addresses: has_slices.then(|| Arc::new(self.addresses())),
@@ -112,32 +107,29 @@ impl ServiceTables {
         of_services
     }
 
+    fn stale(&self) -> Option<&Staleness> {
+        self.services.stale.as_ref().or(self.slices.stale.as_ref())
+    }
+
     /// Why the services may be outdated.
     pub(super) fn reason(&self) -> Option<String> {
-        let stale = [&self.services.stale, &self.slices.stale];
-        let stale = stale.into_iter().flatten().next();
-        stale.map(|stale| stale.reason.clone())
+        self.stale().map(|stale| stale.reason.clone())
     }
 
     /// The problem to report, if policies depend on services.
     pub(super) fn outcome(&self, needs_services: bool) -> Result<(), Problem> {
-        let stale = [&self.services.stale, &self.slices.stale];
-        let stale = stale.into_iter().flatten().next();
-        let problem = match stale {
+        let problem = match self.stale() {
             _ if !needs_services => return Ok(()),
-            Some(stale) => format!(
-                "using the services as of {:.0}: {}",
-                stale.since, stale.reason
-            ),
+            Some(stale) => stale.using("services"),
             None if self.slices.lacking_since.is_some() => NO_SLICES.to_owned(),
             None => return Ok(()),
         };
         Err(Problem::warning(problem))
     }
 
-    /// Since when the server lacks endpoint slices, if it does.
-    pub(super) fn lacking_since(&self) -> Option<Instant> {
-        self.slices.lacking_since
+    /// Time until addresses that are known from earlier no longer count, if the server lacks endpoint slices.
+    pub(super) fn has_all_in(&self) -> Option<Duration> {
+        self.slices.has_all_in()
     }
 }
 

@@ -93,7 +93,7 @@ async fn nodes_with_the_same_named_labels_share_an_identity_while_policies_name_
     assert_eq!(others(), [three, three, four]);
     assert!(reaches(four) && !reaches(Identity::HOST));
 
-    // An API server is told apart from other nodes of its zone.
+    // An API server has another identity than the other nodes of its zone.
     let mut given = to_zone("a");
     let server = (
         "default/kubernetes".to_owned(),

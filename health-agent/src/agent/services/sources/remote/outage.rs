@@ -11,9 +11,6 @@ pub(super) fn outage(
 ) -> Option<ServiceProblem> {
     stale.map(|stale| ServiceProblem {
         subject: source.to_owned(),
-        problem: format!(
-            "using the {objects} as of {:.0}: {}",
-            stale.since, stale.reason
-        ),
+        problem: stale.using(objects),
     })
 }
