@@ -218,7 +218,7 @@ mod tests {
             objects: objects.into_iter().collect(),
             stale: None,
             is_complete: true,
-            lacking_since: None,
+            lacking: None,
         }
     }
 

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
 
-use self::services::{NamedServices, ServiceTables};
+use self::services::NamedServices;
 
 /// How soon policies that could not be saved are saved again.
 const SAVE_AGAIN: Duration = Duration::from_secs(5);
@@ -106,7 +106,7 @@ impl KubernetesPolicies {
                 let saved = set(&enforcer, known).await;
                 let needs_services = enforcer.repository().depends_on_services();
                 let services_outcome = service_tables.outcome(needs_services);
-                let pause = pause(&now, &service_tables, saved.is_err());
+                let pause = saved.is_err().then_some(SAVE_AGAIN);
                 let outcome = outcome(&now, saved).and(services_outcome);
                 reporter.end(outcome.err(), pause);
                 if !changed(&mut tables, &mut services, pause).await {
@@ -207,8 +207,10 @@ fn known(tables: &Tables, has_policies: impl Fn(Kind) -> bool) -> ClusterPolicie
         }
         if table.has_all(|| has_policies(kind)) {
             known.complete.insert(kind);
-        } else if let (Some(stale), None) = (&table.stale, &known.reason) {
-            known.reason = Some(stale.reason.clone());
+        } else if known.reason.is_none() {
+            let stale = table.stale.as_ref().map(|stale| stale.reason.clone());
+            let lacking = || format!("the API server has no {}; asking again", kind.name());
+            known.reason = stale.or_else(|| table.lacking.map(|_| lacking()));
         }
     }
     known
@@ -222,13 +224,6 @@ async fn set(enforcer: &Enforcer, policies: ClusterPolicies) -> Result<(), Probl
             warn!(%error, "cannot follow all policies of the Kubernetes cluster; trying again");
             Problem::warning(error)
         })
-}
-
-/// How long to wait at most for a change.
-fn pause(tables: &Tables, services: &ServiceTables, is_unsaved: bool) -> Option<Duration> {
-    let lacking = tables.iter().filter_map(|table| table.has_all_in());
-    let lacking = lacking.chain(services.has_all_in());
-    lacking.chain(is_unsaved.then_some(SAVE_AGAIN)).min()
 }
 
 /// The problem to report: policies that may be outdated, or are not saved.

@@ -25,6 +25,8 @@ const WATCH_SECS: std::ops::Range<u32> = 240..300;
 /// Range of the pause before the next look for a kind of object that the server does not have. Each of a thousand
 /// agents looks on its own.
 const LACKING_SECS: std::ops::Range<u64> = 20..30;
+/// The pause while the server has not answered often enough that it does not have the kind.
+const UNSURE_LACKING: Duration = Duration::from_secs(2);
 /// An accepted watch that runs this long without an error counts as good.
 const SETTLED: Duration = Duration::from_millis(500);
 /// The first change is published immediately; changes within this time after it are batched, because objects come and
@@ -61,8 +63,11 @@ pub(crate) trait Kept: Send {
     fn is_optional(&self) -> bool {
         false
     }
-    /// Publishes that the server does not have this kind of object. Called only if [`Self::is_optional`].
-    fn set_lacking(&mut self) {}
+    /// Publishes that the server does not have this kind of object. Called only if [`Self::is_optional`]. Returns whether
+    /// the server has answered this often enough to count.
+    fn set_lacking(&mut self) -> bool {
+        true
+    }
 }
 
 /// Keeps the known state of the objects up to date.
@@ -113,7 +118,10 @@ where
             };
             match end {
                 End::Broken => self.pause().await,
-                End::Lacking => sleep(Duration::from_secs(rand::random_range(LACKING_SECS))).await,
+                End::Lacking { is_sure: false } => sleep(UNSURE_LACKING).await,
+                End::Lacking { is_sure: true } => {
+                    sleep(Duration::from_secs(rand::random_range(LACKING_SECS))).await;
+                }
             }
         }
     }
@@ -144,8 +152,8 @@ where
                         self.heard.note();
                         self.stale = None;
                         self.backoff.reset();
-                        self.kept.set_lacking();
-                        return End::Lacking;
+                        let is_sure = self.kept.set_lacking();
+                        return End::Lacking { is_sure };
                     }
                     Some(Err(error)) => {
                         settled_at = None;
@@ -244,7 +252,10 @@ enum End {
     /// The connection or the answers cannot be used any more.
     Broken,
     /// The server does not have this kind of object.
-    Lacking,
+    Lacking {
+        /// Whether it has answered this often enough.
+        is_sure: bool,
+    },
 }
 
 /// The effect of an event.

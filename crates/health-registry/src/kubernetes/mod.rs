@@ -11,7 +11,7 @@ mod services;
 pub use self::access::AccessError;
 pub(crate) use self::access::server;
 pub use self::events::{EventWriter, ObjectEvent};
-pub use self::objects::{ObjectTable, ObjectWatch};
+pub use self::objects::{Lacking, ObjectTable, ObjectWatch};
 pub use self::pods::{PodMetadata, PodWatch};
 pub use self::policies::PolicyWatch;
 pub use self::services::{ServiceScope, ServiceWatch};

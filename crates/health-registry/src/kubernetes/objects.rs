@@ -1,7 +1,7 @@
 //! The objects of one kind, as the cluster's API server reports them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use imbl::OrdMap;
 use kube::Client;
@@ -10,14 +10,17 @@ use kube::runtime::watcher;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::access::Access;
 use super::follow::{Follower, Kept, unheard};
 use crate::nodes::{LastHeard, Staleness};
 
-/// How long a server must lack a kind of object before the objects of that kind count as gone. A server that has just
-/// started may not know its definitions yet.
+/// How long a server must lack a kind of object before the known objects of that kind count as gone. A server that has
+/// just started may not know its definitions yet.
 const LACKING: Duration = Duration::from_secs(60);
+/// How often in a row a server must answer that it lacks a kind before that counts at all.
+const LACKING_ANSWERS: u32 = 3;
 
 /// The objects of one kind.
 #[derive(Debug, PartialEq)]
@@ -28,24 +31,43 @@ pub struct ObjectTable<T> {
     pub stale: Option<Staleness>,
     /// Whether there was a complete listing. If so, an object that is not in the table does not exist.
     pub is_complete: bool,
-    /// Since when the server has answered that it does not have this kind of object, if so. The table then has none.
-    pub lacking_since: Option<Instant>,
+    /// Set while the server answers that it does not have this kind of object. The table then has none.
+    pub lacking: Option<Lacking>,
+}
+
+/// The answers of a server that does not have a kind of object, one after the other. An outage ends them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    answers: u32,
+    first: Instant,
+    last: Instant,
+}
+
+impl Lacking {
+    /// Adds an answer to those `before` it.
+    fn after(before: Option<Self>) -> Self {
+        let now = Instant::now();
+        Self {
+            answers: before.map_or(0, |before| before.answers).saturating_add(1),
+            first: before.map_or(now, |before| before.first),
+            last: now,
+        }
+    }
+
+    fn is_sure(&self) -> bool {
+        self.answers >= LACKING_ANSWERS
+    }
 }
 
 impl<T> ObjectTable<T> {
-    /// Whether an object that is not in the table does not exist: after a complete listing, or if the server lacks the
-    /// kind. If objects are known from earlier, as `has_former` tells, it must have lacked the kind for a minute.
+    /// Whether an object that is not in the table does not exist: after a complete listing, or after several answers in
+    /// a row that the server lacks the kind. If objects are known from earlier, as `has_former` tells, the last of these
+    /// answers must come a minute after the first.
     pub fn has_all(&self, has_former: impl FnOnce() -> bool) -> bool {
-        let is_lacking = self
-            .lacking_since
-            .is_some_and(|since| since.elapsed() >= LACKING || !has_former());
+        let is_lacking = self.lacking.is_some_and(|lacking| {
+            lacking.is_sure() && (lacking.last - lacking.first >= LACKING || !has_former())
+        });
         self.is_complete || is_lacking
-    }
-
-    /// Time until objects that are known from earlier no longer count, if the server lacks the kind.
-    pub fn has_all_in(&self) -> Option<Duration> {
-        let left = LACKING.saturating_sub(self.lacking_since?.elapsed());
-        (!left.is_zero()).then_some(left)
     }
 }
 
@@ -55,7 +77,7 @@ impl<T> Clone for ObjectTable<T> {
             objects: self.objects.clone(),
             stale: self.stale.clone(),
             is_complete: self.is_complete,
-            lacking_since: self.lacking_since,
+            lacking: self.lacking,
         }
     }
 }
@@ -97,7 +119,7 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
             objects: OrdMap::new(),
             stale: Some(unheard(&heard)),
             is_complete: false,
-            lacking_since: None,
+            lacking: None,
         };
         let (sender, receiver) = watch::channel(Arc::new(table.clone()));
         let kept = KeptObjects {
@@ -194,7 +216,7 @@ where
         }
         self.table.objects = std::mem::take(&mut self.listed);
         self.table.is_complete = true;
-        self.table.lacking_since = None;
+        self.table.lacking = None;
         Ok(())
     }
 
@@ -240,6 +262,9 @@ where
                 tracing::info!(count, "Kubernetes {resource} are up to date");
             }
         }
+        if stale.is_some() {
+            self.table.lacking = None;
+        }
         self.table.stale = stale;
         self.publish();
     }
@@ -248,18 +273,19 @@ where
         self.scope.is_optional
     }
 
-    fn set_lacking(&mut self) {
-        if self.table.lacking_since.is_some() && self.table.stale.is_none() {
-            return;
+    fn set_lacking(&mut self) -> bool {
+        if self.table.lacking.is_none() {
+            let resource = self.scope.resource;
+            tracing::info!("the Kubernetes API server has no {resource}");
+            self.is_reported = false;
+            self.table.objects.clear();
+            self.table.is_complete = false;
+            self.table.stale = None;
         }
-        let resource = self.scope.resource;
-        tracing::info!("the Kubernetes API server has no {resource}");
-        self.is_reported = false;
-        self.table.objects.clear();
-        self.table.is_complete = false;
-        self.table.stale = None;
-        self.table.lacking_since.get_or_insert_with(Instant::now);
+        let lacking = Lacking::after(self.table.lacking);
+        self.table.lacking = Some(lacking);
         self.publish();
+        lacking.is_sure()
     }
 }
 
@@ -288,4 +314,71 @@ fn value(object: DynamicObject, kind: &ApiResource) -> Value {
         "deletionTimestamp": metadata.deletion_timestamp,
     });
     data
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::networking::v1::NetworkPolicy;
+
+    use super::*;
+
+    fn kept() -> KeptObjects<(), fn(Value, Option<&()>)> {
+        let table = ObjectTable {
+            objects: OrdMap::new(),
+            stale: Some(unheard(&LastHeard::now())),
+            is_complete: false,
+            lacking: None,
+        };
+        KeptObjects {
+            scope: Scope {
+                resource: "policies",
+                kind: ApiResource::erase::<NetworkPolicy>(&()),
+                labels: None,
+                fields: None,
+                can_be_empty: true,
+                is_optional: true,
+            },
+            read: |_, _| (),
+            sender: watch::Sender::new(Arc::new(table.clone())),
+            table,
+            listed: OrdMap::new(),
+            is_reported: false,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kind_is_not_lacking_before_the_server_has_said_so_several_times() {
+        let mut kept = kept();
+        for _ in 0..2 {
+            assert!(!kept.set_lacking());
+            assert!(!kept.table.has_all(|| false));
+        }
+        assert!(kept.set_lacking());
+        assert!(kept.table.has_all(|| false) && !kept.table.has_all(|| true));
+        tokio::time::advance(LACKING).await;
+        assert!(!kept.table.has_all(|| true), "nobody has asked again");
+        kept.set_lacking();
+        assert!(kept.table.has_all(|| true));
+        kept.end_list().unwrap();
+        assert_eq!(kept.table.lacking, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_does_not_count_as_time_without_a_kind() {
+        let mut kept = kept();
+        for _ in 0..3 {
+            kept.set_lacking();
+        }
+        tokio::time::advance(LACKING / 2).await;
+        kept.set_stale(Some(unheard(&LastHeard::now())));
+        tokio::time::advance(LACKING).await;
+        assert!(!kept.table.has_all(|| false) && !kept.table.has_all(|| true));
+        for _ in 0..3 {
+            kept.set_lacking();
+        }
+        assert!(!kept.table.has_all(|| true));
+        tokio::time::advance(LACKING).await;
+        kept.set_lacking();
+        assert!(kept.table.has_all(|| true));
+    }
 }

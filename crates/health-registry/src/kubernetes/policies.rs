@@ -27,22 +27,24 @@ impl<T: PartialEq + Send + Sync + 'static> PolicyWatch<T> {
         [network, cilium, clusterwide]: [impl FnMut(Value, Option<&T>) -> T + Send + 'static; 3],
     ) -> Result<Self, AccessError> {
         let access = Access::find(kubeconfig)?;
-        let follow = |resource, kind, read| {
+        let follow = |resource, kind, is_optional, read| {
             let scope = Scope {
                 resource,
                 kind,
                 labels: None,
                 fields: None,
                 can_be_empty: true,
-                is_optional: true,
+                is_optional,
             };
             ObjectWatch::start(access.clone(), scope, read)
         };
-        let of_cilium = |kind, resource, read| follow(resource, of_cilium(kind, resource), read);
+        let of_cilium =
+            |kind, resource, read| follow(resource, of_cilium(kind, resource), true, read);
         Ok(Self([
             follow(
                 "networkpolicies",
                 ApiResource::erase::<NetworkPolicy>(&()),
+                false,
                 network,
             ),
             of_cilium("CiliumNetworkPolicy", "ciliumnetworkpolicies", cilium),

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use health_model::activity::Problem;
 use health_model::labels::pod::K8S;
@@ -121,15 +120,10 @@ impl ServiceTables {
         let problem = match self.stale() {
             _ if !needs_services => return Ok(()),
             Some(stale) => stale.using("services"),
-            None if self.slices.lacking_since.is_some() => NO_SLICES.to_owned(),
+            None if self.slices.lacking.is_some() => NO_SLICES.to_owned(),
             None => return Ok(()),
         };
         Err(Problem::warning(problem))
-    }
-
-    /// Time until addresses that are known from earlier no longer count, if the server lacks endpoint slices.
-    pub(super) fn has_all_in(&self) -> Option<Duration> {
-        self.slices.has_all_in()
     }
 }
 
