@@ -32,7 +32,7 @@ pub(super) enum Scope<'a> {
 }
 
 impl Scope<'_> {
-    /// Limits a rule's `endpointSelector`. A selector that names `reserved:init` stays unchanged, because those
+    /// Limits a rule's `endpointSelector`. A selector that requires `reserved:init` stays unchanged, because those
     /// endpoints have no namespace yet.
     fn limit_subject(self, selector: &mut Selector, field: &Field<'_>) -> Result<(), PolicyError> {
         let Self::Namespace(own) = self else {
@@ -43,7 +43,7 @@ impl Scope<'_> {
                 "a policy in namespace {own:?} cannot select endpoints in namespace {other:?}"
             ))));
         }
-        if !selector.names_init() {
+        if !selector.requires_init() {
             selector.require(K8S, POD_NAMESPACE, own);
         }
         Ok(())
@@ -83,7 +83,7 @@ pub(super) fn read_rule(
     ])?;
     let subject_field = fields.required("endpointSelector")?;
     let mut subject = Selector::read(&subject_field)?;
-    let subject_is_init = subject.names_init();
+    let subject_is_init = subject.requires_init();
     scope.limit_subject(&mut subject, &subject_field)?;
     if let Some(description) = fields.get("description") {
         description.text()?;

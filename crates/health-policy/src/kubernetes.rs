@@ -9,7 +9,7 @@ use health_model::policy::{Direction, Protocol};
 
 use super::cidr::read_ip_block;
 use super::cilium::{self, place};
-use super::error::{PolicyError, Problem};
+use super::error::PolicyError;
 use super::field::{Field, Fields};
 use super::peer::{CidrSet, PeerSelector, Peers};
 use super::rule::{Action, Entry, PolicyName, Rule, Section};
@@ -18,7 +18,7 @@ use crate::ports::{PortSpec, Ports, Traffic};
 
 const POLICY_TYPES: [&str; 2] = ["Ingress", "Egress"];
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
-/// Maximum characters of a list shown in an error.
+/// How many characters of a list an error shows.
 const SHOWN: usize = 64;
 
 /// Reads the rule of the policy with this name and namespace. The rule gets the `derived` labels.
@@ -32,17 +32,14 @@ pub(super) fn read_rule(
     let mut subject = Selector::read_k8s(&fields.required("podSelector")?, "")?;
     subject.require(K8S, POD_NAMESPACE, namespace);
     let types = PolicyTypes::read(&fields)?;
-    let section = |direction: Direction, is_there: bool| {
+    let section = |direction: Direction, is_there: bool| -> Result<Section, PolicyError> {
         let mut entries = Vec::new();
         for field in fields.items(&direction.to_string())? {
             entries.push(read_entry(&field, direction, namespace, policy)?);
         }
-        if !is_there
-            && let Some(field) = fields.get(&direction.to_string())
-            && !entries.is_empty()
-        {
-            let problem = "policyTypes does not list this direction, so these rules have no effect";
-            return Err(field.error(Problem::Conflict(problem.to_owned())));
+        if !is_there {
+            // The API server accepts rules of a direction that `policyTypes` does not list; they have no effect.
+            entries.clear();
         }
         Ok(Section {
             is_there,

@@ -104,12 +104,14 @@ impl Selector {
             .any(|requirement| requirement.key.source.as_deref() == Some(RESERVED))
     }
 
-    /// Whether a requirement concerns endpoints whose labels are not known yet.
-    pub(super) fn names_init(&self) -> bool {
+    /// Whether the selector selects only endpoints whose labels are not known yet.
+    pub(super) fn requires_init(&self) -> bool {
         let init = Identity::INIT.reserved_name();
         self.0.iter().any(|requirement| {
             let key = &requirement.key;
-            key.source.as_deref() == Some(RESERVED) && Some(key.name.as_str()) == init
+            key.source.as_deref() == Some(RESERVED)
+                && Some(key.name.as_str()) == init
+                && matches!(requirement.test, Test::In(_) | Test::Exists)
         })
     }
 
