@@ -167,11 +167,11 @@ impl Enforcer {
     /// Saves the services that imported policies name, for starts without an answer from the API server. If this fails,
     /// they are saved with the next change of the cluster's policies.
     pub(super) fn save_named_services(&self) {
-        let repository = self.repository();
         let Some(state) = &self.0.cluster_policies else {
             return;
         };
         let mut state = lock(state);
+        let repository = self.repository();
         if repository.depends_on_services()
             && state.unknown(&repository, None).is_none()
             && let Err(error) = state.save(&repository)
