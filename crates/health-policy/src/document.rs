@@ -19,7 +19,7 @@ use super::field::{Field, Fields};
 use super::kubernetes;
 use super::rule::{Kind, PolicyName, Rule};
 
-/// Maximum number of allow and deny rules in one import, both directions together.
+/// Maximum number of allow and deny rules in one import or one object of the cluster, both directions together.
 const RULES_MAX: usize = 10_000;
 
 /// Namespace of Kubernetes objects that do not name one.
@@ -68,6 +68,16 @@ impl Policy {
     /// Returns the document from which the policy was imported: an object, or the list of its bare rules.
     pub const fn document(&self) -> &Value {
         &self.document
+    }
+
+    /// Returns the UID of the object from which the policy was read, if it has one.
+    pub fn uid(&self) -> Option<&str> {
+        let uid = self.document.pointer("/metadata/uid")?.as_str();
+        uid.filter(|uid| !uid.is_empty())
+    }
+
+    pub(super) fn shared_name(&self) -> Arc<PolicyName> {
+        self.name.clone()
     }
 
     /// Returns the labels of the policy's rules, including those derived from its object.
@@ -135,16 +145,7 @@ pub fn parse(text: &str) -> Result<Documents, PolicyError> {
     if policies.is_empty() {
         return Err(Problem::Empty { skipped }.into());
     }
-    let rules = policies.values().flat_map(|policy| &policy.rules);
-    let count: usize = rules
-        .map(|rule| rule.ingress.entries.len() + rule.egress.entries.len())
-        .sum();
-    if count > RULES_MAX {
-        let problem = Problem::Conflict(format!(
-            "too many rules in one import: {count}; at most {RULES_MAX} are allowed"
-        ));
-        return Err(problem.into());
-    }
+    check_rules(policies.values(), "one import")?;
     skipped.truncate(SKIPPED_MAX);
     Ok(Documents {
         policies: policies.into_values().collect(),
@@ -154,7 +155,28 @@ pub fn parse(text: &str) -> Result<Documents, PolicyError> {
 
 /// Reads a policy from an object of one of the [kinds of policy](Kind).
 pub fn read_policy(object: &Value) -> Result<Policy, PolicyError> {
-    read_object(&Field::root(object))
+    let policy = read_object(&Field::root(object))?;
+    let checked = check_rules([&policy], "one object");
+    checked.map_err(|error| error.of_policy(&policy.name))?;
+    Ok(policy)
+}
+
+/// Fails if policies have more than [`RULES_MAX`] rules together.
+fn check_rules<'a>(
+    policies: impl IntoIterator<Item = &'a Policy>,
+    place: &str,
+) -> Result<(), PolicyError> {
+    let rules = policies.into_iter().flat_map(|policy| &policy.rules);
+    let count: usize = rules
+        .map(|rule| rule.ingress.entries.len() + rule.egress.entries.len())
+        .sum();
+    if count > RULES_MAX {
+        let problem = Problem::Conflict(format!(
+            "too many rules in {place}: {count}; at most {RULES_MAX} are allowed"
+        ));
+        return Err(problem.into());
+    }
+    Ok(())
 }
 
 /// Reads a policy from the document that [`Policy::document`] keeps, accepting all that earlier versions accepted. Also

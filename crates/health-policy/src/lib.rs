@@ -31,7 +31,7 @@ pub use compile::{CompiledDirection, CompiledPolicy, EntryKey, PolicyDiff};
 pub use document::{Documents, Policy, parse, read_policy};
 pub use error::{Place, PolicyError, Problem};
 pub use peer::{Peer, prefix};
-pub use repository::{HeldPolicy, ImportOutcome, Repository, SavedPolicies};
+pub use repository::{HeldPolicy, ImportOutcome, PrefixCount, Repository, SavedPolicies};
 pub use resolve::{
     Decision, Enforcement, PolicySettings, Reason, ResolvedDirection, ResolvedPolicy, Verdict,
 };

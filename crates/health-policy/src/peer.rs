@@ -78,7 +78,7 @@ pub fn prefix(labels: &LabelSet) -> Option<IpNet> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entity {
     All,
-    /// Every known identity that is not part of the world.
+    /// Every known identity that is not part of the world, and the API servers wherever they are, as in Cilium.
     Cluster,
     None,
     /// Peers with the label of this reserved identity.
@@ -107,7 +107,9 @@ impl Entity {
         match self {
             Self::All => true,
             Self::None => false,
-            Self::Cluster => !peer.is_unknown() && !peer.is_reserved(WORLD),
+            Self::Cluster => {
+                !peer.is_unknown() && (!peer.is_reserved(WORLD) || peer.is_reserved(KUBE_APISERVER))
+            }
             Self::Reserved(name) => peer.is_reserved(name),
         }
     }
@@ -177,8 +179,10 @@ impl PeerSelector {
     /// Whether the selected peers depend on the services of the Kubernetes cluster.
     fn depends_on_services(&self) -> bool {
         match self {
-            Self::Services(_) | Self::Entity(Entity::Reserved(KUBE_APISERVER)) => true,
-            Self::Labels(_) | Self::Entity(_) | Self::Cidrs(_) | Self::Nodes(_) => false,
+            Self::Services(_)
+            | Self::Entity(Entity::Cluster | Entity::Reserved(KUBE_APISERVER)) => true,
+            Self::Labels(selector) | Self::Nodes(selector) => selector.names_api_servers(),
+            Self::Entity(_) | Self::Cidrs(_) => false,
         }
     }
 }
@@ -226,11 +230,12 @@ impl Peers {
     /// Returns the keys of the labels of nodes by which peers are named.
     pub(super) fn node_keys(&self) -> impl Iterator<Item = &str> {
         self.selectors().iter().flat_map(|selector| {
-            let selector = match selector {
-                PeerSelector::Nodes(selector) => Some(selector),
+            let keys = match selector {
+                PeerSelector::Nodes(selector) => Some(selector.node_keys(true)),
+                PeerSelector::Labels(selector) => Some(selector.node_keys(false)),
                 _ => None,
             };
-            selector.into_iter().flat_map(Selector::node_keys)
+            keys.into_iter().flatten()
         })
     }
 
@@ -350,6 +355,51 @@ mod tests {
             assert_eq!(selects(&all, labels), is_node, "{labels:?}");
         }
         assert!(by_zone.node_keys().eq([key]));
+        // A selector of endpoints means nodes only if it says so.
+        let endpoints = serde_json::json!({ "matchLabels": { "node:zone": "a", "app": "b" } });
+        let endpoints = Selector::read(&crate::field::Field::root(&endpoints)).unwrap();
+        let endpoints = Peers::Selected(vec![PeerSelector::Labels(endpoints)]);
+        assert!(endpoints.node_keys().eq(["zone"]));
+    }
+
+    #[test]
+    fn the_cluster_includes_its_api_servers_wherever_they_are() {
+        let cluster = Peers::Selected(vec![PeerSelector::Entity(Entity::Cluster)]);
+        for (labels, is_selected) in [
+            (&["cidr:192.0.2.1/32", "reserved:world"][..], false),
+            (
+                &[
+                    "cidr:192.0.2.1/32",
+                    "reserved:kube-apiserver",
+                    "reserved:world",
+                ],
+                true,
+            ),
+            (&["reserved:kube-apiserver", "reserved:remote-node"], true),
+            (&["k8s:app=web"], true),
+        ] {
+            assert_eq!(selects(&cluster, labels), is_selected, "{labels:?}");
+        }
+        assert!(cluster.depend_on_services());
+    }
+
+    #[test]
+    fn selectors_that_name_api_servers_depend_on_services() {
+        for (key, depends) in [
+            ("reserved:kube-apiserver", true),
+            ("kube-apiserver", true),
+            ("k8s:kube-apiserver", false),
+            ("reserved:host", false),
+        ] {
+            let selector = serde_json::json!({ "matchLabels": { key: "" } });
+            let selector = Selector::read(&crate::field::Field::root(&selector)).unwrap();
+            for selector in
+                [PeerSelector::Labels, PeerSelector::Nodes].map(|of| of(selector.clone()))
+            {
+                let peers = Peers::Selected(vec![selector]);
+                assert_eq!(peers.depend_on_services(), depends, "{key}");
+            }
+        }
     }
 
     #[test]

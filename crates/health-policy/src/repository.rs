@@ -1,7 +1,10 @@
 //! The policies of an agent, by origin and name.
 
 use std::borrow::Cow;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use health_model::labels::{Label, LabelSet};
@@ -17,6 +20,12 @@ use super::resolve::{PolicySettings, ResolvedPolicy};
 use super::rule::{PolicyName, Rule};
 use super::services::{ClusterServices, SavedServices};
 
+/// All addresses of each family.
+const ALL_ADDRESSES: [IpNet; 2] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
+];
+
 /// The policies of an agent: those that were imported, and those of its Kubernetes cluster. Policies of the same name
 /// but different origin are both in force.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,7 +39,7 @@ pub struct Repository {
     outdated: Vec<PolicyError>,
 }
 
-type Policies = BTreeMap<PolicyName, HeldPolicy>;
+type Policies = BTreeMap<Arc<PolicyName>, HeldPolicy>;
 
 /// A policy in a repository. Clones share the policy.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,6 +87,22 @@ impl HeldPolicy {
     /// Returns the document from which the policy was read: an object, or the list of its bare rules.
     pub fn document(&self) -> &Value {
         self.policy.document()
+    }
+
+    /// Returns the UID of the object from which the policy was read, if it has one.
+    pub fn uid(&self) -> Option<&str> {
+        self.policy.uid()
+    }
+
+    /// Returns the keys of the labels of nodes by which the policy's rules name peers.
+    pub fn node_keys(&self) -> impl Iterator<Item = &str> {
+        let entries = self.rules.iter().flat_map(|rule| rule.entries());
+        entries.flat_map(|entry| entry.peers.node_keys())
+    }
+
+    fn prefixes(&self) -> impl Iterator<Item = IpNet> {
+        let entries = self.rules.iter().flat_map(|rule| rule.entries());
+        entries.flat_map(|entry| entry.peers.prefixes())
     }
 
     /// Fails if the policy needs a Kubernetes cluster: see [`Policy::check_without_cluster`].
@@ -131,7 +156,7 @@ impl Repository {
         let mut imported = ImportOutcome::default();
         for policy in policies {
             let name = policy.name().clone();
-            let list = match self.imported.get(&name) {
+            let list = match self.imported.get(policy.name()) {
                 None => &mut imported.added,
                 Some(there) if there.document() == policy.document() => {
                     imported.unchanged.push(name);
@@ -139,10 +164,10 @@ impl Repository {
                 }
                 Some(_) => &mut imported.replaced,
             };
-            list.push(name.clone());
+            list.push(name);
             let policy = Arc::new(policy);
             let held = HeldPolicy::new(policy, PolicyOrigin::Imported, at, &self.services);
-            self.imported.insert(name, held);
+            self.imported.insert(held.shared_name(), held);
         }
         if !imported.added.is_empty() || !imported.replaced.is_empty() {
             self.revision += 1;
@@ -152,11 +177,23 @@ impl Repository {
 
     /// Adds a policy of the cluster, or replaces it if it differs. Returns whether anything changed.
     pub fn set_of_cluster(&mut self, policy: &Arc<Policy>, now: Timestamp) -> bool {
+        let set = self.try_set_of_cluster(policy, now, |_, _| Ok::<_, Infallible>(()));
+        set.unwrap_or_else(|never| match never {})
+    }
+
+    /// Like [`Self::set_of_cluster`], but changes nothing if `accept` fails, which is passed the former policy of that
+    /// name and the new one.
+    pub fn try_set_of_cluster<E>(
+        &mut self,
+        policy: &Arc<Policy>,
+        now: Timestamp,
+        accept: impl FnOnce(Option<&HeldPolicy>, &HeldPolicy) -> Result<(), E>,
+    ) -> Result<bool, E> {
         let known = self.cluster.get(policy.name());
         if known.is_some_and(|known| {
             Arc::ptr_eq(&known.policy, policy) || known.document() == policy.document()
         }) {
-            return false;
+            return Ok(false);
         }
         let held = HeldPolicy::new(
             policy.clone(),
@@ -164,15 +201,16 @@ impl Repository {
             Some(now),
             &self.services,
         );
-        self.cluster.insert(policy.name().clone(), held);
+        accept(known, &held)?;
+        self.cluster.insert(held.shared_name(), held);
         self.revision += 1;
-        true
+        Ok(true)
     }
 
-    /// Removes the policies of the cluster whose names `stays` rejects. Returns whether there were any.
-    pub fn retain_of_cluster(&mut self, stays: impl Fn(&PolicyName) -> bool) -> bool {
+    /// Removes the policies of the cluster that `stays` rejects. Returns whether there were any.
+    pub fn retain_of_cluster(&mut self, stays: impl Fn(&HeldPolicy) -> bool) -> bool {
         let before = self.cluster.len();
-        self.cluster.retain(|name, _| stays(name));
+        self.cluster.retain(|_, held| stays(held));
         let has_changed = self.cluster.len() < before;
         self.revision += u64::from(has_changed);
         has_changed
@@ -213,8 +251,7 @@ impl Repository {
 
     /// Returns the keys of the labels of nodes by which rules name peers.
     pub fn node_keys(&self) -> BTreeSet<String> {
-        let entries = self.rules().flat_map(|rule| rule.entries());
-        let keys = entries.flat_map(|entry| entry.peers.node_keys());
+        let keys = self.iter().flat_map(HeldPolicy::node_keys);
         keys.map(str::to_owned).collect()
     }
 
@@ -272,17 +309,12 @@ impl Repository {
     /// because the world's identity stands for both. The addresses of API servers are always included.
     pub fn prefixes(&self) -> BTreeSet<IpNet> {
         let mut prefixes: BTreeSet<IpNet> = self
-            .rules()
-            .flat_map(|rule| rule.entries())
-            .flat_map(|entry| entry.peers.prefixes())
+            .iter()
+            .flat_map(HeldPolicy::prefixes)
             .chain(self.services.api_servers().map(IpNet::from))
             .collect();
-        let all = [
-            IpNet::from(Ipv4Net::default()),
-            IpNet::from(Ipv6Net::default()),
-        ];
-        if all.iter().any(|prefix| prefixes.contains(prefix)) {
-            prefixes.extend(all);
+        if ALL_ADDRESSES.iter().any(|all| prefixes.contains(all)) {
+            prefixes.extend(ALL_ADDRESSES);
         }
         prefixes
     }
@@ -335,7 +367,7 @@ impl Repository {
             };
             let since = saved.since.get(at).copied().flatten();
             let held = HeldPolicy::new(Arc::new(policy), origin, since, &self.services);
-            policies.insert(held.name().clone(), held);
+            policies.insert(held.shared_name(), held);
         }
         self.services
             .update(&ClusterServices::from(&saved.services));
@@ -345,7 +377,52 @@ impl Repository {
     }
 }
 
+/// How many policies name each of the [prefixes](Repository::prefixes) of a repository.
+#[derive(Clone, Debug, Default)]
+pub struct PrefixCount(BTreeMap<IpNet, usize>);
+
+impl PrefixCount {
+    /// Counts the prefixes of a repository.
+    pub fn of(repository: &Repository) -> Self {
+        let mut count = Self::default();
+        count.add(repository.services.api_servers().map(IpNet::from));
+        for held in repository.iter() {
+            count.add(held.prefixes());
+        }
+        count
+    }
+
+    /// Counts another policy, or another form of one.
+    pub fn replace(&mut self, before: Option<&HeldPolicy>, after: Option<&HeldPolicy>) {
+        self.add(after.into_iter().flat_map(HeldPolicy::prefixes));
+        for prefix in before.into_iter().flat_map(HeldPolicy::prefixes) {
+            if let Entry::Occupied(mut policies) = self.0.entry(prefix) {
+                match policies.get() {
+                    1 => drop(policies.remove()),
+                    _ => *policies.get_mut() -= 1,
+                }
+            }
+        }
+    }
+
+    /// Returns the number of prefixes.
+    pub fn prefixes(&self) -> usize {
+        let all = ALL_ADDRESSES.map(|all| self.0.contains_key(&all));
+        self.0.len() + usize::from(all[0] != all[1])
+    }
+
+    fn add(&mut self, prefixes: impl Iterator<Item = IpNet>) {
+        for prefix in prefixes {
+            *self.0.entry(prefix).or_default() += 1;
+        }
+    }
+}
+
 impl HeldPolicy {
+    fn shared_name(&self) -> Arc<PolicyName> {
+        self.policy.shared_name()
+    }
+
     fn is_labelled(&self, labels: &[Label]) -> bool {
         let has_all = |set: &LabelSet| {
             let mut wanted = labels.iter();
@@ -398,6 +475,40 @@ spec: {podSelector: {}}
 
     fn labels(texts: &[&str]) -> Vec<Label> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn prefixes_are_counted_as_they_are_listed() {
+        let now = Timestamp::UNIX_EPOCH;
+        let policy = |name: &str, cidrs: &[&str]| {
+            let object = serde_json::json!({
+                "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+                "metadata": { "name": name },
+                "spec": { "endpointSelector": {}, "egress": [{ "toCIDR": cidrs }] },
+            });
+            Arc::new(document::read_policy(&object).unwrap())
+        };
+        let mut repository = Repository::default();
+        let mut count = PrefixCount::of(&repository);
+        for (name, cidrs) in [
+            ("a", &["10.0.0.0/8", "10.0.0.0/8", "10.1.0.0/16"][..]),
+            ("b", &["10.0.0.0/8", "0.0.0.0/0"]),
+            ("a", &["10.1.0.0/16", "::/0"]),
+            ("b", &["10.2.0.0/16"]),
+            ("a", &[]),
+        ] {
+            let policy = policy(name, cidrs);
+            let set = repository.try_set_of_cluster(&policy, now, |before, after| {
+                count.replace(before, Some(after));
+                Ok::<_, Infallible>(())
+            });
+            assert_eq!(set, Ok(true));
+            assert_eq!(count.prefixes(), repository.prefixes().len(), "{cidrs:?}");
+            assert_eq!(PrefixCount::of(&repository).prefixes(), count.prefixes());
+        }
+        let before = repository.clone();
+        let refused = repository.try_set_of_cluster(&policy("b", &[]), now, |_, _| Err("full"));
+        assert_eq!((refused, repository), (Err("full"), before));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Label selectors (Kubernetes' `LabelSelector`, with Cilium's sources in the keys).
 
-use health_model::identity::Identity;
+use health_model::identity::{Identity, KUBE_APISERVER};
 use health_model::labels::pod::{K8S, METADATA_NAME, NAMESPACE_LABELS, POD_NAMESPACE, PORT};
 use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, NODE, RESERVED};
 use health_model::manifest::{self, check_label_key, check_label_value};
@@ -80,11 +80,19 @@ impl Selector {
         })
     }
 
-    /// Returns the keys of the labels of nodes that the selector names.
-    pub(super) fn node_keys(&self) -> impl Iterator<Item = &str> {
+    /// Returns the keys of the labels of nodes that the selector names. `with_any` also returns those without a source.
+    pub(super) fn node_keys(&self, with_any: bool) -> impl Iterator<Item = &str> {
         let keys = self.0.iter().map(|requirement| &requirement.key);
-        let keys = keys.filter(|key| key.source.as_deref().is_none_or(|source| source == NODE));
+        let keys = keys.filter(move |key| match key.source.as_deref() {
+            None => with_any,
+            Some(source) => source == NODE,
+        });
         keys.map(|key| key.name.as_str())
+    }
+
+    /// Whether a requirement concerns API servers.
+    pub(super) fn names_api_servers(&self) -> bool {
+        self.names(RESERVED, |name| name == KUBE_APISERVER)
     }
 
     /// Whether a requirement concerns the namespace's name.

@@ -316,9 +316,9 @@ fn enforcer<S: Source>(source: &S) -> Result<&Enforcer, Refusal> {
 impl From<EnforceError> for Refusal {
     fn from(error: EnforceError) -> Self {
         let code = match &error {
-            EnforceError::Policy(_) | EnforceError::TooManyNetworks { .. } => {
-                StatusCode::BAD_REQUEST
-            }
+            EnforceError::Policy(_)
+            | EnforceError::TooManyNetworks { .. }
+            | EnforceError::TooManyNodeLabels { .. } => StatusCode::BAD_REQUEST,
             EnforceError::NoPolicy(_) => StatusCode::NOT_FOUND,
             EnforceError::OfCluster(_) => StatusCode::CONFLICT,
             EnforceError::Damaged { .. }

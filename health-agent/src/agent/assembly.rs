@@ -110,7 +110,7 @@ pub(super) async fn start(
         _collector: core.collector,
         _identities: core.identities,
         _kubernetes_pods: core.kubernetes_pods,
-        _kubernetes_policies: core.kubernetes_policies.map(|(task, _)| task),
+        kubernetes_policies: core.kubernetes_policies.map(|(task, _)| task),
         _own_addresses: core.own_addresses,
     })
 }

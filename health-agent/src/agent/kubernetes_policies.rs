@@ -2,11 +2,11 @@
 
 mod services;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_endpoint::enforcement::{ClusterPolicies, EnforceError, Enforcer};
+use health_endpoint::enforcement::{ClusterPolicies, EnforceError, Enforcer, RefusedObject};
 use health_model::activity::{Problem, Reporter};
 use health_model::task::AbortOnDrop;
 use health_policy::{Kind, Policy, PolicyName, read_policy};
@@ -14,19 +14,17 @@ use health_registry::kubernetes::{
     AccessError, EventWriter, ObjectEvent, ObjectTable, PolicyWatch,
 };
 use health_settings::{ApiAccess, Settings};
-use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::warn;
 
 use self::services::NamedServices;
 
+/// How often changed policies are saved at most. The agent also saves them when it stops.
+const SAVE_PAUSE: Duration = Duration::from_secs(1);
 /// How soon policies that could not be saved are saved again.
 const SAVE_AGAIN: Duration = Duration::from_secs(5);
-/// The longest pause before an event is written, for each node of the mesh. All agents refuse an object at the same
-/// time.
-const EVENT_PAUSE: Duration = Duration::from_millis(50);
 /// Reason of the events about refused policies.
 const REFUSED: &str = "PolicyRefused";
 
@@ -87,6 +85,10 @@ impl KubernetesPolicies {
                 events: self.events,
                 announced: BTreeMap::new(),
             };
+            let mut saver = Saver {
+                next: Instant::now(),
+                problem: None,
+            };
             loop {
                 reporter.begin();
                 let now = tables
@@ -103,11 +105,15 @@ impl KubernetesPolicies {
                 known.services = service_tables.known(enforcer.repository().services());
                 known.reason = known.reason.or_else(|| service_tables.reason());
                 announcer.announce(&now, nodes());
-                let saved = set(&enforcer, known).await;
+                let set = set(&enforcer, known).await;
+                saver.save(&enforcer).await;
                 let needs_services = enforcer.repository().depends_on_services();
-                let services_outcome = service_tables.outcome(needs_services);
-                let pause = saved.is_err().then_some(SAVE_AGAIN);
-                let outcome = outcome(&now, saved).and(services_outcome);
+                let outcome = set
+                    .and(saver.outcome())
+                    .and(outcome(&now))
+                    .and(service_tables.outcome(needs_services))
+                    .and(refused(enforcer.refused_policies().len()));
+                let pause = saver.pause(&enforcer);
                 reporter.end(outcome.err(), pause);
                 if !changed(&mut tables, &mut services, pause).await {
                     return;
@@ -161,6 +167,13 @@ impl ReadObject {
         }
     }
 
+    fn held(&self) -> Result<Arc<Policy>, RefusedObject> {
+        self.policy.clone().map_err(|reason| RefusedObject {
+            uid: Some(self.uid.clone()).filter(|uid| !uid.is_empty()),
+            reason,
+        })
+    }
+
     /// The event about the refused object.
     fn event(&self, reason: &str) -> ObjectEvent {
         ObjectEvent {
@@ -201,9 +214,7 @@ fn known(tables: &Tables, has_policies: impl Fn(Kind) -> bool) -> ClusterPolicie
     let mut known = ClusterPolicies::default();
     for (kind, table) in KINDS.into_iter().zip(tables) {
         for object in table.objects.values() {
-            known
-                .objects
-                .insert(object.policy_name(), object.policy.clone());
+            known.objects.insert(object.policy_name(), object.held());
         }
         if table.has_all(|| has_policies(kind)) {
             known.complete.insert(kind);
@@ -221,18 +232,29 @@ async fn set(enforcer: &Enforcer, policies: ClusterPolicies) -> Result<(), Probl
     let set = tokio::task::spawn_blocking(move || enforcer.set_cluster_policies(&policies)).await;
     set.map_err(Problem::failure)?
         .map_err(|error: EnforceError| {
-            warn!(%error, "cannot follow all policies of the Kubernetes cluster; trying again");
+            warn!(%error, "cannot follow all services that policies of the Kubernetes cluster name");
             Problem::warning(error)
         })
 }
 
-/// The problem to report: policies that may be outdated, or are not saved.
-fn outcome(tables: &Tables, saved: Result<(), Problem>) -> Result<(), Problem> {
-    saved?;
+/// The problem to report if policies may be outdated.
+fn outcome(tables: &Tables) -> Result<(), Problem> {
     let stale = tables.iter().find_map(|table| table.stale.as_ref());
     stale.map_or(Ok(()), |stale| {
         Err(Problem::warning(stale.using("policies")))
     })
+}
+
+/// The problem to report if objects are refused.
+fn refused(count: usize) -> Result<(), Problem> {
+    let objects = match count {
+        0 => return Ok(()),
+        1 => "1 policy of the Kubernetes cluster is refused".to_owned(),
+        _ => format!("{count} policies of the Kubernetes cluster are refused"),
+    };
+    Err(Problem::warning(format!(
+        "{objects}; `health-agent policy get` shows why"
+    )))
 }
 
 /// Waits for a change of a table, or for the pause. Returns whether the tables are still followed.
@@ -257,41 +279,71 @@ async fn changed(
     }
 }
 
-/// Writes an event on each object that is refused.
+/// Saves the policies in force, but not after each of many changes.
+struct Saver {
+    /// When to save next.
+    next: Instant,
+    /// Why the last attempt failed, if it did.
+    problem: Option<String>,
+}
+
+impl Saver {
+    async fn save(&mut self, enforcer: &Enforcer) {
+        if Instant::now() < self.next || !enforcer.has_unsaved_policies() {
+            return;
+        }
+        let saving = enforcer.clone();
+        let saved = tokio::task::spawn_blocking(move || {
+            let saved = saving.save_cluster_policies();
+            saved.map_err(|error| error.to_string())
+        });
+        let saved = saved.await.unwrap_or_else(|error| Err(error.to_string()));
+        self.problem = saved.err();
+        let pause = match &self.problem {
+            None => SAVE_PAUSE,
+            Some(error) => {
+                warn!(error, "cannot save the policies of the Kubernetes cluster");
+                SAVE_AGAIN
+            }
+        };
+        self.next = Instant::now() + pause;
+    }
+
+    fn outcome(&self) -> Result<(), Problem> {
+        let problem = self.problem.as_ref();
+        problem.map_or(Ok(()), |problem| Err(Problem::warning(problem)))
+    }
+
+    /// How long to wait for the next attempt, if there is something to save.
+    fn pause(&self, enforcer: &Enforcer) -> Option<Duration> {
+        let pause = self.next.saturating_duration_since(Instant::now());
+        enforcer.has_unsaved_policies().then_some(pause)
+    }
+}
+
+/// Announces each object that is refused, in the log and in an event.
 struct Announcer {
     events: EventWriter,
-    /// The refused objects, with the reason and the task that writes the event.
-    announced: BTreeMap<PolicyName, (String, AbortOnDrop)>,
+    /// The reasons why objects are refused.
+    announced: BTreeMap<PolicyName, String>,
 }
 
 impl Announcer {
     fn announce(&mut self, tables: &Tables, nodes: usize) {
-        let mut refused = BTreeSet::new();
-        for object in tables.iter().flat_map(|table| table.objects.values()) {
-            let Err(reason) = &object.policy else {
-                continue;
-            };
-            let name = object.policy_name();
-            refused.insert(name.clone());
-            let known = self.announced.get(&name);
-            if known.is_some_and(|(known, _)| known == reason) {
-                continue;
+        let objects = tables.iter().flat_map(|table| table.objects.values());
+        let refused = objects.filter_map(|object| Some((object, object.policy.as_ref().err()?)));
+        let refused: Vec<_> = refused.collect();
+        let named = refused.iter();
+        let named = named.map(|(object, reason)| (object.policy_name(), (*reason).clone()));
+        let named: BTreeMap<_, _> = named.collect();
+        for (name, reason) in &named {
+            if self.announced.get(name) != Some(reason) {
+                warn!(policy = %name, reason, "a policy of the Kubernetes cluster is refused");
             }
-            warn!(policy = %name, reason, "a policy of the Kubernetes cluster is refused");
-            let event = object.event(reason);
-            let events = self.events.clone();
-            let most = EVENT_PAUSE * u32::try_from(nodes).unwrap_or(u32::MAX);
-            let task = AbortOnDrop::spawn(async move {
-                sleep(most.mul_f64(rand::random())).await;
-                if let Err(error) = events.warn(&event, Timestamp::now()).await {
-                    warn!(
-                        policy = event.name,
-                        error, "cannot write an event about a policy"
-                    );
-                }
-            });
-            self.announced.insert(name, (reason.clone(), task));
         }
-        self.announced.retain(|name, _| refused.contains(name));
+        self.announced = named;
+        let events = refused.iter();
+        let events = events.map(|(object, reason)| object.event(reason));
+        self.events.keep(events.collect(), nodes);
     }
 }

@@ -71,7 +71,7 @@ pub(super) struct Agent {
     /// Likewise.
     pub(super) _kubernetes_pods: Option<KubernetesPods>,
     /// Likewise.
-    pub(super) _kubernetes_policies: Option<AbortOnDrop>,
+    pub(super) kubernetes_policies: Option<AbortOnDrop>,
     /// Likewise.
     pub(super) _own_addresses: AbortOnDrop,
 }
@@ -128,6 +128,12 @@ impl Agent {
             )),
         };
         drop(self.tasks);
+        drop(self.kubernetes_policies);
+        if let Some(enforcer) = self.source.enforcer()
+            && let Err(error) = enforcer.save_cluster_policies()
+        {
+            warn!(%error, "cannot save the policies of the Kubernetes cluster");
+        }
         self.events.stop();
         if let Some(containers) = &self.containers {
             containers.supervisor.shutdown().await;

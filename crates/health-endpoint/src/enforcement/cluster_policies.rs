@@ -5,24 +5,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_model::api::RefusedPolicy;
-use health_policy::{ClusterServices, Kind, Policy, PolicyName, Repository};
+use health_policy::{ClusterServices, HeldPolicy, Kind, Policy, PolicyName, Repository};
 use jiff::Timestamp;
 use tracing::warn;
 
+use super::limits::{self, Named};
 use super::store::Store;
-use super::{EnforceError, Enforcer, NETWORKS_MAX, check_networks, lock};
+use super::{EnforceError, Enforcer, lock};
 
 /// The policies of the cluster, as far as they are known.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterPolicies {
-    /// The objects by name: each as a policy, or why it is refused.
-    pub objects: BTreeMap<PolicyName, Result<Arc<Policy>, String>>,
+    /// The objects by name: each as a policy, or refused.
+    pub objects: BTreeMap<PolicyName, Result<Arc<Policy>, RefusedObject>>,
     /// The kinds of which `objects` has every object. Policies of the other kinds stay as they are.
     pub complete: BTreeSet<Kind>,
     /// The services, by which rules name peers.
     pub services: ClusterServices,
     /// Why kinds are not complete, or services not known.
     pub reason: Option<String>,
+}
+
+/// An object that is not a policy which can be enforced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedObject {
+    /// Its UID. The previous form of the same object stays in force.
+    pub uid: Option<String>,
+    /// Why it is refused.
+    pub reason: String,
 }
 
 /// What is known about the policies of the cluster.
@@ -76,20 +86,16 @@ impl ClusterState {
 
     /// Keeps the time since when an object is refused for the same reason.
     fn set_refused(&mut self, refused: BTreeMap<PolicyName, String>, now: Timestamp) {
-        let former = std::mem::take(&mut self.refused);
-        let since = |name: &str, reason: &str| {
-            let known = former
-                .iter()
-                .find(|one| one.name == name && one.reason == reason);
-            known.map_or(now, |known| known.since)
-        };
+        let former = self.refused.clone();
+        let former: BTreeMap<_, _> = former.iter().map(|one| (one.name.as_str(), one)).collect();
         let refused = refused.into_iter().map(|(name, reason)| {
             let name = name.to_string();
-            let since = since(&name, &reason);
+            let known = former.get(name.as_str());
+            let known = known.filter(|known| known.reason == reason);
             RefusedPolicy {
+                since: known.map_or(now, |known| known.since),
                 name,
                 reason,
-                since,
             }
         });
         self.refused = Arc::new(refused.collect());
@@ -107,12 +113,80 @@ impl ClusterState {
 
 /// The outcome of a change.
 struct InForce {
+    repository: Repository,
     /// The refused objects.
     refused: BTreeMap<PolicyName, String>,
     /// Why the services stay as they were, if they do.
     services: Result<(), EnforceError>,
-    /// Whether the rules in force have changed.
-    has_changed: bool,
+}
+
+impl ClusterPolicies {
+    /// Returns the policies that can be read.
+    fn policies(&self) -> impl Iterator<Item = &Arc<Policy>> {
+        self.objects
+            .values()
+            .filter_map(|object| object.as_ref().ok())
+    }
+
+    /// Whether a policy in force stays so until it is replaced. Another object of the same name does not inherit it.
+    fn keeps(&self, held: &HeldPolicy) -> bool {
+        match self.objects.get(held.name()) {
+            Some(Ok(policy)) => policy.uid() == held.uid(),
+            Some(Err(refused)) => refused.uid.as_deref() == held.uid(),
+            None => {
+                let kind = held.name().kind();
+                kind.is_some_and(|kind| !self.complete.contains(&kind))
+            }
+        }
+    }
+
+    /// Brings everything that fits into force in a copy of `current`.
+    fn put_into(&self, current: &Repository, now: Timestamp) -> InForce {
+        let refused = self.objects.iter().filter_map(|(name, object)| {
+            let refused = object.as_ref().err()?;
+            Some((name.clone(), refused.reason.clone()))
+        });
+        let refused = refused.collect();
+        let mut repository = current.clone();
+        repository.retain_of_cluster(|held| self.keeps(held));
+        repository.set_services(&self.services);
+        for policy in self.policies() {
+            repository.set_of_cluster(policy, now);
+        }
+        let has_changed = repository.revision() != current.revision();
+        match has_changed && limits::check(&repository).is_err() {
+            true => self.put_one_by_one(current, refused, now),
+            false => InForce {
+                repository,
+                refused,
+                services: Ok(()),
+            },
+        }
+    }
+
+    fn put_one_by_one(
+        &self,
+        current: &Repository,
+        mut refused: BTreeMap<PolicyName, String>,
+        now: Timestamp,
+    ) -> InForce {
+        let mut repository = current.clone();
+        repository.retain_of_cluster(|held| self.keeps(held));
+        let services = set_services(&mut repository, &self.services);
+        let mut named = Named::by(&repository);
+        for policy in self.policies() {
+            let set = repository
+                .try_set_of_cluster(policy, now, |before, after| named.replace(before, after));
+            if let Err(error) = set {
+                refused.insert(policy.name().clone(), error.to_string());
+            }
+        }
+        InForce {
+            repository,
+            refused,
+            services,
+        }
+    }
 }
 
 /// Replaces the known services, unless their addresses do not fit.
@@ -122,46 +196,67 @@ fn set_services(
 ) -> Result<(), EnforceError> {
     let mut with = repository.clone();
     if with.set_services(services) {
-        check_networks(with.prefixes().len(), NETWORKS_MAX)?;
+        limits::check(&with)?;
     }
     *repository = with;
     Ok(())
 }
 
 impl Enforcer {
-    /// Brings the policies of the cluster into force and saves them. An object that is refused keeps its previous form,
-    /// if it had one. Changes nothing if this agent does not follow the policies of a cluster.
+    /// Brings the policies of the cluster into force. An object that is refused keeps its previous form, if it had one.
+    /// Changes nothing if this agent does not follow the policies of a cluster.
     ///
-    /// Fails if services have too many addresses, which then stay as they were, or if the policies are in force but could
-    /// not be saved; the next call tries again.
+    /// Fails if services have too many addresses, which then stay as they were.
     pub fn set_cluster_policies(&self, given: &ClusterPolicies) -> Result<(), EnforceError> {
         let Some(state) = &self.0.cluster_policies else {
             return Ok(());
         };
-        // Held until the policies are saved, so that saves happen in order.
+        // Held until the state is complete, so that no other change is saved in between.
         let mut state = lock(state);
         let now = (self.0.clock)();
+        let mut current = lock(&self.0.repository);
         let InForce {
+            repository,
             refused,
             services,
-            has_changed,
-        } = self.put_in_force(given, now);
+        } = given.put_into(&current, now);
+        let repository = Arc::new(repository);
+        let has_changed = repository.revision() != current.revision();
+        *current = repository.clone();
+        if has_changed {
+            self.0.revision.send_replace(repository.revision());
+        }
+        drop(current);
         state.set_refused(refused, now);
         state.known.extend(&given.complete);
         state.is_saved &= !has_changed;
-        let repository = self.repository();
         let unknown = state.unknown(&repository, given.reason.as_deref());
-        // Saved policies count as those of all kinds.
-        let must_save = unknown.is_none() && !state.is_saved;
         self.0.unknown_policies.send_if_modified(|known| {
             let differs = *known != unknown;
             *known = unknown;
             differs
         });
-        if must_save {
-            state.save(&repository)?;
-        }
         services
+    }
+
+    /// Whether the policies of the cluster are known, but not saved in their latest form.
+    pub fn has_unsaved_policies(&self) -> bool {
+        let state = self.0.cluster_policies.as_ref();
+        // Saved policies count as those of all kinds.
+        state.is_some_and(|state| !lock(state).is_saved) && self.unknown_policies().is_none()
+    }
+
+    /// Saves the policies of the cluster if [they are not](Self::has_unsaved_policies).
+    pub fn save_cluster_policies(&self) -> Result<(), EnforceError> {
+        let Some(state) = &self.0.cluster_policies else {
+            return Ok(());
+        };
+        // Held until the policies are saved, so that saves happen in order.
+        let mut state = lock(state);
+        match state.is_saved || self.unknown_policies().is_some() {
+            true => Ok(()),
+            false => state.save(&self.repository()),
+        }
     }
 
     /// Saves the services that imported policies name, for starts without an answer from the API server. If this fails,
@@ -177,58 +272,6 @@ impl Enforcer {
             && let Err(error) = state.save(&repository)
         {
             warn!(%error, "cannot save the services that a policy names");
-        }
-    }
-
-    fn put_in_force(&self, given: &ClusterPolicies, now: Timestamp) -> InForce {
-        let mut refused = BTreeMap::new();
-        let mut current = lock(&self.0.repository);
-        let mut changed = Repository::clone(&current);
-        changed.retain_of_cluster(|name| {
-            let kind = name.kind();
-            kind.is_some_and(|kind| !given.complete.contains(&kind))
-                || given.objects.contains_key(name)
-        });
-        let services = set_services(&mut changed, &given.services);
-        let mut policies = Vec::new();
-        for (name, object) in &given.objects {
-            match object {
-                Ok(policy) => policies.push(policy),
-                Err(reason) => {
-                    refused.insert(name.clone(), reason.clone());
-                }
-            }
-        }
-        let mut all = changed.clone();
-        for policy in &policies {
-            all.set_of_cluster(policy, now);
-        }
-        if check_networks(all.prefixes().len(), NETWORKS_MAX).is_ok() {
-            changed = all;
-        } else {
-            for policy in policies {
-                let mut with = changed.clone();
-                with.set_of_cluster(policy, now);
-                match check_networks(with.prefixes().len(), NETWORKS_MAX) {
-                    Ok(()) => changed = with,
-                    Err(error) => {
-                        refused.insert(policy.name().clone(), error.to_string());
-                    }
-                }
-            }
-        }
-        let revision = changed.revision();
-        let has_changed = revision != current.revision();
-        if changed.services() != current.services() || has_changed {
-            *current = Arc::new(changed);
-        }
-        if has_changed {
-            self.0.revision.send_replace(revision);
-        }
-        InForce {
-            refused,
-            services,
-            has_changed,
         }
     }
 

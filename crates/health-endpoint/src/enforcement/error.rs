@@ -26,6 +26,16 @@ pub enum EnforceError {
         /// The limit.
         max: usize,
     },
+    /// All policies together would name more labels of nodes than a node may have.
+    #[error(
+        "all policies together would name {count} labels of nodes, but at most {max} are allowed"
+    )]
+    TooManyNodeLabels {
+        /// The number of keys that would be named.
+        count: usize,
+        /// The limit.
+        max: usize,
+    },
     /// The saved policies cannot be read. Starting without them would let all traffic pass.
     #[error("cannot read the policies in {}: {source}; fix the file, or delete it to start without policy", path.display())]
     Damaged {

@@ -184,7 +184,9 @@ impl Enforcer {
             self.0.covered.send_replace(generation.identities.clone());
         }
 
-        let local = match tables_follow {
+        // Endpoints of the previous agent still use its tables.
+        let tables_know_local = tables_follow && !self.subjects().has_former();
+        let local = match tables_know_local {
             true => local,
             // Tables still in use know no local identities besides those already in the ipcache.
             false => distinctions.addresses(&known, Some(&self.local_in_ipcache())),
@@ -192,7 +194,7 @@ impl Enforcer {
         let written = self
             .write_ipcache(around, announced, &local)
             .map_err(|error| to_be_tried_again("cannot update the ipcache", &error));
-        if tables_follow {
+        if tables_know_local {
             self.0.cluster.require(needs);
         }
         if self.is_informed() && !self.subjects().has_former() {

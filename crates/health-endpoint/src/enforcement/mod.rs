@@ -9,6 +9,7 @@ mod build;
 mod cluster_policies;
 mod error;
 mod follow;
+mod limits;
 mod local;
 mod store;
 mod subjects;
@@ -21,7 +22,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use health_common::ipcache::{IPCACHE_ENTRIES, IpcacheEntry};
+use health_common::ipcache::IpcacheEntry;
 use health_datapath::{Datapath, TrieError, Workload};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
@@ -39,7 +40,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::regenerate::RegenerationError;
 
-pub use self::cluster_policies::ClusterPolicies;
+pub use self::cluster_policies::{ClusterPolicies, RefusedObject};
 pub use self::error::EnforceError;
 pub use self::follow::{HostRoutes, Surroundings};
 pub use self::store::{CLUSTER_FILE, FILE};
@@ -107,17 +108,6 @@ pub struct EnforcerOptions {
     pub clock: fn() -> Timestamp,
 }
 
-/// Maximum number of networks that all policies may name together: half the capacity of the map of identities, so that
-/// the addresses of endpoints and nodes always fit.
-const NETWORKS_MAX: usize = IPCACHE_ENTRIES as usize / 2;
-
-fn check_networks(count: usize, max: usize) -> Result<(), EnforceError> {
-    match count > max {
-        true => Err(EnforceError::TooManyNetworks { count, max }),
-        false => Ok(()),
-    }
-}
-
 impl Shared {
     fn new(
         state_dir: &Path,
@@ -137,7 +127,12 @@ impl Shared {
         } = options;
         let mut repository = Repository::default();
         let store = Store::in_dir(state_dir, PolicyOrigin::Imported);
-        store.load(&mut repository)?;
+        store
+            .load(&mut repository)
+            .map_err(|source| EnforceError::Damaged {
+                path: store.path().to_owned(),
+                source,
+            })?;
         let mut cluster_policies = cluster_state(state_dir, follows_cluster, &mut repository)?;
         if cluster_policies.is_none() {
             warn_without_cluster(&repository);
@@ -238,7 +233,7 @@ impl Enforcer {
         }
         let imported = self.change(|repository| {
             let outcome = repository.insert(policies, Some((self.0.clock)()));
-            check_networks(repository.prefixes().len(), NETWORKS_MAX)?;
+            limits::check(repository)?;
             Ok(ImportOutcome { skipped, ..outcome })
         })?;
         self.save_named_services();
@@ -356,7 +351,8 @@ impl Enforcer {
     }
 }
 
-/// Adds the saved policies of the cluster to the repository, or forgets them if this agent does not follow a cluster.
+/// Adds the saved policies of the cluster to the repository, or forgets them if this agent does not follow a cluster. If
+/// they cannot be read, endpoints wait for the API server.
 fn cluster_state(
     state_dir: &Path,
     follows_cluster: bool,
@@ -370,7 +366,17 @@ fn cluster_state(
         })?;
         return Ok(None);
     }
-    let is_saved = store.load(repository)?;
+    let mut with = repository.clone();
+    let is_saved = match store.load(&mut with) {
+        Ok(is_saved) => {
+            *repository = with;
+            is_saved
+        }
+        Err(error) => {
+            store.put_aside(&error);
+            false
+        }
+    };
     Ok(Some(ClusterState::new(store, is_saved)))
 }
 

@@ -7,8 +7,6 @@ use health_model::durable;
 use health_model::policy::PolicyOrigin;
 use health_policy::Repository;
 
-use super::EnforceError;
-
 /// Name of the file with the imported policies.
 pub const FILE: &str = "policies.json";
 /// Name of the file with the policies of the Kubernetes cluster, for restarts while its API server is unavailable.
@@ -34,21 +32,30 @@ impl Store {
     }
 
     /// Adds the saved policies to the repository. Returns whether there is a file.
-    pub(super) fn load(&self, repository: &mut Repository) -> Result<bool, EnforceError> {
-        let damaged = |source: io::Error| EnforceError::Damaged {
-            path: self.path.clone(),
-            source,
-        };
+    pub(super) fn load(&self, repository: &mut Repository) -> io::Result<bool> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(damaged(error)),
+            Err(error) => return Err(error),
         };
-        let saved = serde_json::from_slice(&bytes).map_err(|error| damaged(error.into()))?;
+        let saved = serde_json::from_slice(&bytes)?;
         repository
             .restore(&saved, self.origin)
-            .map_err(|error| damaged(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         Ok(true)
+    }
+
+    /// Renames a file that cannot be read, and logs why.
+    pub(super) fn put_aside(&self, error: &io::Error) {
+        let aside = self.path.with_extension("json.damaged");
+        tracing::error!(
+            path = %self.path.display(),
+            aside = %aside.display(),
+            %error,
+            "cannot read the saved policies of the Kubernetes cluster; new endpoints wait for its API server"
+        );
+        // The file is only of use for finding out what happened.
+        let _ = fs::rename(&self.path, &aside);
     }
 
     /// Writes the policies atomically: a crash at any moment leaves either the old or the new ones.
@@ -73,7 +80,7 @@ mod tests {
     const RULES: &str = r#"[{"labels": ["a"], "endpointSelector": {}, "ingress": [{}]}]"#;
 
     #[test]
-    fn rules_are_kept_and_a_damaged_file_is_an_error_that_names_it() {
+    fn rules_are_kept_and_a_damaged_file_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::in_dir(dir.path(), PolicyOrigin::Imported);
         let load = || {
@@ -89,8 +96,7 @@ mod tests {
         assert_eq!(load().unwrap(), (repository, true));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         fs::write(&store.path, "{\"revision\":1").unwrap();
-        let error = load().unwrap_err().to_string();
-        assert!(error.contains(FILE), "{error}");
+        load().unwrap_err();
         assert!(store.path.exists(), "what may be mended is not lost");
     }
 }

@@ -928,3 +928,17 @@ fn types_of_icmp_are_read_by_number_and_by_name() {
     let types: L4 = "8/ICMP".parse().unwrap();
     assert_eq!(types.port, 8);
 }
+
+#[test]
+fn an_object_may_have_as_many_rules_as_an_import() {
+    let of = |rules: usize| -> Value {
+        let rules = vec![json!({"toPorts": [{"ports": [{"port": "80"}]}]}); rules / 2];
+        let spec = json!({"endpointSelector": {}, "ingress": rules, "egress": rules});
+        serde_json::from_str(&cnp(Some("shop"), spec)).unwrap()
+    };
+    read_policy(&of(RULES_MAX)).unwrap();
+    let error = read_policy(&of(RULES_MAX + 2)).unwrap_err().to_string();
+    let expected = "too many rules in one object: 10002; at most 10000 are allowed";
+    assert!(error.ends_with(expected), "{error}");
+    assert!(error.starts_with("CiliumNetworkPolicy shop/"), "{error}");
+}

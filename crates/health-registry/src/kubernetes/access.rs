@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, BodyStream, Either, Full, Limited, StreamBody};
+use http_body_util::{
+    BodyExt as _, BodyStream, Either, Full, LengthLimitError, Limited, StreamBody,
+};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::{Request, Response};
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -46,7 +48,8 @@ pub enum AccessError {
     /// No cluster is configured.
     #[error(
         "no Kubernetes cluster is configured: not in a pod ({in_cluster}), and {environment}; name a \
-         kubeconfig with --registry kubernetes:PATH, --pods-from-kubernetes=PATH or --services-from-kubernetes=PATH"
+         kubeconfig with --registry kubernetes:PATH, --pods-from-kubernetes=PATH, --services-from-kubernetes=PATH or \
+         --policies-from-kubernetes=PATH"
     )]
     NoCluster {
         /// Why the pod's own cluster cannot be used.
@@ -248,18 +251,26 @@ pub(crate) fn reason(error: &kube::Error) -> String {
         },
         kube::Error::SerdeError(source) => line(&format!("the answer cannot be parsed: {source}")),
         kube::Error::FromUtf8(_) => "the answer cannot be parsed: it is not UTF-8".to_owned(),
-        kube::Error::Service(source) => line(&innermost(source.as_ref())),
-        other => line(&innermost(other)),
+        kube::Error::Service(source) => line(&innermost(source.as_ref()).to_string()),
+        other => line(&innermost(other).to_string()),
     }
 }
 
+/// Whether a response has more bytes than are read.
+pub(crate) fn is_too_long(error: &kube::Error) -> bool {
+    let kube::Error::Service(source) = error else {
+        return false;
+    };
+    innermost(source.as_ref()).is::<LengthLimitError>()
+}
+
 /// The innermost cause, which is the most specific: `connection refused`.
-fn innermost(error: &(dyn StdError + 'static)) -> String {
+fn innermost<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }
-    innermost.to_string()
+    innermost
 }
 
 /// Converts text of any length to a single line.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
-use kube::api::Api;
+use kube::api::{Api, ListParams};
 use kube::runtime::watcher::{self, Event};
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
@@ -17,7 +18,8 @@ use super::access::{self, Access};
 use crate::backoff::Backoff;
 use crate::nodes::{LastHeard, Staleness};
 
-/// Objects per page of a listing. A page is some megabytes of JSON, which determines the memory cost of a listing.
+/// Objects per page of a listing. A page is some megabytes of JSON, which determines the memory cost of a listing. If a
+/// page of large objects is too long, later ones have half as many objects.
 const PAGE_SIZE: u32 = 200;
 /// Range of the time after which the server ends a watch and the agent starts the next one. Random, so that agents
 /// whose watches started together do not keep restarting them together.
@@ -45,6 +47,10 @@ pub(crate) trait Kept: Send {
     /// Sets the label selector or field selector of the wanted objects.
     fn select(&self, config: watcher::Config) -> watcher::Config;
 
+    /// Whether the listing so far is only believed of a server that has namespaces. Asked before [`Self::end_list`].
+    fn is_doubtful(&self) -> bool {
+        false
+    }
     /// Starts a listing.
     fn begin_list(&mut self);
     /// Adds an object of a listing.
@@ -77,6 +83,7 @@ pub(crate) struct Follower<K> {
     heard: LastHeard,
     stale: Option<Staleness>,
     backoff: Backoff,
+    page_size: u32,
 }
 
 /// The staleness before the first response.
@@ -99,6 +106,7 @@ where
             stale: Some(unheard(&heard)),
             heard,
             backoff: Backoff::default(),
+            page_size: PAGE_SIZE,
         }
     }
 
@@ -107,10 +115,7 @@ where
         loop {
             let watched = Arc::new(Notify::new());
             let end = match self.access.client(watched.clone()).await {
-                Ok(client) => {
-                    let api = self.kept.api(client);
-                    self.follow(api, &watched).await
-                }
+                Ok(client) => self.follow(client, &watched).await,
                 Err(error) => {
                     self.fail(error.to_string());
                     End::Broken
@@ -118,6 +123,7 @@ where
             };
             match end {
                 End::Broken => self.pause().await,
+                End::LargePages => {}
                 End::Lacking { is_sure: false } => sleep(UNSURE_LACKING).await,
                 End::Lacking { is_sure: true } => {
                     sleep(Duration::from_secs(rand::random_range(LACKING_SECS))).await;
@@ -127,9 +133,10 @@ where
     }
 
     /// Follows the objects. Returns when everything must start over, with newly read credentials and a new listing.
-    async fn follow(&mut self, api: Api<K::Object>, watched: &Notify) -> End {
+    async fn follow(&mut self, client: Client, watched: &Notify) -> End {
+        let api = self.kept.api(client.clone());
         let config = watcher::Config::default()
-            .page_size(PAGE_SIZE)
+            .page_size(self.page_size)
             .timeout(rand::random_range(WATCH_SECS));
         let mut events = pin!(watcher::watcher(api, self.kept.select(config)));
         let mut settled_at = None;
@@ -138,7 +145,7 @@ where
         loop {
             tokio::select! {
                 event = events.next() => match event {
-                    Some(Ok(event)) => match self.take(event) {
+                    Some(Ok(event)) => match self.take(event, &client).await {
                         Ok(Effect::None) => {}
                         Ok(Effect::Change) => {
                             publish_at.get_or_insert_with(|| next_turn.max(Instant::now()));
@@ -154,6 +161,10 @@ where
                         self.backoff.reset();
                         let is_sure = self.kept.set_lacking();
                         return End::Lacking { is_sure };
+                    }
+                    Some(Err(error)) if self.page_size > 1 && is_too_long(&error) => {
+                        self.page_size /= 2;
+                        return End::LargePages;
                     }
                     Some(Err(error)) => {
                         settled_at = None;
@@ -185,7 +196,7 @@ where
         }
     }
 
-    fn take(&mut self, event: Event<K::Object>) -> Result<Effect, String> {
+    async fn take(&mut self, event: Event<K::Object>, client: &Client) -> Result<Effect, String> {
         let changed = match event {
             Event::Init => {
                 self.kept.begin_list();
@@ -196,6 +207,9 @@ where
                 false
             }
             Event::InitDone => {
+                if self.kept.is_doubtful() {
+                    check_store(client, self.kept.resource()).await?;
+                }
                 self.kept.end_list()?;
                 // Publish the objects first, so that no reader sees a set that is neither complete nor stale.
                 self.kept.publish();
@@ -251,6 +265,8 @@ where
 enum End {
     /// The connection or the answers cannot be used any more.
     Broken,
+    /// The pages of the listing were too long.
+    LargePages,
     /// The server does not have this kind of object.
     Lacking {
         /// Whether it has answered this often enough.
@@ -263,6 +279,22 @@ enum Effect {
     None,
     /// The published state may differ.
     Change,
+}
+
+/// Checks that a server that lists nothing has not lost its store: a cluster always has namespaces.
+async fn check_store(client: &Client, resource: &str) -> Result<(), String> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let listed = namespaces
+        .list_metadata(&ListParams::default().limit(1))
+        .await;
+    let listed =
+        listed.map_err(|error| format!("cannot list namespaces: {}", access::reason(&error)))?;
+    match listed.items.is_empty() {
+        false => Ok(()),
+        true => Err(format!(
+            "the API server lists no {resource} and no namespaces; its store may have been lost"
+        )),
+    }
 }
 
 /// Waits until `time`, or forever if there is none.
@@ -282,16 +314,33 @@ fn failure(error: &watcher::Error, resource: &str) -> Option<String> {
     let cannot_watch = |reason: &str| format!("cannot watch {resource}: {reason}");
     match error {
         InitialListFailed(source) => Some(format!(
-            "cannot list {resource}: {}",
-            access::reason(source)
+            "cannot list {resource}: {}{}",
+            access::reason(source),
+            remedy(source, "list", resource)
         )),
         error if is_gone(error) => None,
         WatchStartFailed(source) | WatchFailed(source) => {
-            Some(cannot_watch(&access::reason(source)))
+            let remedy = remedy(source, "watch", resource);
+            Some(cannot_watch(&(access::reason(source) + &remedy)))
         }
         WatchError(status) => Some(cannot_watch(&access::line(&status.to_string()))),
         NoResourceVersion => Some(cannot_watch("the answer has no resource version")),
     }
+}
+
+/// What to do about an error.
+fn remedy(error: &kube::Error, verb: &str, resource: &str) -> String {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
+            format!("; the agent's role must allow `{verb}` on `{resource}`, as in rbac.yaml")
+        }
+        _ => String::new(),
+    }
+}
+
+/// Whether a page of a listing has more bytes than are read.
+fn is_too_long(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(source) if access::is_too_long(source))
 }
 
 /// Whether the server does not know the kind of object: a definition that does not exist, or not yet.

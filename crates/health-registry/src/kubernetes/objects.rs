@@ -93,10 +93,21 @@ pub(super) struct Scope {
     pub(super) labels: Option<String>,
     /// Field selector.
     pub(super) fields: Option<String>,
-    /// Whether there may be no objects at all. If not, a server that lists none has lost its store.
-    pub(super) can_be_empty: bool,
+    /// What a listing without any object says.
+    pub(super) empty: Empty,
     /// Whether a server may lack the kind itself.
     pub(super) is_optional: bool,
+}
+
+/// What a listing without any object says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Empty {
+    /// That there are none.
+    Believed,
+    /// That there are none, if the server has namespaces. Otherwise it has lost its store.
+    Checked,
+    /// That the server has lost its store.
+    Lost,
 }
 
 /// Follows the objects of one kind. Dropping it ends the watch.
@@ -194,6 +205,10 @@ where
         config
     }
 
+    fn is_doubtful(&self) -> bool {
+        self.listed.is_empty() && self.scope.empty == Empty::Checked
+    }
+
     fn begin_list(&mut self) {
         self.listed.clear();
     }
@@ -208,7 +223,7 @@ where
     }
 
     fn end_list(&mut self) -> Result<(), String> {
-        if self.listed.is_empty() && !self.scope.can_be_empty {
+        if self.listed.is_empty() && self.scope.empty == Empty::Lost {
             let resource = self.scope.resource;
             return Err(format!(
                 "the API server lists no {resource}; its store may have been lost"
@@ -335,7 +350,7 @@ mod tests {
                 kind: ApiResource::erase::<NetworkPolicy>(&()),
                 labels: None,
                 fields: None,
-                can_be_empty: true,
+                empty: Empty::Checked,
                 is_optional: true,
             },
             read: |_, _| (),

@@ -10,7 +10,7 @@ use kube::api::ApiResource;
 use serde_json::Value;
 
 use super::access::{Access, AccessError};
-use super::objects::{ObjectWatch, Scope};
+use super::objects::{Empty, ObjectWatch, Scope};
 
 /// Follows the pods of one node and the labels of all namespaces, with a watch for each kind. Dropping it stops them.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl<T: PartialEq + Send + Sync + 'static> PodWatch<T> {
             kind: ApiResource::erase::<Pod>(&()),
             labels: None,
             fields: Some(format!("spec.nodeName={node}")),
-            can_be_empty: true,
+            empty: Empty::Believed,
             is_optional: false,
         };
         let namespaces = Scope {
@@ -46,7 +46,7 @@ impl<T: PartialEq + Send + Sync + 'static> PodWatch<T> {
             kind: ApiResource::erase::<Namespace>(&()),
             labels: None,
             fields: None,
-            can_be_empty: false,
+            empty: Empty::Lost,
             is_optional: false,
         };
         Ok(Self {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::access::{Access, AccessError};
-use super::objects::{ObjectTable, ObjectWatch, Scope};
+use super::objects::{Empty, ObjectTable, ObjectWatch, Scope};
 
 /// Follows the policies of a cluster, with a watch for each kind: Kubernetes' own, and, if the server has them, Cilium's
 /// policies of namespaces and of the cluster. Dropping it stops them.
@@ -33,7 +33,7 @@ impl<T: PartialEq + Send + Sync + 'static> PolicyWatch<T> {
                 kind,
                 labels: None,
                 fields: None,
-                can_be_empty: true,
+                empty: Empty::Checked,
                 is_optional,
             };
             ObjectWatch::start(access.clone(), scope, read)

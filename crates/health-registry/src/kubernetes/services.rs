@@ -8,7 +8,7 @@ use kube::api::ApiResource;
 use serde_json::Value;
 
 use super::access::{Access, AccessError};
-use super::objects::{ObjectWatch, Scope};
+use super::objects::{Empty, ObjectWatch, Scope};
 
 /// Follows services and endpoint slices, with a watch for each kind. Dropping it stops them.
 #[derive(Debug)]
@@ -55,7 +55,10 @@ where
             kind: ApiResource::erase::<Service>(&()),
             labels: wanted.services.clone(),
             fields: None,
-            can_be_empty: wanted.can_be_empty,
+            empty: match wanted.can_be_empty {
+                true => Empty::Believed,
+                false => Empty::Lost,
+            },
             is_optional: false,
         };
         let slices = Scope {

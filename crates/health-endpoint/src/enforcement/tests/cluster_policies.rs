@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use health_policy::{ClusterServices, Kind, Policy, Service, read_policy};
 use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
 
 use super::*;
-use crate::enforcement::CLUSTER_FILE;
+use crate::enforcement::{CLUSTER_FILE, RefusedObject};
 
 /// A NetworkPolicy of this name, which lets endpoints reach one port of those with the label `app=a`.
 fn object(name: &str, port: u16) -> Arc<Policy> {
@@ -28,6 +29,13 @@ fn complete(policies: impl IntoIterator<Item = Arc<Policy>>) -> ClusterPolicies 
         complete: Kind::ALL.into(),
         ..ClusterPolicies::default()
     }
+}
+
+fn refused(uid: Option<&str>, reason: &str) -> Result<Arc<Policy>, RefusedObject> {
+    Err(RefusedObject {
+        uid: uid.map(str::to_owned),
+        reason: reason.to_owned(),
+    })
 }
 
 fn names(enforcer: &Enforcer) -> Vec<String> {
@@ -52,6 +60,7 @@ async fn policies_of_the_cluster_are_kept_until_the_server_answers_and_forgotten
     enforcer
         .set_cluster_policies(&complete([object("p", 80), object("q", 80)]))
         .unwrap();
+    enforcer.save_cluster_policies().unwrap();
     drop(enforcer);
 
     let enforcer = site.enforcer(&Session::new(&site.store));
@@ -92,16 +101,16 @@ async fn a_refused_object_keeps_the_form_that_was_in_force() {
     let p = object("p", 80).name().clone();
     changed
         .objects
-        .insert(p, Err("spec.x: unknown field".to_owned()));
+        .insert(p, refused(None, "spec.x: unknown field"));
     enforcer.set_cluster_policies(&changed).unwrap();
     assert_eq!(
         names(&enforcer),
         ["NetworkPolicy shop/p", "NetworkPolicy shop/q"]
     );
-    let refused = enforcer.refused_policies();
-    assert_eq!(refused.len(), 1);
+    let reported = enforcer.refused_policies();
+    assert_eq!(reported.len(), 1);
     assert_eq!(
-        (refused[0].name.as_str(), refused[0].reason.as_str()),
+        (reported[0].name.as_str(), reported[0].reason.as_str()),
         ("NetworkPolicy shop/p", "spec.x: unknown field")
     );
     enforcer
@@ -169,15 +178,16 @@ async fn policies_that_cannot_be_saved_are_in_force_and_saved_later() {
     // Nothing can replace a folder.
     std::fs::create_dir(&file).unwrap();
     let given = complete([object("p", 80)]);
-    let error = enforcer
-        .set_cluster_policies(&given)
-        .unwrap_err()
-        .to_string();
+    enforcer.set_cluster_policies(&given).unwrap();
+    let error = enforcer.save_cluster_policies().unwrap_err().to_string();
     assert!(error.contains(CLUSTER_FILE), "{error}");
     assert_eq!(names(&enforcer), ["NetworkPolicy shop/p"]);
+    assert!(enforcer.has_unsaved_policies());
     std::fs::remove_dir(&file).unwrap();
     enforcer.set_cluster_policies(&given).unwrap();
-    assert!(file.is_file());
+    assert!(enforcer.has_unsaved_policies());
+    enforcer.save_cluster_policies().unwrap();
+    assert!(file.is_file() && !enforcer.has_unsaved_policies());
 }
 
 /// A policy that allows endpoints only this egress.
@@ -237,6 +247,7 @@ async fn endpoints_follow_the_addresses_of_services_and_keep_them_over_restarts(
     given.services = ClusterServices::default();
     agent.enforcer.set_cluster_policies(&given).unwrap();
     assert!(reached(&agent, "198.51.100.2").await);
+    agent.enforcer.save_cluster_policies().unwrap();
     drop(agent);
 
     let enforcer = site.enforcer(&Session::new(&site.store));
@@ -333,4 +344,126 @@ async fn the_api_servers_are_this_host_another_node_or_an_address_outside() {
         assert_eq!(reaches(Identity::HOST), reaches_host, "{address}");
         assert!(!reaches(Identity::WORLD) && !reaches(Identity::REMOTE_NODE));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_object_of_the_same_name_inherits_no_rules() {
+    let site = following();
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    let object = |uid: &str| {
+        let mut document = object("p", 80).document().clone();
+        document["metadata"]["uid"] = uid.into();
+        Arc::new(read_policy(&document).unwrap())
+    };
+    let mut given = complete([object("1")]);
+    let name = object("1").name().clone();
+    enforcer.set_cluster_policies(&given).unwrap();
+    given.objects.insert(name.clone(), refused(Some("1"), "x"));
+    enforcer.set_cluster_policies(&given).unwrap();
+    assert_eq!(names(&enforcer), ["NetworkPolicy shop/p"]);
+    // The server has not listed all objects, but this one is another.
+    given.complete.clear();
+    given.objects.insert(name.clone(), refused(Some("2"), "x"));
+    enforcer.set_cluster_policies(&given).unwrap();
+    assert_eq!(names(&enforcer), [""; 0]);
+    given.objects.insert(name, Ok(object("3")));
+    enforcer.set_cluster_policies(&given).unwrap();
+    assert_eq!(names(&enforcer), ["NetworkPolicy shop/p"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn saved_policies_that_cannot_be_read_are_put_aside_and_endpoints_wait_for_the_server() {
+    let site = following();
+    let file = site.dir.path().join(CLUSTER_FILE);
+    let half = r#"{"revision":7,"documents":[{"kind":"NetworkPolicy"#;
+    std::fs::write(&file, half).unwrap();
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    enforcer.until_policies_known(LONG).await.unwrap_err();
+    let aside = std::fs::read_to_string(file.with_extension("json.damaged")).unwrap();
+    assert_eq!(aside, half);
+    enforcer
+        .set_cluster_policies(&complete([object("p", 80)]))
+        .unwrap();
+    assert_eq!(enforcer.until_policies_known(LONG).await, Ok(()));
+    enforcer.save_cluster_policies().unwrap();
+    drop(enforcer);
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    assert_eq!(names(&enforcer), ["NetworkPolicy shop/p"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn policies_that_name_more_labels_than_a_node_may_have_are_refused() {
+    let site = following();
+    let enforcer = site.enforcer(&Session::new(&site.store));
+    let of = |name: &str, keys: std::ops::Range<u32>| {
+        let nodes = keys.map(|key| json!({ "matchLabels": { format!("key-{key}"): "" } }));
+        let object = json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+            "metadata": { "name": name },
+            "spec": { "endpointSelector": {}, "egress": [{ "toNodes": nodes.collect::<Vec<_>>() }] },
+        });
+        Arc::new(read_policy(&object).unwrap())
+    };
+    let given = complete([of("a", 0..200), of("b", 200..300), of("c", 100..250)]);
+    enforcer.set_cluster_policies(&given).unwrap();
+    let shown = ["CiliumNetworkPolicy a", "CiliumNetworkPolicy c"];
+    assert_eq!(names(&enforcer), shown);
+    let reported = enforcer.refused_policies();
+    let reason =
+        "all policies together would name 300 labels of nodes, but at most 250 are allowed";
+    assert_eq!((reported.len(), reported[0].reason.as_str()), (1, reason));
+    let import = of("d", 240..260).document().to_string();
+    enforcer.import(&import).unwrap_err();
+}
+
+/// An agent in a runtime of its own, which ends with it.
+fn start_alone(site: &Site) -> (Runtime, Agent) {
+    let runtime = Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let agent = runtime.block_on(site.start());
+    (runtime, agent)
+}
+
+#[test]
+fn endpoints_of_the_previous_agent_reach_addresses_that_new_policies_tell_apart() {
+    let site = following();
+    let to = |cidrs: &[&str]| complete([egress(&json!({ "toCIDR": cidrs }))]);
+    let (runtime, agent) = start_alone(&site);
+    let id = runtime.block_on(async {
+        let id = agent.create(1, "app=a").await;
+        let given = to(&["198.51.0.0/16"]);
+        agent.enforcer.set_cluster_policies(&given).unwrap();
+        let revision = agent.enforcer.repository().revision();
+        assert!(agent.enforcer.in_force(revision, LONG).await);
+        id
+    });
+    drop((runtime, agent));
+
+    // Endpoints are not built before the identities of the cluster are known.
+    site.store.now().is_away = true;
+    let (runtime, agent) = start_alone(&site);
+    runtime.block_on(async {
+        let identity = || agent.enforcer.identity_of("198.51.100.1".parse().unwrap());
+        let passes = || {
+            let table = site.kernel.table_of(id).unwrap();
+            table.keys().any(|key| key.identity == identity().0)
+        };
+        let before = identity();
+        assert!(passes());
+        let given = to(&["198.51.0.0/16", "198.51.100.1/32"]);
+        agent.enforcer.set_cluster_policies(&given).unwrap();
+        tokio::time::sleep(LONG).await;
+        assert!(passes(), "the table in use does not know {:?}", identity());
+        site.store.now().is_away = false;
+        agent.session.publish();
+        let revision = agent.enforcer.repository().revision();
+        assert!(agent.enforcer.in_force(revision, LONG).await);
+        assert!(passes());
+        assert_ne!(identity(), before);
+    });
+    drop(runtime);
+    assert_eq!(site.kernel.now().mistakes, [""; 0]);
 }
