@@ -138,6 +138,10 @@ async fn misbehave(
         Behaviour::Unauthorized => {
             failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
         }
+        Behaviour::NotFound => {
+            let message = "the server could not find the requested resource";
+            failure(StatusCode::NOT_FOUND, "NotFound", message)
+        }
         Behaviour::Forbidden => failure(StatusCode::FORBIDDEN, "Forbidden", &{
             let asked = |kind: &Kind| uri.path().ends_with(&format!("/{}", kind.plural()));
             let kind = Kind::ALL.into_iter().find(asked).unwrap_or(Kind::Node);

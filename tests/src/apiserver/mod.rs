@@ -34,6 +34,8 @@ pub enum Behaviour {
     Unauthorized,
     /// Responds with 403: the credentials do not allow the request.
     Forbidden,
+    /// Responds with 404: the server does not know the kind.
+    NotFound,
     /// Responds with 200 and this text.
     Rubbish(String),
     /// Responds with 502 and a web page like a load balancer's.

@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -13,7 +13,7 @@ use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tests::apiserver::{ApiServer, Behaviour};
+use tests::apiserver::{self, ApiServer, Behaviour};
 use tests::namespace::Namespace;
 use tests::ping::{Pace, Pinging, is_answered};
 use tests::plugin::{Answer, Plugin, TRY_AGAIN_LATER};
@@ -29,6 +29,8 @@ const SHOP: [&str; 5] = [
     "k8s:io.kubernetes.pod.namespace=shop",
 ];
 
+/// The kubeconfig of agents that read the nodes of a cluster.
+const NODES_KUBECONFIG: &str = "/run/health-agent/kubeconfig";
 /// Ports at which each web server listens.
 const WEB_PORTS: [u16; 3] = [7070, 8080, 9090];
 /// How long to check that a dropped connection is not established.
@@ -67,9 +69,47 @@ impl Stand {
         flags: &str,
     ) -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(1).without_agents().start()?;
+        Self::start_on(
+            bed,
+            |_, server| {
+                prepare(server);
+                Ok(())
+            },
+            flags,
+        )
+    }
+
+    /// Like [`Self::start_with`], but the API server has the nodes, too.
+    pub(crate) fn start_in_cluster(prepare: impl FnOnce(&ApiServer)) -> anyhow::Result<Self> {
+        let bed = Bed::builder()
+            .nodes(1)
+            .registry(|_| format!("--registry kubernetes:{NODES_KUBECONFIG}"))
+            .without_agents()
+            .start()?;
+        let prepare = |node: &Node, server: &ApiServer| -> anyhow::Result<()> {
+            server.write_kubeconfig(Path::new(NODES_KUBECONFIG))?;
+            let mut object = apiserver::node(node.name(), &[], &[]);
+            let addresses = node.addresses();
+            let addresses = addresses.iter();
+            object["status"]["addresses"] = addresses
+                .map(|address| json!({ "type": "InternalIP", "address": address }))
+                .collect();
+            object["spec"] = json!({ "podCIDRs": node.pod_cidrs() });
+            server.put(object);
+            prepare(server);
+            Ok(())
+        };
+        Self::start_on(bed, prepare, "")
+    }
+
+    fn start_on(
+        bed: Bed,
+        prepare: impl FnOnce(&Node, &ApiServer) -> anyhow::Result<()>,
+        flags: &str,
+    ) -> anyhow::Result<Self> {
         let server = ApiServer::start_on(bed.node(1))?;
         server.put(namespace("shop", &json!({ "tier": "gold" })));
-        prepare(&server);
+        prepare(bed.node(1), &server)?;
         let folder = tempfile::tempdir()?;
         let stand = Self {
             namespaces: Vec::new(),

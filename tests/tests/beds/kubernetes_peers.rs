@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::ensure;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tests::apiserver::{ApiServer, Kind};
+use tests::apiserver::{ApiServer, Kind, node};
 use tests::bed::{add_host, registry, sysctl};
 use tests::ping::is_answered;
 use tests::{PATIENCE, wait_for};
@@ -29,14 +29,8 @@ impl Peers {
         // An agent that has found no such kind asks for it again only after 20 s.
         let pods = Pods::connect_to(Stand::start_after(ApiServer::define_cilium, FOLLOWING)?)?;
         let stand = &pods.stand;
-        add_host(
-            FAR,
-            (stand.node().name(), "far0"),
-            ["192.0.2.1/24", "2001:db8::1/64"],
-            [&format!("{OUTSIDE}/24"), "2001:db8::9/64"],
-        )?;
+        add_far(stand)?;
         tests::bed::add_address(FAR, &format!("{OTHER_NODE}/24"), "eth0")?;
-        sysctl(stand.node().name(), "net.ipv4.ip_forward=1")?;
         let other = format!("- name: far\n  cluster: default\n  addresses: [\"{OTHER_NODE}\"]\n");
         let nodes = registry(stand.bed.nodes()) + &other;
         stand.bed.write_nodes_file(&nodes)?;
@@ -87,6 +81,17 @@ impl Peers {
     fn revision(&self) -> anyhow::Result<u64> {
         Ok(self.pods.listed()?.revision)
     }
+}
+
+/// Adds the host behind the node, which routes its packets.
+fn add_far(stand: &Stand) -> anyhow::Result<()> {
+    add_host(
+        FAR,
+        (stand.node().name(), "far0"),
+        ["192.0.2.1/24", "2001:db8::1/64"],
+        [&format!("{OUTSIDE}/24"), "2001:db8::9/64"],
+    )?;
+    sysctl(stand.node().name(), "net.ipv4.ip_forward=1")
 }
 
 fn service(namespace: &str, name: &str, selector: &Value) -> Value {
@@ -159,6 +164,7 @@ fn egress_to_a_service_without_pods_reaches_its_addresses_also_after_a_restart()
     peers.put_slice("shop", "other", &["203.0.113.2"]);
     ensure!(!peers.reaches(OTHER_NODE)?, "an answer of another node");
 
+    peers.pods.wait_saved(OUTSIDE)?;
     peers.pods.stand.server.stop();
     peers.pods.stand.node().kill_agent(Signal::SIGKILL)?;
     peers.pods.stand.start_agent(FOLLOWING)?;
@@ -241,5 +247,50 @@ fn an_import_may_name_services_only_where_there_is_a_cluster() -> anyhow::Result
     assert_ne!(refused.code, Some(0));
     let reason = "spec.egress[0].toServices: matching by service needs a Kubernetes cluster";
     assert!(refused.stderr.contains(reason), "{}", refused.stderr);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn ingress_from_nodes_takes_packets_of_nodes_with_these_labels() -> anyhow::Result<()> {
+    let far = |zone: &str| {
+        let mut far = node("far", &[OUTSIDE], &[]);
+        far["metadata"]["labels"] = json!({ "zone": zone });
+        far
+    };
+    let pods = Pods::connect_to(Stand::start_in_cluster(|server| {
+        server.define_cilium();
+        server.put(far("a"));
+    })?)?;
+    let server = &pods.stand.server;
+    add_far(&pods.stand)?;
+    let wait = |is_expected: bool, what: &str| {
+        wait_for(what, PATIENCE, || {
+            let is_answered = is_answered(FAR, pods.web)?;
+            Ok((is_answered == is_expected).then_some(()))
+        })
+    };
+    wait(true, "an answer without a policy")?;
+    let from = |zone: &str| {
+        json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+            "metadata": { "name": "web", "namespace": "shop", "uid": "p-9" },
+            "spec": {
+                "endpointSelector": { "matchLabels": { "app": "web" } },
+                "ingress": [{ "fromNodes": [{ "matchLabels": { "node:zone": zone } }] }],
+            },
+        })
+    };
+    server.put(from("b"));
+    wait(false, "nodes of another zone to be refused")?;
+    server.put(from("a"));
+    wait(true, "nodes of the zone to be admitted")?;
+    ensure!(!pods.is_reached()?, "an answer to a pod");
+    server.put(far("b"));
+    wait(false, "the node that has moved to be refused")?;
+    server.put(far("a"));
+    wait(true, "the node that has come back to be admitted")?;
+    server.delete("far");
+    wait(false, "a host outside the cluster to be refused")?;
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The policies of a Kubernetes cluster: in force on its endpoints, kept through outages, refused by name.
 
+use std::fs;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, ensure};
@@ -17,7 +18,7 @@ use crate::kubernetes_labels::Stand;
 /// Two connected pods of the namespace `shop`, on an agent that follows the policies of the API server.
 pub(crate) struct Pods {
     pub(crate) stand: Stand,
-    web: IpAddr,
+    pub(crate) web: IpAddr,
 }
 
 impl Pods {
@@ -55,6 +56,15 @@ impl Pods {
         Ok(serde_json::from_value(
             self.stand.node().listing("policy get")?,
         )?)
+    }
+
+    /// Waits until the agent has saved policies with this text.
+    pub(crate) fn wait_saved(&self, text: &str) -> anyhow::Result<()> {
+        let folder = self.stand.node().runtime_dir().join("state");
+        wait_for("the saved policies", PATIENCE, || {
+            let saved = fs::read_to_string(folder.join("policies-kubernetes.json"));
+            Ok(saved.is_ok_and(|saved| saved.contains(text)).then_some(()))
+        })
     }
 
     /// Waits for exactly these policies, by name.
@@ -150,6 +160,7 @@ fn an_outage_changes_no_policy_of_the_cluster_even_if_the_agent_restarts() -> an
     let mut pods = Pods::connect()?;
     pods.stand.server.put(network_policy("other"));
     pods.wait_reached(false, "the policy to be in force")?;
+    pods.wait_saved("\"web\"")?;
     pods.stand.server.stop();
     // Meanwhile the policy is deleted, which the agent cannot know.
     pods.stand.server.delete_of(Kind::NetworkPolicy, "shop/web");
@@ -206,6 +217,11 @@ fn what_cannot_be_enforced_is_refused_whole_in_an_event_and_in_the_listing() -> 
         (listed.name.as_str(), listed.reason.as_str()),
         ("CiliumNetworkPolicy shop/names", reason)
     );
+    wait_for("the number of refused policies", PATIENCE, || {
+        let status = pods.stand.node().cli("status --verbose")?;
+        let number = "1 policy of the Kubernetes cluster is refused";
+        Ok(status.stdout.contains(number).then_some(()))
+    })?;
     let event = wait_for("the event", PATIENCE, || Ok(server.events().pop()))?;
     assert_eq!(event["involvedObject"]["uid"], "p-3");
     assert_eq!(event["metadata"]["namespace"], "shop");

@@ -43,6 +43,7 @@ mod own_entry;
 mod path_mtu;
 mod policy;
 mod policy_frames;
+mod policy_objects;
 mod policy_room;
 mod policy_traffic;
 mod probe_commands;
