@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 const TEXT_MAX: usize = 10 << 20;
 /// Maximum values of a document, with aliases expanded.
 const VALUES_MAX: usize = 500_000;
-/// Maximum rules of an import.
+/// The most rules that an import may have.
 const RULES_MAX: usize = 10_000;
-/// Maximum bytes to allocate per value, and per byte of the text.
+/// The most bytes to allocate per value, and per byte of the text.
 const PER_VALUE: usize = 512;
 const PER_BYTE: usize = 8;
 

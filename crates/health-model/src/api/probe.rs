@@ -275,7 +275,7 @@ pub struct ContainerProbeSummary {
     pub probes: u64,
     /// Probes whose result is a failure.
     pub failing: u64,
-    /// Probes whose last run erred or was not sent in time.
+    /// Probes whose last run ended with an error or was not sent in time.
     pub errored: u64,
     /// Probes without a conclusive run in their last three periods.
     pub overdue: u64,
