@@ -289,7 +289,11 @@ struct Saver {
 
 impl Saver {
     async fn save(&mut self, enforcer: &Enforcer) {
-        if Instant::now() < self.next || !enforcer.has_unsaved_policies() {
+        if !enforcer.has_unsaved_policies() {
+            self.problem = None;
+            return;
+        }
+        if Instant::now() < self.next {
             return;
         }
         let saving = enforcer.clone();
