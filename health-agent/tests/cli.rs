@@ -340,8 +340,10 @@ fn a_missing_namespace_is_named_by_its_full_path() {
 #[test]
 fn status_reads_as_people_know_it() {
     let agent = Agent::start(|_| {});
+    let text = printed(&agent, "status");
+    let (nodes, own) = text.split_once("Agent:").unwrap();
     assert_eq!(
-        printed(&agent, "status"),
+        nodes,
         "\
 Probe time:   2026-11-21T03:00:00Z
 Cluster health:   2/2 reachable   (Probe interval: 10s)
@@ -362,6 +364,12 @@ Nodes:
       HTTP to agent:   OK, RTT=21.3µs
 "
     );
+    assert!(own.starts_with("   Ok, version 0.1.0, up 1m1s\nKernel:   6.12.0\nRegistries:\n"));
+    assert!(own.ends_with("Programs:   1 loaded, attached to eth0\nControllers:   1, 0 failing\n"));
+    let all = printed(&agent, "status --all-controllers");
+    let row = all.lines().last().unwrap();
+    assert!(row.starts_with("  routes   2s "), "{all}");
+    assert!(row.ends_with(" no such device"), "{all}");
     assert!(printed(&agent, "status --succinct").contains("default/hnode2 "));
     let verbose = printed(&agent, "status --verbose");
     assert!(
@@ -372,6 +380,52 @@ Nodes:
         verbose.contains("RTT statistics:   unreadable"),
         "{verbose}"
     );
+}
+
+#[test]
+fn a_brief_status_is_a_line_whose_exit_status_tells_wrong_from_unknown() {
+    for (peer, code, line) in [
+        (Some(""), 0, "Ok: 2/2 reachable\n"),
+        (None, 3, "Unknown: 1 of 2 nodes not probed yet\n"),
+        (Some("Connection timed out"), 1, "Failing: 1/2 reachable\n"),
+    ] {
+        let agent = Agent::start(|fixture| fixture.peer = peer);
+        let output = program_in(agent.dir(), "status --brief").output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{peer:?}");
+        assert_eq!(stdout(&output), line);
+    }
+    let agent = Agent::start(|fixture| fixture.state = "Failure");
+    let output = program_in(agent.dir(), "status --brief").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_wait_names_what_is_missing_and_fails_after_its_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = program_in(dir.path(), "status --wait=1ms")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told = stderr(&output);
+    assert!(told.contains("error: not ready after 1ms: "), "{told}");
+    let agent = Agent::start(|fixture| fixture.state = "Failure");
+    let output = program_in(agent.dir(), "status --wait=0s")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn the_whole_report_has_the_agents_own_part() {
+    let agent = Agent::start(|_| {});
+    let text = printed(&agent, "status --all-addresses -o json");
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["agent"]["controllers"][0]["name"], "routes");
+    assert_eq!(report["agent"]["kernel"], "6.12.0");
+    let listed = report["addresses"].as_array().unwrap();
+    let shown = printed(&agent, "status --all-addresses");
+    let line = format!("Addresses:   {}\n", listed.len());
+    assert!(shown.contains(&line), "{shown}");
 }
 
 #[test]

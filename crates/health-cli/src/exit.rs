@@ -15,6 +15,10 @@ use super::output::{finish, printable};
 const FAILED: u8 = 1;
 /// Bad usage.
 const USAGE: u8 = 2;
+/// `status --brief`: something is wrong.
+pub(super) const WRONG: u8 = 1;
+/// `status --brief`: not everything is known yet.
+pub(super) const NOT_KNOWN: u8 = 3;
 /// `status`: something is unreachable.
 pub(super) const UNREACHABLE: u8 = 3;
 

@@ -7,7 +7,7 @@ use health_datapath::conntrack;
 use health_datapath::events;
 use health_endpoint::manager;
 use health_mesh::{HelloRequestCounts, IgnoredReplyCounts};
-use health_model::api::{HealthStatus, NodeStatus, PolicyLag, RegistryState};
+use health_model::api::{ControllerStatus, HealthStatus, NodeStatus, PolicyLag, RegistryState};
 
 use crate::containers::Sample;
 
@@ -54,6 +54,8 @@ pub struct Figures {
     pub repairs: BTreeMap<String, u64>,
     /// Settings reloads.
     pub reloads: ReloadCounts,
+    /// The agent's controllers.
+    pub controllers: Vec<ControllerStatus>,
     /// The results of conntrack garbage collections.
     pub collections: conntrack::Counts,
     /// `None` before the endpoints are restored.

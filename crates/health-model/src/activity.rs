@@ -1,8 +1,14 @@
-//! How a part of the agent reports on its own work: the outcome of its last turn and the time of that turn. The part
-//! holds the [`Reporter`]; its observers hold the [`Activity`].
+//! How a part of the agent reports on its own work: the outcome of its last turn, the time of that turn, and counts of
+//! turns. The part holds the [`Reporter`]; its observers hold the [`Activity`]. A [`Controller`] is a part that talks to
+//! something outside the agent, or repairs something, under the name by which reports list it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use crate::api::ControllerStatus;
+use crate::duration::duration_text;
 
 /// How bad a problem is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,6 +63,15 @@ pub struct LastTurn {
 #[derive(Clone, Debug)]
 pub struct Activity(Arc<Mutex<Turns>>);
 
+/// A part of the agent with the name by which reports list it.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    /// Name, unique in the agent: `node-registry`.
+    pub name: String,
+    /// What is known about the part.
+    pub activity: Activity,
+}
+
 /// Reports what a part does. Dropping it means that the part has stopped, which is a failure.
 #[derive(Debug)]
 pub struct Reporter(Activity);
@@ -68,6 +83,14 @@ struct Turns {
     silence: Option<Duration>,
     succeeded: Option<Instant>,
     problem: Option<Problem>,
+    /// The pause announced at the end of the last turn.
+    interval: Option<Duration>,
+    successes: u64,
+    failures: u64,
+    /// Failures since the last success.
+    consecutive_failures: u64,
+    /// The last failure, which later successes leave.
+    last_failure: Option<(Instant, String)>,
 }
 
 /// Creates both ends for a part that is about to start.
@@ -77,6 +100,11 @@ pub fn channel() -> (Reporter, Activity) {
         silence: Some(Duration::ZERO),
         succeeded: None,
         problem: None,
+        interval: None,
+        successes: 0,
+        failures: 0,
+        consecutive_failures: 0,
+        last_failure: None,
     };
     let activity = Activity(Arc::new(Mutex::new(turns)));
     (Reporter(activity.clone()), activity)
@@ -104,6 +132,41 @@ impl Activity {
     }
 }
 
+impl Controller {
+    /// Names a part.
+    pub fn new(name: impl Into<String>, activity: Activity) -> Self {
+        Self {
+            name: name.into(),
+            activity,
+        }
+    }
+
+    /// The part's turns so far, as reported at the time `now`.
+    pub fn status(&self, now: Timestamp) -> ControllerStatus {
+        let Turns {
+            succeeded,
+            interval,
+            successes,
+            failures,
+            consecutive_failures,
+            ref last_failure,
+            ..
+        } = *self.activity.turns();
+        // If the clock was set back past the machine's start, this time cannot be represented.
+        let time = |at: Instant| now.checked_sub(at.elapsed()).unwrap_or(now);
+        ControllerStatus {
+            name: self.name.clone(),
+            interval: interval.map(duration_text),
+            successes,
+            failures,
+            consecutive_failures,
+            last_success: succeeded.map(time),
+            last_failure: last_failure.as_ref().map(|(at, _)| time(*at)),
+            last_error: last_failure.as_ref().map(|(_, reason)| reason.clone()),
+        }
+    }
+}
+
 impl Reporter {
     /// Starts a turn. The previous result is valid until this turn ends.
     pub fn begin(&self) {
@@ -122,10 +185,35 @@ impl Reporter {
         let mut turns = self.0.turns();
         turns.heard = Instant::now();
         turns.silence = pause;
-        if problem.is_none() {
-            turns.succeeded = Some(turns.heard);
+        turns.interval = pause;
+        match &problem {
+            None => {
+                turns.succeeded = Some(turns.heard);
+                turns.successes += 1;
+                turns.consecutive_failures = 0;
+            }
+            Some(problem) => {
+                turns.last_failure = Some((turns.heard, problem.reason.clone()));
+                turns.failures += 1;
+                turns.consecutive_failures += 1;
+            }
         }
         turns.problem = problem;
+    }
+
+    /// Ends a turn that succeeded. The next one starts when there is work.
+    pub fn succeeded(&self) {
+        self.end(None, None);
+    }
+
+    /// Ends a turn that failed. The part keeps what it has, and tries again.
+    pub fn failed(&self, reason: impl ToString) {
+        self.end(Some(Problem::warning(reason)), None);
+    }
+
+    /// What observers know about the part.
+    pub fn activity(&self) -> Activity {
+        self.0.clone()
     }
 }
 
@@ -179,6 +267,27 @@ mod tests {
         assert!(!overdue(), "it pauses");
         reporter.end(None, Some(Duration::ZERO));
         assert!(overdue(), "its pause is over");
+    }
+
+    #[test]
+    fn a_controller_counts_turns_and_keeps_the_last_failure() {
+        let (reporter, activity) = channel();
+        let controller = Controller::new("node-registry", activity);
+        let now = Timestamp::now();
+        let before = controller.status(now);
+        assert_eq!((before.successes, before.last_success), (0, None));
+        reporter.failed("connection refused");
+        reporter.failed("no route to host");
+        let failing = controller.status(now);
+        assert_eq!((failing.failures, failing.consecutive_failures), (2, 2));
+        assert_eq!(failing.last_error.as_deref(), Some("no route to host"));
+        reporter.end(None, Some(HOUR));
+        let well = controller.status(now);
+        assert_eq!((well.successes, well.failures), (1, 2));
+        assert_eq!(well.consecutive_failures, 0);
+        assert_eq!(well.interval.as_deref(), Some("1h0m0s"));
+        assert!(well.last_success >= well.last_failure);
+        assert_eq!(well.last_error.as_deref(), Some("no route to host"));
     }
 
     #[test]

@@ -95,6 +95,11 @@ operations! {
         200: "The changes, or all nodes.",
     }
 
+    /// The agent's own part of `status`: its state, registries, programs and controllers.
+    getAgent: get "/v1/agent" => server::agent {
+        200: "What is known.",
+    }
+
     /// The node registries and their nodes.
     getNodes: get "/v1/nodes" => server::nodes {
         200: "All nodes.",

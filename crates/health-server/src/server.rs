@@ -15,8 +15,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use health_api::rtt::RttEntry;
 use health_model::api::{
-    ClusterNodeStatus, HealthStatus, HealthzResponse, IdentityEntry, LoadAverage, NodeList,
-    PathMtuEntry, ProbeEvent, TargetHistory,
+    AgentReport, ClusterNodeStatus, HealthStatus, HealthzResponse, IdentityEntry, LoadAverage,
+    NodeList, PathMtuEntry, ProbeEvent, TargetHistory,
 };
 use health_model::duration::duration_text;
 use health_model::events::{EventFilter, MonitorLine};
@@ -110,11 +110,12 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 
 /// Paths that are served from the start: the state of the agent and of the mesh, and whatever does not depend on them.
 /// Other paths would report that something does not exist when it is merely not known yet.
-pub(super) const ANSWERED_WHILE_STARTING: [&str; 6] = [
+pub(super) const ANSWERED_WHILE_STARTING: [&str; 7] = [
     "/v1beta/healthz",
     "/v1beta/status",
     "/v1beta/status/probe",
     "/v1beta/hello",
+    "/v1/agent",
     "/v1/config",
     "/v1/openapi.json",
 ];
@@ -178,6 +179,12 @@ pub(super) async fn status<S: Source>(
 ) -> Result<Answer<HealthStatus>, Refusal> {
     let body = streamed::body(move |out| api.source.write_status(out)).await;
     Ok(Answer::of_json(body.map_err(cannot_write)?))
+}
+
+pub(super) async fn agent<S: Source>(
+    State(api): Shared<S>,
+) -> Result<Answer<AgentReport>, Refusal> {
+    answer(move || Ok(api.source.agent())).await
 }
 
 #[derive(Deserialize)]

@@ -10,8 +10,8 @@ use health_datapath::events::{SubscribeError, Subscription};
 use health_endpoint::enforcement::Enforcer;
 use health_endpoint::manager::Manager;
 use health_model::api::{
-    AgentState, Endpoint, HealthStatus, IdentityEntry, NodeList, PathMtuEntry, ProbeEvent,
-    TargetHistory,
+    AgentReport, AgentState, Endpoint, HealthStatus, IdentityEntry, NodeList, PathMtuEntry,
+    ProbeEvent, TargetHistory,
 };
 use health_model::events::EventFilter;
 use health_probe::supervisor::Supervisor;
@@ -81,6 +81,8 @@ pub trait Source: Send + Sync + 'static {
     fn starting(&self) -> Option<String> {
         None
     }
+    /// The agent's own part of `status`. Reads the pinned programs.
+    fn agent(&self) -> AgentReport;
     /// The agent's own state.
     fn state(&self) -> AgentState;
     /// Time since the agent started.

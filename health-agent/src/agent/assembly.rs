@@ -11,7 +11,7 @@ use health_datapath::conntrack::{Collector, Pace};
 use health_endpoint::manager::Survey;
 use health_mesh::mesh_key::MeshKeys;
 use health_metrics::Exporter;
-use health_model::activity::{self, Activity};
+use health_model::activity::{self, Activity, Controller, Reporter};
 use health_model::settings::Location;
 use health_model::task::AbortOnDrop;
 use health_net::netlink;
@@ -206,7 +206,12 @@ impl Assembly<'_> {
             config, netlink, ..
         } = context;
         let own_addresses = node.datapath().own_addresses()?;
-        let own_addresses = own_addresses::follow(netlink.clone(), own_addresses).await?;
+        let own_addresses = own_addresses::follow(
+            netlink.clone(),
+            own_addresses,
+            self.reporter("own-addresses"),
+        )
+        .await?;
         exporter.maps_are_there()?;
         let collector = Collector::start(node.datapath().tables()?, pace(config));
         let (lag, policy_lag) = channel(None);
@@ -238,6 +243,14 @@ impl Assembly<'_> {
             identities,
             kubernetes_pods,
         })
+    }
+
+    /// The reporter of a controller that reports list.
+    fn reporter(&self, name: &'static str) -> Reporter {
+        let (reporter, activity) = activity::channel();
+        let controller = Controller::new(name, activity);
+        self.source.list_controllers([controller]);
+        reporter
     }
 
     fn follow_policies(
@@ -339,6 +352,7 @@ impl Assembly<'_> {
             AbortOnDrop::spawn(deletions::keep_carrying_out(
                 config.location.clone(),
                 manager.clone(),
+                self.reporter("endpoint-deletions"),
             )),
             AbortOnDrop::spawn(enforcer.clone().follow(
                 manager.clone(),

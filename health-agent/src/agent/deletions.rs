@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use health_cni::deletions::{Deletion, Deletions, DeletionsError};
 use health_endpoint::manager::{Manager, Selector};
 use health_endpoint::workload::{StateDir, WorkloadError};
+use health_model::activity::{Problem, Reporter};
 use health_model::settings::Location;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -148,12 +149,16 @@ async fn locked<T: Send + 'static>(
 }
 
 /// Carries out deletions that are queued from now on, until the agent stops.
-pub(super) async fn keep_carrying_out(location: Location, manager: Manager) {
+pub(super) async fn keep_carrying_out(location: Location, manager: Manager, reporter: Reporter) {
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if !carry_out(&location, &manager).await {
+        if carry_out(&location, &manager).await {
+            reporter.end(None, Some(PERIOD));
+        } else {
+            let problem = Problem::warning("cannot carry out all deletions; see the log");
+            reporter.end(Some(problem), Some(AGAIN));
             tokio::time::sleep(AGAIN).await;
         }
     }

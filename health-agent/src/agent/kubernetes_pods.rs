@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use health_endpoint::pods::{LabelledPod, PodLabels};
+use health_model::activity::Controller;
 use health_model::api::PodProblem;
 use health_model::labels::filter::LabelFilter;
 use health_model::labels::pod::{self, Labels};
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 pub(super) struct KubernetesPods {
     labels: watch::Receiver<Arc<PodLabels>>,
     probed: Option<watch::Receiver<Arc<PodSet>>>,
-    _watch: PodWatch<ReadPod>,
+    watch: PodWatch<ReadPod>,
     _tasks: Vec<AbortOnDrop>,
 }
 
@@ -57,9 +58,17 @@ impl KubernetesPods {
         Ok(Some(Self {
             labels,
             probed,
-            _watch: watch,
+            watch,
             _tasks: tasks,
         }))
+    }
+
+    /// What is known about the watches themselves.
+    pub(super) fn controllers(&self) -> [Controller; 2] {
+        [
+            self.watch.pods.controller(),
+            self.watch.namespaces.controller(),
+        ]
     }
 
     /// The current labels of the pods, updated whenever they change.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_endpoint::enforcement::{ClusterPolicies, EnforceError, Enforcer, RefusedObject};
-use health_model::activity::{Problem, Reporter};
+use health_model::activity::{Controller, Problem, Reporter};
 use health_model::task::AbortOnDrop;
 use health_policy::{Kind, Policy, PolicyName, read_policy};
 use health_registry::kubernetes::{
@@ -69,6 +69,14 @@ impl KubernetesPolicies {
             services: NamedServices::open(kubeconfig)?,
             events: EventWriter::open(kubeconfig, &config.node.node_name)?,
         }))
+    }
+
+    /// What is known about the watches, and the writing of events.
+    pub(super) fn controllers(&self) -> impl Iterator<Item = Controller> {
+        let watches = self.watch.controllers().into_iter();
+        watches
+            .chain(self.services.controllers())
+            .chain([self.events.controller()])
     }
 
     /// Brings every change into force until dropped. `nodes` tells how many agents the cluster has.

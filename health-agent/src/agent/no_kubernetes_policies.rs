@@ -1,7 +1,7 @@
 //! Replaces `kubernetes_policies` in builds without Kubernetes.
 
 use health_endpoint::enforcement::Enforcer;
-use health_model::activity::Reporter;
+use health_model::activity::{Controller, Reporter};
 use health_model::task::AbortOnDrop;
 use health_settings::Settings;
 
@@ -17,6 +17,10 @@ impl KubernetesPolicies {
              `policy import`"
         );
         Ok(None)
+    }
+
+    pub(super) fn controllers(&self) -> [Controller; 0] {
+        match *self {}
     }
 
     pub(super) fn follow(

@@ -67,6 +67,15 @@ impl Preflight {
         let kubernetes_policies = KubernetesPolicies::open(config)?;
         let probed = kubernetes_pods.as_ref().and_then(KubernetesPods::probed);
         let pods = Sources::open(config, probed);
+        source.list_controllers(
+            (kubernetes_pods.iter().flat_map(KubernetesPods::controllers))
+                .chain(
+                    kubernetes_policies
+                        .iter()
+                        .flat_map(KubernetesPolicies::controllers),
+                )
+                .chain(services.iter().flat_map(services::ProxyParts::controllers)),
+        );
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
         let page_servers = [
             PageServer::start(healthz, [pages::healthz(source.clone())])

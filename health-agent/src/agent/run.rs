@@ -92,6 +92,7 @@ async fn run_in_folders(
     new_folders.close(&config.location, socket_group)?;
     let socket = socket::bind(&config.location.socket(), socket_group)?;
     let source = Arc::new(AgentSource::new(config.clone(), &inputs.keys.hello));
+    source.list_controllers(inputs.registry.controllers());
     let (end, ended) = channel(false);
     let api = tokio::spawn(server::serve(socket, source.clone(), until(ended)));
 

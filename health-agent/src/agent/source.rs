@@ -6,19 +6,20 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use health_common::rtt::{RttKey, RttRow};
-use health_datapath::dump::Pinned;
+use health_datapath::dump::{DumpError, Pinned};
 use health_datapath::events::{SubscribeError, Subscription};
+use health_datapath::features;
 use health_endpoint::enforcement::Enforcer;
 use health_endpoint::manager::Manager;
 use health_mesh::MeshHandle;
 use health_mesh::proof::HelloKeys;
 use health_metrics::Figures;
-use health_model::activity::{self, Activity, Problem, Reporter};
+use health_model::activity::{self, Controller, Problem, Reporter};
 use health_model::api::{
-    AgentProblem, AgentState, Endpoint, HealthStatus, IdentityEntry, NodeList, NodeStatus,
-    PathMtuEntry, ProbeEvent, SelfStatus, TargetHistory,
+    AgentProblem, AgentReport, AgentState, ControllerStatus, Endpoint, HealthStatus, IdentityEntry,
+    NodeList, NodeStatus, PathMtuEntry, ProbeEvent, ProgramStatus, SelfStatus, TargetHistory,
 };
-use health_model::duration::go_duration;
+use health_model::duration::{duration_text, go_duration};
 use health_model::events::EventFilter;
 use health_model::settings::ServiceXdp;
 use health_probe::supervisor::Supervisor;
@@ -53,13 +54,13 @@ pub(super) struct AgentSource {
     /// Why an optional program that would make serving faster is not attached.
     slower: RwLock<Option<String>>,
     repair_reporter: Reporter,
-    repair_activity: Activity,
+    /// The parts that talk to something outside, or repair something, except those of the started agent.
+    controllers: RwLock<Vec<Controller>>,
     maps: Grace,
 }
 
 impl AgentSource {
     pub(super) fn new(config: Settings, keys: &HelloKeys) -> Self {
-        let (repair_reporter, repair_activity) = activity::channel();
         Self {
             settings: SettingsInForce::new(config),
             public_mesh_key: keys.accepts_public(),
@@ -69,8 +70,8 @@ impl AgentSource {
             problems: watch::Sender::new(Vec::new()),
             repairs: RwLock::default(),
             slower: RwLock::default(),
-            repair_reporter,
-            repair_activity,
+            repair_reporter: activity::channel().0,
+            controllers: RwLock::default(),
             maps: Grace::default(),
         }
     }
@@ -84,6 +85,41 @@ impl AgentSource {
     pub(super) async fn until_waiting(&self) {
         // The channel closes only with this source.
         let _ = self.waiting.subscribe().wait_for(Option::is_some).await;
+    }
+
+    /// Lists more controllers in reports.
+    pub(super) fn list_controllers(&self, more: impl IntoIterator<Item = Controller>) {
+        let listed = self.controllers.write();
+        listed.unwrap_or_else(PoisonError::into_inner).extend(more);
+    }
+
+    /// All controllers, sorted by name.
+    fn controllers(&self) -> Vec<ControllerStatus> {
+        let now = Timestamp::now();
+        let listed = self.controllers.read();
+        let listed = listed.unwrap_or_else(PoisonError::into_inner);
+        let repair = Controller::new("datapath", self.repair_reporter.activity());
+        let started = self.started.get();
+        let reporting = started.into_iter().flat_map(StartedParts::controllers);
+        let all = listed.iter().cloned().chain([repair]).chain(reporting);
+        let mut all: Vec<_> = all.map(|controller| controller.status(now)).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// The pinned programs, sorted by name.
+    fn programs(&self) -> Result<Vec<ProgramStatus>, DumpError> {
+        let pinned = Pinned::open(&self.settings.at_start().location)?;
+        let mut programs: Vec<_> = pinned
+            .programs()?
+            .into_iter()
+            .map(|program| ProgramStatus {
+                name: program.name,
+                attached: program.attached,
+            })
+            .collect();
+        programs.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(programs)
     }
 
     /// Publishes the parts of the started agent.
@@ -111,7 +147,7 @@ impl AgentSource {
         };
         observations.extend([
             Observation::reported("prober", started.mesh.prober()),
-            Observation::reported("datapath", self.repair_activity.last()),
+            Observation::reported("datapath", self.repair_reporter.activity().last()),
             self.observed_maps(),
             started.responders.observation(),
         ]);
@@ -331,6 +367,24 @@ impl Source for AgentSource {
         Some(waiting.unwrap_or_else(|| "the agent is starting".to_owned()))
     }
 
+    fn agent(&self) -> AgentReport {
+        let (programs, programs_error) = match self.programs() {
+            Ok(programs) => (programs, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        AgentReport {
+            state: self.state(),
+            starting: self.starting(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime: duration_text(Duration::from_secs(self.uptime().as_secs())),
+            kernel: features::release(),
+            registries: self.mesh().map(MeshHandle::registries).unwrap_or_default(),
+            programs,
+            programs_error,
+            controllers: self.controllers(),
+        }
+    }
+
     fn state(&self) -> AgentState {
         let Liveness { state, msg, .. } = self.liveness();
         AgentState {
@@ -358,6 +412,7 @@ impl health_metrics::Source for AgentSource {
             probe_rate: settings.mesh.probe_rate,
             repairs: self.repairs(),
             reloads: self.settings.reloads(),
+            controllers: self.controllers(),
             uptime: self.begun.elapsed(),
             ..started.map(StartedParts::figures).unwrap_or_default()
         }

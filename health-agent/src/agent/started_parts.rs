@@ -11,7 +11,7 @@ use health_endpoint::manager::Manager;
 use health_mesh::hello::{Responder, ResponderState};
 use health_mesh::{HelloRequestCounts, HelloRequests, MeshHandle};
 use health_metrics::{Figures, Sample};
-use health_model::activity::Activity;
+use health_model::activity::{Activity, Controller};
 use health_model::api::IdentityEntry;
 use health_probe::supervisor::Supervisor;
 use health_registry::identity::Identities;
@@ -100,6 +100,12 @@ impl Responders {
 }
 
 impl StartedParts {
+    /// The parts that report their activity, as controllers.
+    pub(super) fn controllers(&self) -> impl Iterator<Item = Controller> {
+        let reporting = self.reporting.iter();
+        reporting.map(|part| Controller::new(part.check, part.activity.clone()))
+    }
+
     /// The parts' own reports, except those of the mesh and the responders.
     pub(super) fn observations(&self) -> impl Iterator<Item = Observation> {
         let reporting = self.reporting.iter().map(ReportingPart::observation);

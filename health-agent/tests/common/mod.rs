@@ -19,10 +19,11 @@ use health_datapath::events::{Hub, Ring, SubscribeError, Subscription, Switch, r
 use health_endpoint::manager::Manager;
 use health_model::activity;
 use health_model::api::{
-    AddressGroupStatus, AgentProblem, AgentState, ConnectivityStatus, Diagnosis, Endpoint,
-    Enforcement, FullMap, HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry,
-    NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus, PathStatus, PolicyLag, ProbeEvent,
-    Protocol, RegistryState, RejectedEntry, RttSource, SelfStatus, TargetHistory,
+    AddressGroupStatus, AgentProblem, AgentReport, AgentState, ConnectivityStatus,
+    ControllerStatus, Diagnosis, Endpoint, Enforcement, FullMap, HealthStatus, HistoryWindow,
+    IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry,
+    PathMtuStatus, PathStatus, PolicyLag, ProbeEvent, ProgramStatus, Protocol, RegistryState,
+    RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
 use health_model::events::EventFilter;
 use health_model::settings::Location;
@@ -380,6 +381,33 @@ impl Source for Fixture {
         };
         settings.node.node_name = "hnode1".to_owned();
         settings
+    }
+
+    fn agent(&self) -> AgentReport {
+        let time = |text: &str| text.parse().ok();
+        AgentReport {
+            state: self.state(),
+            starting: None,
+            version: "0.1.0".into(),
+            uptime: "1m1s".into(),
+            kernel: "6.12.0".into(),
+            registries: self.nodes().registries,
+            programs: vec![ProgramStatus {
+                name: "to_netdev".into(),
+                attached: vec!["eth0/egress".into()],
+            }],
+            programs_error: None,
+            controllers: vec![ControllerStatus {
+                name: "routes".into(),
+                interval: Some("2s".into()),
+                successes: 7,
+                failures: 1,
+                consecutive_failures: 0,
+                last_success: time("2026-11-21T03:00:00Z"),
+                last_failure: time("2026-11-21T02:00:00Z"),
+                last_error: Some("no such device".into()),
+            }],
+        }
     }
 
     fn state(&self) -> AgentState {

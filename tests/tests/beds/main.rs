@@ -1,6 +1,7 @@
 //! Tests on clusters of real agents. `cargo xtask test` runs each test in its own process and on its own machine,
 //! several of them in parallel.
 
+mod agent_status;
 mod attachment;
 mod bad_input;
 mod chaos;

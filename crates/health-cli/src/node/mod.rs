@@ -1,7 +1,7 @@
 //! `health-agent node`: the node registries, and everything that is known about one node.
 
 mod get;
-mod registries;
+pub(super) mod registries;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};

@@ -68,7 +68,7 @@ fn is_stale(state: &RegistryState) -> bool {
 }
 
 /// Formats the age in whole seconds.
-fn age(since: Timestamp, now: Timestamp) -> String {
+pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     let age = now.duration_since(since).max(SignedDuration::ZERO);
     go_duration(age.as_secs().saturating_mul(1_000_000_000))
 }

@@ -1,21 +1,27 @@
 //! `health-agent status`: the connectivity to all nodes.
 
+mod agent;
 pub(super) mod figures;
 #[cfg(test)]
 mod fixture;
 mod local;
 mod probe;
+mod ready;
 mod render;
 mod view;
 mod watch;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use health_api::client::{Client, ClientError};
-use health_model::api::HealthStatus;
+use health_model::api::TakenAddress;
+use health_model::duration::parse_duration;
 use health_model::settings::Location;
+use jiff::Timestamp;
 
+use self::agent::{OwnReport, WholeReport};
 use self::figures::Figures;
 use self::view::{Changes, Filter, View};
 use super::exit::UNREACHABLE;
@@ -31,9 +37,14 @@ Exit codes:
       Also after --watch was stopped
   1   no agent is running, it does not answer, or it has no such node
   3   something shown is unreachable
+Exit codes with --brief:
+  0   all is well: the agent has no problem, and every node shown is reachable, if there are any
+  1   something is wrong: no agent is running, it has a problem, or a node shown is unreachable
+  3   nothing is known to be wrong, but the agent starts, or has not probed every node
+A --wait that ends before the agent is ready exits with 1.
 
 Output:
-  json and yaml contain the whole report; jsonl has one line per node, or with --watch per report.
+  json and yaml contain the whole report, with all controllers; jsonl has one line per node, or with --watch per report.
   With --watch, the table marks changes with *
 
 Examples:
@@ -41,6 +52,10 @@ Examples:
   health-agent status --succinct --failing
   health-agent status --node host2 --verbose
   health-agent status --watch --failing
+  health-agent status --brief
+  health-agent status --wait=30s --brief
+  health-agent status --all-controllers
+  health-agent status --all-addresses
   health-agent status --watch=5 -o jsonl
   health-agent status --probe -o jsonl | jq -r .name
   health-agent status -o json | jq '.nodes[].name'";
@@ -60,6 +75,31 @@ pub struct StatusArgs {
     /// Show all addresses, times, evidence, loss and round-trip statistics; with --succinct, address counts
     #[arg(long)]
     verbose: bool,
+    /// Show one line on whether all is well
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "watch", "succinct", "verbose", "failing", "all_controllers", "all_addresses",
+        ]
+    )]
+    brief: bool,
+    /// Wait until the agent is ready, by default for 5m: it has started, has no failing check, reads its registries,
+    /// and has probed every node
+    #[arg(
+        long,
+        value_name = "DURATION",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "5m",
+        value_parser = parse_duration
+    )]
+    wait: Option<Duration>,
+    /// Show all controllers of the agent, not only failing ones
+    #[arg(long, conflicts_with = "succinct")]
+    all_controllers: bool,
+    /// Show the addresses of this node's pod CIDRs that are in use, and their endpoints
+    #[arg(long, conflicts_with = "succinct")]
+    all_addresses: bool,
     #[command(flatten)]
     filter: Filter,
     #[command(flatten)]
@@ -72,6 +112,9 @@ impl StatusArgs {
         client: &Client,
         location: &Location,
     ) -> anyhow::Result<ExitCode> {
+        if let Some(limit) = self.wait {
+            ready::wait(client, limit).await?;
+        }
         if let Some(period) = self.watch.period {
             watch::watch(&self, client, location, period).await?;
             return Ok(ExitCode::SUCCESS);
@@ -89,6 +132,8 @@ impl StatusArgs {
             (true, _) => probe::with_progress(client).await?,
         };
         let view = self.filter.apply(&status)?;
+        let own = self.own_report(client).await?;
+        let verdict = self.brief.then(|| ready::brief(&view, &own.agent));
         match format {
             Format::Jsonl if self.probe => {}
             Format::Jsonl => print(|out| {
@@ -97,14 +142,33 @@ impl StatusArgs {
             })?,
             _ => {
                 let detail = self.detail(client, location).await?;
-                let text = |_: &HealthStatus| self.text(&view, &detail, None);
-                format.print_object(view.report().as_ref(), text)?;
+                let text = |_: &WholeReport| match &verdict {
+                    Some((_, line)) => line.clone(),
+                    None => self.text(&view, &detail, &own, None),
+                };
+                format.print_object(&own.with(&view.report()), text)?;
             }
         }
-        Ok(if view.has_unreachable() {
-            ExitCode::from(UNREACHABLE)
-        } else {
-            ExitCode::SUCCESS
+        Ok(match verdict {
+            Some((verdict, _)) => verdict.into(),
+            None if view.has_unreachable() => ExitCode::from(UNREACHABLE),
+            None => ExitCode::SUCCESS,
+        })
+    }
+
+    /// Reads what concerns only the agent.
+    async fn own_report(&self, client: &Client) -> Result<OwnReport, ClientError> {
+        let addresses = match self.all_addresses {
+            true => {
+                let taken = client.get::<Vec<TakenAddress>>("/v1/ipam").await;
+                Some(taken.map_err(|error| error.to_string()))
+            }
+            false => None,
+        };
+        Ok(OwnReport {
+            agent: client.get("/v1/agent").await?,
+            addresses,
+            has_all_controllers: self.all_controllers,
         })
     }
 
@@ -118,11 +182,18 @@ impl StatusArgs {
         })
     }
 
-    fn text(&self, view: &View, detail: &Detail, changes: Option<&Changes>) -> String {
+    fn text(
+        &self,
+        view: &View,
+        detail: &Detail,
+        own: &OwnReport,
+        changes: Option<&Changes>,
+    ) -> String {
         if self.succinct {
             render::succinct(view, self.verbose, changes)
         } else {
-            render::full(view, detail, changes)
+            let nodes = render::full(view, detail, changes);
+            nodes + &own.text(self.verbose, Timestamp::now())
         }
     }
 }

@@ -7,6 +7,7 @@ use health_model::api::HealthStatus;
 use health_model::settings::Location;
 
 use super::StatusArgs;
+use super::agent::WholeReport;
 use super::view::Changes;
 use crate::output::Format;
 use crate::watch::{self, Pace};
@@ -29,14 +30,15 @@ pub(super) async fn watch(
     watch::watch(pace, async || {
         let now: HealthStatus = client.get("/v1beta/status").await?;
         let detail = args.detail(client, location).await?;
+        let own = args.own_report(client).await?;
         let mut report = Vec::new();
         {
             let view = args.filter.apply(&now)?;
-            let text = |_: &HealthStatus| {
+            let text = |_: &WholeReport| {
                 let changes = before.as_ref().map(|before| Changes::between(before, &now));
-                args.text(&view, &detail, changes.as_ref())
+                args.text(&view, &detail, &own, changes.as_ref())
             };
-            format.write_object(&mut report, view.report().as_ref(), text)?;
+            format.write_object(&mut report, &own.with(&view.report()), text)?;
         }
         before = Some(now);
         Ok(report)

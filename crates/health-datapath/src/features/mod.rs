@@ -89,7 +89,7 @@ impl Report {
 }
 
 /// Returns the running kernel's release name.
-pub(super) fn release() -> String {
+pub fn release() -> String {
     nix::sys::utsname::uname()
         .map(|name| name.release().to_string_lossy().into_owned())
         .unwrap_or_default()

@@ -76,6 +76,42 @@ impl Snapshot {
         )
     }
 
+    pub(super) fn encode_controllers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let controllers = &self.figures.controllers;
+        let mut runs = family(
+            encoder,
+            "controllers_group_runs",
+            "Runs of the agent's controllers",
+            MetricType::Counter,
+        )?;
+        for one in controllers {
+            for (status, count) in [("success", one.successes), ("failure", one.failures)] {
+                let labels = [("group_name", one.name.as_str()), ("status", status)];
+                counter(&mut runs, &labels, count)?;
+            }
+        }
+        let mut failures = family(
+            encoder,
+            "controllers_consecutive_failures",
+            "Failed runs of the controller since its last success",
+            MetricType::Gauge,
+        )?;
+        for one in controllers {
+            failures
+                .encode_family(&[("group_name", one.name.as_str())])?
+                .encode_gauge(&one.consecutive_failures)?;
+        }
+        let failing = controllers
+            .iter()
+            .filter(|one| one.consecutive_failures > 0);
+        gauge(
+            encoder,
+            "controllers_failing",
+            "Controllers whose last run failed",
+            &(failing.count() as u64),
+        )
+    }
+
     pub(super) fn encode_registries(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Value = fn(&RegistryState, Timestamp) -> f64;
         let families: [(&'static str, &str, Value); 3] = [

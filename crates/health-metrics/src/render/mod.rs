@@ -53,6 +53,7 @@ impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let encoder = &mut encoder;
         self.encode_agent(encoder)?;
+        self.encode_controllers(encoder)?;
         self.encode_registries(encoder)?;
         self.encode_nodes(encoder)?;
         self.encode_diagnoses(encoder)?;

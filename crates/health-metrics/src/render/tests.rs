@@ -6,7 +6,9 @@ use std::time::Duration;
 use health_common::metrics::{Direction, Reason};
 use health_common::rtt::{PROTOCOL_TCP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
 use health_mesh::{HelloRequestCounts, IgnoredReplyCounts};
-use health_model::api::{HealthStatus, LargerPackets, PathMtuStatus, RegistryState, RejectedEntry};
+use health_model::api::{
+    ControllerStatus, HealthStatus, LargerPackets, PathMtuStatus, RegistryState, RejectedEntry,
+};
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as model;
 use prost::Message as _;
 
@@ -55,6 +57,16 @@ fn figures() -> Figures {
             succeeded: 2,
             failed: 1,
         },
+        controllers: vec![ControllerStatus {
+            name: "node-registry".to_owned(),
+            interval: None,
+            successes: 3,
+            failures: 4,
+            consecutive_failures: 2,
+            last_success: None,
+            last_failure: None,
+            last_error: None,
+        }],
         collections: samples::collections(),
         endpoints: Some(samples::endpoints()),
         policy_lag: None,
@@ -178,6 +190,9 @@ fn every_metric_is_shown_with_its_labels() {
         "health_agent_repairs_total{cause=\"pin-lost\"} 2".to_owned(),
         "health_agent_settings_reloads_total{result=\"success\"} 2".to_owned(),
         "health_agent_settings_reloads_total{result=\"failure\"} 1".to_owned(),
+        "health_agent_controllers_group_runs_total{group_name=\"node-registry\",status=\"failure\"} 4".to_owned(),
+        "health_agent_controllers_consecutive_failures{group_name=\"node-registry\"} 2".to_owned(),
+        "health_agent_controllers_failing 1".to_owned(),
         "health_agent_monitor_readers 0".to_owned(),
         "health_agent_monitor_events_total 20".to_owned(),
         "health_agent_monitor_lost_events_total{cause=\"ring-full\"} 3".to_owned(),

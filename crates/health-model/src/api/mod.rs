@@ -14,7 +14,9 @@ mod status;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::agent::{AgentState, HealthzResponse, LoadAverage};
+pub use self::agent::{
+    AgentReport, AgentState, ControllerStatus, HealthzResponse, LoadAverage, ProgramStatus,
+};
 pub use self::endpoint::{
     Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, Enforcement, HealthState,
     IdentityEntry, LabelChange, PodName, TakenAddress,

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::activity::{self, Activity, Controller, Reporter};
 use health_model::task::AbortOnDrop;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
@@ -58,6 +59,7 @@ pub struct ObjectEvent {
 #[derive(Debug)]
 pub struct EventWriter {
     wanted: watch::Sender<Wanted>,
+    activity: Activity,
     _task: AbortOnDrop,
 }
 
@@ -75,16 +77,24 @@ impl EventWriter {
     /// runtime.
     pub fn open(kubeconfig: Option<&Path>, node: &str) -> Result<Self, AccessError> {
         let (wanted, receiver) = watch::channel(Wanted::default());
+        let (reporter, activity) = activity::channel();
         let writing = Writing {
             access: Access::find(kubeconfig)?,
             client: None,
             node: node.to_owned(),
             attempts: BTreeMap::new(),
+            reporter,
         };
         Ok(Self {
             wanted,
+            activity,
             _task: AbortOnDrop::spawn(writing.run(receiver)),
         })
+    }
+
+    /// What is known about the writing of events.
+    pub fn controller(&self) -> Controller {
+        Controller::new("kubernetes-events", self.activity.clone())
     }
 
     /// Makes exactly these events exist from now on: writes each once, again if that fails, and again when the server
@@ -124,6 +134,7 @@ struct Writing {
     client: Option<Client>,
     node: String,
     attempts: BTreeMap<ObjectEvent, Attempt>,
+    reporter: Reporter,
 }
 
 impl Writing {
@@ -164,9 +175,11 @@ impl Writing {
     /// Plans the next attempt.
     fn note(&mut self, event: ObjectEvent, written: Result<(), String>, renewal: Duration) {
         let Err(error) = written else {
+            self.reporter.succeeded();
             self.attempts.insert(event, Attempt::after(renewal));
             return;
         };
+        self.reporter.failed(&error);
         // The next attempt reads the credentials again.
         self.client = None;
         if let Some(attempt) = self.attempts.get_mut(&event) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use health_model::activity::{self, Activity, Reporter};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::{Api, ListParams};
@@ -84,6 +85,7 @@ pub(crate) struct Follower<K> {
     stale: Option<Staleness>,
     backoff: Backoff,
     page_size: u32,
+    reporter: Reporter,
 }
 
 /// The staleness before the first response.
@@ -107,7 +109,13 @@ where
             heard,
             backoff: Backoff::default(),
             page_size: PAGE_SIZE,
+            reporter: activity::channel().0,
         }
+    }
+
+    /// What is known about the follower's work.
+    pub(crate) fn activity(&self) -> Activity {
+        self.reporter.activity()
     }
 
     /// Follows the objects until dropped.
@@ -165,6 +173,9 @@ where
                     Some(Err(error)) if self.page_size > 1 && is_too_long(&error) => {
                         self.page_size /= 2;
                         return End::LargePages;
+                        self.reporter.succeeded();
+                        self.kept.set_lacking();
+                        return End::Lacking;
                     }
                     Some(Err(error)) => {
                         settled_at = None;
@@ -232,6 +243,7 @@ where
     }
 
     fn fail(&mut self, reason: String) {
+        self.reporter.failed(&reason);
         if self
             .stale
             .as_ref()
@@ -251,6 +263,7 @@ where
 
     fn recover(&mut self) {
         self.heard.note();
+        self.reporter.succeeded();
         if self.stale.take().is_some() {
             self.kept.set_stale(None);
         }

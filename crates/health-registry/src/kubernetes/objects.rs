@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::activity::Controller;
 use imbl::OrdMap;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject};
@@ -114,6 +115,7 @@ pub(super) enum Empty {
 #[derive(Debug)]
 pub struct ObjectWatch<T> {
     table: watch::Receiver<Arc<ObjectTable<T>>>,
+    controller: Controller,
     task: JoinHandle<()>,
 }
 
@@ -126,6 +128,7 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
         read: impl FnMut(Value, Option<&T>) -> T + Send + 'static,
     ) -> Self {
         let heard = LastHeard::now();
+        let name = format!("kubernetes-{}", scope.resource);
         let table = ObjectTable {
             objects: OrdMap::new(),
             stale: Some(unheard(&heard)),
@@ -144,6 +147,7 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
         let follower = Follower::new(access, heard, kept);
         Self {
             table: receiver,
+            controller: Controller::new(name, follower.activity()),
             task: tokio::spawn(follower.run()),
         }
     }
@@ -151,6 +155,11 @@ impl<T: PartialEq + Send + Sync + 'static> ObjectWatch<T> {
     /// Follows the objects: first the current ones, then every change.
     pub fn table(&self) -> watch::Receiver<Arc<ObjectTable<T>>> {
         self.table.clone()
+    }
+
+    /// What is known about the watch itself.
+    pub fn controller(&self) -> Controller {
+        self.controller.clone()
     }
 }
 

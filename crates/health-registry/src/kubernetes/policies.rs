@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use health_model::activity::Controller;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::ApiResource;
 use serde_json::Value;
@@ -59,6 +60,11 @@ impl<T: PartialEq + Send + Sync + 'static> PolicyWatch<T> {
     /// Follows the policies of each kind, in the order in which [`Self::open`] takes the functions.
     pub fn tables(&self) -> [watch::Receiver<Arc<ObjectTable<T>>>; 3] {
         self.0.each_ref().map(ObjectWatch::table)
+    }
+
+    /// What is known about the watches themselves.
+    pub fn controllers(&self) -> [Controller; 3] {
+        self.0.each_ref().map(ObjectWatch::controller)
     }
 }
 

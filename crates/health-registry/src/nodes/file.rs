@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::activity::{self, Activity, Controller, Reporter};
 use health_model::file::FileIdentity;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use super::document::{self, DocumentError};
-use super::{LastHeard, Node, NodeSet, Registry, SourceState, Staleness};
+use super::{LastHeard, Node, NodeSet, Registry, SourceState, Staleness, WATCH};
 use health_settings::RegistrySpec;
 
 /// How often the file is checked. A change is accepted when two consecutive checks agree, so that a file is not read
@@ -46,6 +47,7 @@ pub enum FileError {
 #[derive(Debug)]
 pub struct FileRegistry {
     nodes: watch::Receiver<Arc<NodeSet>>,
+    activity: Activity,
     task: JoinHandle<()>,
 }
 
@@ -59,12 +61,14 @@ impl FileRegistry {
             default_cluster: default_cluster.to_owned(),
             taken: None,
             heard: LastHeard::now(),
+            reporter: activity::channel().0,
         };
         file.taken = file.identity();
         let nodes = file.read()?;
         let (sender, receiver) = watch::channel(Arc::new(file.set(nodes, None)));
         Ok(Self {
             nodes: receiver,
+            activity: file.reporter.activity(),
             task: tokio::spawn(file.follow(sender)),
         })
     }
@@ -82,6 +86,10 @@ impl Registry for FileRegistry {
     }
 
     fn publish(&self, _own: Node) {}
+
+    fn controllers(&self) -> Vec<Controller> {
+        vec![Controller::new(WATCH, self.activity.clone())]
+    }
 }
 
 struct RegistryFile {
@@ -91,6 +99,7 @@ struct RegistryFile {
     taken: Option<FileIdentity>,
     /// When the nodes were last known to match the file.
     heard: LastHeard,
+    reporter: Reporter,
 }
 
 impl RegistryFile {
@@ -139,6 +148,7 @@ impl RegistryFile {
                 self.reload(&sender);
             } else if settled && !is_stale(&sender.borrow()) {
                 self.heard.note();
+                self.reporter.end(None, Some(POLL_INTERVAL));
             }
         }
     }
@@ -149,10 +159,12 @@ impl RegistryFile {
             Ok(nodes) => {
                 tracing::info!(path = %self.path.display(), nodes = nodes.len(), "nodes file read");
                 self.heard.note();
+                self.reporter.end(None, Some(POLL_INTERVAL));
                 self.set(nodes, None)
             }
             Err(error) => {
                 tracing::warn!(%error, "nodes file rejected; keeping the last good one");
+                self.reporter.failed(&error);
                 let stale = Staleness {
                     since: self.heard.time(),
                     reason: error.to_string(),

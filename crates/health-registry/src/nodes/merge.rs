@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_all;
+use health_model::activity::{self, Activity, Controller, Reporter};
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::validate::{Claims, Entry};
-use super::{LastHeard, Node, NodeSet, Registry, Standing, UnusableEntry};
+use super::{LastHeard, Node, NodeSet, Registry, Standing, UnusableEntry, WATCH};
 
 /// Changes that arrive within this time are saved together.
 const SAVE_DELAY: Duration = Duration::from_millis(500);
@@ -39,7 +40,8 @@ pub(super) enum Role {
 /// The registries merged into one. If two registries claim the same name or address, the first one wins, in the order
 /// in which they were given; this cluster's registry comes first.
 pub struct MergedRegistry {
-    sources: Vec<Box<dyn Registry>>,
+    sources: Vec<(Box<dyn Registry>, Role)>,
+    saving: Activity,
     nodes: watch::Receiver<Arc<NodeSet>>,
     task: JoinHandle<()>,
 }
@@ -60,10 +62,15 @@ impl MergedRegistry {
         let mut merger = Merger {
             inputs,
             cache: Cache::load(state_dir),
+            reporter: activity::channel().0,
         };
         let (sender, nodes) = watch::channel(Arc::new(merger.merge()));
         Self {
-            sources: sources.into_iter().map(|source| source.registry).collect(),
+            sources: sources
+                .into_iter()
+                .map(|source| (source.registry, source.role))
+                .collect(),
+            saving: merger.reporter.activity(),
             nodes,
             task: tokio::spawn(merger.follow(sender)),
         }
@@ -82,16 +89,32 @@ impl Registry for MergedRegistry {
     }
 
     fn publish(&self, own: Node) {
-        if let Some(own_cluster) = self.sources.first() {
+        if let Some((own_cluster, _)) = self.sources.first() {
             own_cluster.publish(own);
         }
     }
 
     fn standing(&self) -> watch::Receiver<Standing> {
         match self.sources.first() {
-            Some(own_cluster) => own_cluster.standing(),
+            Some((own_cluster, _)) => own_cluster.standing(),
             None => watch::channel(Standing::Unknown).1,
         }
+    }
+
+    fn controllers(&self) -> Vec<Controller> {
+        let of_sources = self.sources.iter().flat_map(|(registry, role)| {
+            let mut controllers = registry.controllers();
+            if let Role::Remote(cluster) = role {
+                // This node is not registered in other clusters.
+                controllers.truncate(1);
+                for controller in &mut controllers {
+                    controller.name = format!("{WATCH}-{cluster}");
+                }
+            }
+            controllers
+        });
+        let saving = Controller::new("node-cache", self.saving.clone());
+        of_sources.chain([saving]).collect()
     }
 }
 
@@ -106,6 +129,8 @@ struct Input {
 struct Merger {
     inputs: Vec<Input>,
     cache: Cache,
+    /// Reports whether the cache is saved.
+    reporter: Reporter,
 }
 
 impl Merger {
@@ -160,11 +185,16 @@ impl Merger {
         let path = save.path().to_owned();
         let written = tokio::task::spawn_blocking(move || save.write()).await;
         match written {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => self.reporter.succeeded(),
             Ok(Err(error)) => {
-                tracing::warn!(path = %path.display(), %error, "cannot save the nodes")
+                self.reporter
+                    .failed(format!("cannot write {}: {error}", path.display()));
+                tracing::warn!(path = %path.display(), %error, "cannot save the nodes");
             }
-            Err(error) => tracing::warn!(%error, "cannot save the nodes"),
+            Err(error) => {
+                self.reporter.failed(&error);
+                tracing::warn!(%error, "cannot save the nodes");
+            }
         }
     }
 }
@@ -341,6 +371,10 @@ mod tests {
     struct Fixed(watch::Sender<Arc<NodeSet>>);
 
     impl Registry for Fixed {
+        fn controllers(&self) -> Vec<Controller> {
+            Vec::new()
+        }
+
         fn watch(&self) -> watch::Receiver<Arc<NodeSet>> {
             self.0.subscribe()
         }

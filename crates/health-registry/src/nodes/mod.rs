@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use health_model::activity::Controller;
 use ipnet::IpNet;
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -32,6 +33,12 @@ use health_settings::{RegistrySpec, Settings};
 
 pub use self::cache::FILE as CACHE_FILE;
 pub use self::heard::LastHeard;
+
+/// Name of the controller that follows the registry of this cluster. For a remote cluster, `-` and its name follow.
+const WATCH: &str = "node-registry";
+/// Name of the controller that keeps this node registered.
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
+const PUBLISHING: &str = "node-publishing";
 
 /// A node of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,6 +148,9 @@ pub trait Registry: Send + Sync {
     fn standing(&self) -> watch::Receiver<Standing> {
         watch::channel(Standing::Unknown).1
     }
+
+    /// What is known about the parts that follow the registry, and that register this node: first the former.
+    fn controllers(&self) -> Vec<Controller>;
 }
 
 /// Why a registry cannot be used.

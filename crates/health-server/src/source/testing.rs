@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use health_common::rtt::{RttKey, RttRow};
 use health_model::api::{
-    AgentState, Endpoint, HealthStatus, NodeList, PathMtuEntry, ProbeEvent, TargetHistory,
+    AgentReport, AgentState, Endpoint, HealthStatus, NodeList, PathMtuEntry, ProbeEvent,
+    TargetHistory,
 };
 use health_settings::Settings;
 use tokio::sync::mpsc;
@@ -45,6 +46,9 @@ impl Source for Unasked {
         unreachable!()
     }
     fn settings(&self) -> Settings {
+        unreachable!()
+    }
+    fn agent(&self) -> AgentReport {
         unreachable!()
     }
     fn state(&self) -> AgentState {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use health_model::activity::Problem;
+use health_model::activity::{Controller, Problem};
 use health_model::labels::pod::K8S;
 use health_model::labels::{Label, LabelSet};
 use health_policy::{ClusterServices, Service};
@@ -34,7 +34,7 @@ struct Slice {
 pub(super) struct NamedServices {
     services: watch::Receiver<Arc<ObjectTable<Service>>>,
     slices: watch::Receiver<Arc<ObjectTable<Slice>>>,
-    _watch: ServiceWatch<Service, Slice>,
+    watch: ServiceWatch<Service, Slice>,
 }
 
 /// The services at one moment.
@@ -61,7 +61,19 @@ impl NamedServices {
         Ok(Self {
             services: watch.services.table(),
             slices: watch.slices.table(),
-            _watch: watch,
+            watch,
+        })
+    }
+
+    /// What is known about the watches themselves. The services that this node serves have their own.
+    pub(super) fn controllers(&self) -> [Controller; 2] {
+        let watches = [
+            self.watch.services.controller(),
+            self.watch.slices.controller(),
+        ];
+        watches.map(|controller| Controller {
+            name: format!("{}-of-policies", controller.name),
+            ..controller
         })
     }
 

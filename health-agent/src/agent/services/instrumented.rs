@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use health_metrics::services::ServiceMetrics;
+use health_model::activity::Reporter;
 use health_model::ipam::Family;
 use health_server::services::listeners::HealthChecks;
 use health_service::services::{Provider, Work};
@@ -16,6 +17,7 @@ pub(super) struct InstrumentedProvider<P> {
     provider: P,
     metrics: Arc<ServiceMetrics>,
     checks: watch::Sender<Arc<HealthChecks>>,
+    reporter: Reporter,
 }
 
 impl<P> InstrumentedProvider<P> {
@@ -23,11 +25,13 @@ impl<P> InstrumentedProvider<P> {
         provider: P,
         metrics: Arc<ServiceMetrics>,
         checks: watch::Sender<Arc<HealthChecks>>,
+        reporter: Reporter,
     ) -> Self {
         Self {
             provider,
             metrics,
             checks,
+            reporter,
         }
     }
 }
@@ -43,6 +47,10 @@ impl<P: Provider> Provider for InstrumentedProvider<P> {
         let begin = Instant::now();
         let result = self.provider.sync(work).await;
         let (took, end) = (begin.elapsed(), Timestamp::now());
+        match &result {
+            Ok(()) => self.reporter.succeeded(),
+            Err(error) => self.reporter.failed(error),
+        }
         let is_in_force = P::is_in_force(&result);
         let refused: Vec<_> = result
             .as_ref()

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_metrics::services::ServiceMetrics;
+use health_model::activity::Reporter;
 use health_model::ipam::Family;
 use health_server::page_server::PageServer;
 use health_server::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
@@ -44,6 +45,8 @@ pub(super) struct ProxyOptions<'a> {
     pub(super) node: NodeFacts,
     pub(super) sources: Sources,
     pub(super) ports: Ports,
+    /// Reports the syncs.
+    pub(super) syncs: Reporter,
     /// Which endpoints on this node are ready; `None` if nothing probes them.
     pub(super) pods: Option<PodReadiness>,
 }
@@ -60,6 +63,7 @@ impl Proxy {
             node,
             mut sources,
             ports,
+            syncs,
             pods,
         } = options;
         let readiness = match &pods {
@@ -74,7 +78,7 @@ impl Proxy {
             sync_settings(settings),
             node,
             sets,
-            InstrumentedProvider::new(provider, metrics.clone(), sender),
+            InstrumentedProvider::new(provider, metrics.clone(), sender, syncs),
         )?;
         let handle = services.handle();
         let listeners = ServiceListeners::start(EVERYWHERE, checks.clone(), handle.clone());

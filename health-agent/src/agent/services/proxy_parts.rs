@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use health_model::activity::{self, Controller, Reporter};
 use health_registry::nodes::Node;
 use health_server::page_server;
 use health_service::provider::ipvs::netlink::server::Timeouts;
@@ -20,6 +21,8 @@ pub(in crate::agent) struct ProxyParts {
     pub(super) ports: Ports,
     /// Set in mode `ipvs`.
     pub(super) ipvs: Option<Ipvs>,
+    /// Reports the syncs.
+    pub(super) syncs: Reporter,
 }
 
 impl ProxyParts {
@@ -40,7 +43,14 @@ impl ProxyParts {
             sources,
             ports: Ports::open(config)?,
             ipvs,
+            syncs: activity::channel().0,
         }))
+    }
+
+    /// What is known about the watches outside this node, and the syncs.
+    pub(in crate::agent) fn controllers(&self) -> impl Iterator<Item = Controller> {
+        let syncs = Controller::new("service-sync", self.syncs.activity());
+        self.sources.controllers().into_iter().chain([syncs])
     }
 }
 

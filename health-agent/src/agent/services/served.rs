@@ -101,6 +101,7 @@ pub(in crate::agent) async fn start(
         },
         sources: parts.sources,
         ports: parts.ports,
+        syncs: parts.syncs,
         pods,
     };
     let cannot = "cannot serve services";

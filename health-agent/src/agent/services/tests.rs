@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_metrics::services::ServiceMetrics;
+use health_model::activity;
 use health_probe::source::Folder as Pods;
 use health_probe::supervisor::{NoEndpoints, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
@@ -111,6 +112,7 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> Proxy {
         },
         sources: Sources::of_folder(services),
         ports,
+        syncs: activity::channel().0,
         pods,
     };
     Proxy::start(options, Moody(always())).unwrap()
@@ -225,7 +227,8 @@ async fn load_balancers_are_notified_of_what_is_in_force_and_no_more() {
     let (works, mood) = watch::channel(false);
     let (sender, mut checks) = watch::channel(Arc::<HealthChecks>::default());
     let metrics = Arc::new(ServiceMetrics::new(ServiceProxyMode::Ebpf));
-    let mut provider = InstrumentedProvider::new(Moody(mood), metrics, sender);
+    let mut provider =
+        InstrumentedProvider::new(Moody(mood), metrics, sender, activity::channel().0);
     let (state, changes) = (
         State::new(Topology {
             node: "here".into(),

@@ -18,6 +18,7 @@ use self::view::View;
 use super::{Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError};
 use crate::backoff::Backoff;
 use crate::nodes::Staleness;
+use health_model::activity::{self, Activity, Reporter};
 use health_settings::RegistrySpec;
 
 /// The first change is reported immediately, and changes within this time after it are reported together.
@@ -68,6 +69,7 @@ pub enum DocumentsError {
 #[derive(Debug)]
 pub struct DocumentWatch<T> {
     table: watch::Receiver<Arc<DocumentTable<T>>>,
+    activity: Activity,
     task: JoinHandle<()>,
 }
 
@@ -95,7 +97,9 @@ impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
             is_complete: false,
         };
         let (sender, receiver) = watch::channel(Arc::new(table.clone()));
+        let (reporter, activity) = activity::channel();
         let follower = Follower {
+            reporter,
             source,
             shown: spec.to_string(),
             view: View::new(prefix, read),
@@ -106,6 +110,7 @@ impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
         };
         Ok(Self {
             table: receiver,
+            activity,
             task: tokio::spawn(follower.run()),
         })
     }
@@ -113,6 +118,11 @@ impl<T: PartialEq + Send + Sync + 'static> DocumentWatch<T> {
     /// Follows the documents: first the current ones, then every change.
     pub fn table(&self) -> watch::Receiver<Arc<DocumentTable<T>>> {
         self.table.clone()
+    }
+
+    /// What is known about the watch itself.
+    pub fn activity(&self) -> Activity {
+        self.activity.clone()
     }
 }
 
@@ -124,6 +134,7 @@ impl<T> Drop for DocumentWatch<T> {
 
 /// The task that follows the store.
 struct Follower<T, R> {
+    reporter: Reporter,
     source: Source,
     /// The store as written in the settings.
     shown: String,
@@ -205,6 +216,7 @@ where
     }
 
     fn found(&mut self, endpoint: &str) {
+        self.reporter.succeeded();
         let was_away = self.outage.take().is_some();
         self.publish();
         if was_away {
@@ -214,6 +226,7 @@ where
     }
 
     fn lost(&mut self, error: &StoreError) {
+        self.reporter.failed(error);
         let stale = Staleness {
             since: self.cursor.heard.time(),
             reason: error.to_string(),

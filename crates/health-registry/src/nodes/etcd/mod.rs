@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::activity::{self, Controller, Reporter};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -21,7 +22,7 @@ use tracing::{info, warn};
 
 use self::registration::{Registration, Signs};
 use self::view::{Key, Keys, View};
-use super::{Node, NodeSet, Registry, SourceState, Staleness, UnusableEntry};
+use super::{Node, NodeSet, PUBLISHING, Registry, SourceState, Staleness, UnusableEntry, WATCH};
 use crate::backoff::Backoff;
 use crate::etcd::{
     Change, Cursor, EtcdConfigError, Feed, FeedEnd, Source, Store, StoreError, Value,
@@ -69,6 +70,7 @@ impl EtcdSpec {
 pub struct EtcdRegistry {
     nodes: watch::Receiver<Arc<NodeSet>>,
     own: watch::Sender<Option<Node>>,
+    controllers: [Controller; 2],
     task: JoinHandle<()>,
 }
 
@@ -97,7 +99,13 @@ impl EtcdRegistry {
         let (sender, receiver) = watch::channel(Arc::new(initial));
         let (own, published) = watch::channel(None);
         let registration = Registration::new(Keys::of(cluster), own.subscribe());
+        let (reporter, activity) = activity::channel();
+        let controllers = [
+            Controller::new(WATCH, activity),
+            Controller::new(PUBLISHING, registration.activity()),
+        ];
         let follower = Follower {
+            reporter,
             source: spec.source,
             keys: Keys::of(cluster),
             view,
@@ -110,6 +118,7 @@ impl EtcdRegistry {
         };
         Ok(Self {
             nodes: receiver,
+            controllers,
             task: tokio::spawn(follower.run(registration)),
             own,
         })
@@ -134,6 +143,10 @@ impl Registry for EtcdRegistry {
             changed
         });
     }
+
+    fn controllers(&self) -> Vec<Controller> {
+        self.controllers.to_vec()
+    }
 }
 
 /// Deletes a node's record, trying each member once. Returns whether a record existed.
@@ -156,6 +169,7 @@ pub(super) async fn deregister(spec: &EtcdSpec, cluster: &str, node: &str) -> Re
 
 /// The task that follows the store.
 struct Follower {
+    reporter: Reporter,
     source: Source,
     keys: Keys,
     view: View,
@@ -317,6 +331,7 @@ impl Follower {
     }
 
     fn found(&mut self, endpoint: &str) {
+        self.reporter.succeeded();
         let before = self.state.stale.take();
         self.publish();
         if before.is_some() {
@@ -326,6 +341,7 @@ impl Follower {
     }
 
     fn lost(&mut self, error: StoreError) {
+        self.reporter.failed(&error);
         let stale = Staleness {
             since: self.cursor.heard.time(),
             reason: error.to_string(),

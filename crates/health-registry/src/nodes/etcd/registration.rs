@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::activity::{self, Activity, Reporter};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
@@ -34,6 +35,7 @@ pub(super) struct Registration {
     /// Why this node is not registered.
     problem: watch::Sender<Option<String>>,
     disturbed: Arc<Notify>,
+    reporter: Reporter,
 }
 
 impl Registration {
@@ -46,7 +48,13 @@ impl Registration {
             written: None,
             problem: watch::Sender::new(None),
             disturbed: Arc::default(),
+            reporter: activity::channel().0,
         }
+    }
+
+    /// What is known about the registration.
+    pub(super) fn activity(&self) -> Activity {
+        self.reporter.activity()
     }
 
     /// Returns the watching side, see [`Signs`].
@@ -71,6 +79,7 @@ impl Registration {
                 }
                 Err(error) => {
                     let problem = error.to_string();
+                    self.reporter.failed(&problem);
                     if self.problem.borrow().as_ref() != Some(&problem) {
                         warn!(%error, "cannot register this node");
                         self.problem.send_replace(Some(problem));
@@ -121,6 +130,7 @@ impl Registration {
                         warn!(?lease, "lease lost; registering again");
                         return Ok(());
                     }
+                    self.reporter.end(None, Some(LEASE_TTL / 3));
                 }
                 changed = self.own.changed() => {
                     if changed.is_err() {
@@ -145,6 +155,7 @@ impl Registration {
             self.written = Some(Instant::now());
             info!(node = own.full_name(), "registered in etcd");
         }
+        self.reporter.end(None, Some(LEASE_TTL / 3));
         self.problem
             .send_if_modified(|problem| problem.take().is_some());
         Ok(())

@@ -10,13 +10,14 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use health_model::activity::Controller;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::kept::{KeptNodes, OwnObject};
 pub use self::object::{EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION};
 use self::publish::Publisher;
-use super::{LastHeard, Node, NodeSet, Registry, Standing};
+use super::{LastHeard, Node, NodeSet, PUBLISHING, Registry, Standing, WATCH};
 use crate::kubernetes::access::Access;
 use crate::kubernetes::follow::Follower;
 use health_settings::RegistrySpec;
@@ -29,6 +30,7 @@ pub struct KubernetesRegistry {
     nodes: watch::Receiver<Arc<NodeSet>>,
     standing: watch::Receiver<Standing>,
     wanted: watch::Sender<Option<Vec<IpAddr>>>,
+    controllers: [Controller; 2],
     tasks: [JoinHandle<()>; 2],
 }
 
@@ -66,6 +68,10 @@ impl KubernetesRegistry {
             nodes,
             standing,
             wanted,
+            controllers: [
+                Controller::new(WATCH, follower.activity()),
+                Controller::new(PUBLISHING, publisher.activity()),
+            ],
             tasks: [tokio::spawn(follower.run()), tokio::spawn(publisher.run())],
         })
     }
@@ -91,5 +97,9 @@ impl Registry for KubernetesRegistry {
     /// Annotates this node's object with its health addresses. All other fields belong to the cluster.
     fn publish(&self, own: Node) {
         self.wanted.send_replace(Some(own.health_addresses));
+    }
+
+    fn controllers(&self) -> Vec<Controller> {
+        self.controllers.to_vec()
     }
 }

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::activity::{self, Activity, Reporter};
 use kube::Client;
 use kube::api::{Api, ApiResource, Patch, PatchParams};
 use tokio::sync::{Notify, watch};
@@ -30,6 +31,7 @@ pub(super) struct Publisher {
     backoff: Backoff,
     /// The last failure that was logged.
     failure: Option<String>,
+    reporter: Reporter,
 }
 
 /// Why the annotations could not be written.
@@ -57,7 +59,13 @@ impl Publisher {
             client: None,
             backoff: Backoff::default(),
             failure: None,
+            reporter: activity::channel().0,
         }
+    }
+
+    /// What is known about the writing.
+    pub(super) fn activity(&self) -> Activity {
+        self.reporter.activity()
     }
 
     /// Runs until the registry is closed.
@@ -131,10 +139,12 @@ impl Publisher {
         match outcome {
             Ok(()) => {
                 self.failure = None;
+                self.reporter.succeeded();
                 tracing::info!(node, addresses = ?wanted, "published the health addresses");
             }
             Err(error) => {
                 let error = error.to_string();
+                self.reporter.failed(&error);
                 if self.failure.as_ref() != Some(&error) {
                     tracing::warn!(node, error, "cannot publish the health addresses");
                     self.failure = Some(error);

@@ -4,6 +4,7 @@ pub mod remote;
 
 use std::sync::Arc;
 
+use health_model::activity::Controller;
 use health_service::source::{Folder, Probed, Readiness, ServiceSet};
 use health_settings::Settings;
 use tokio::sync::watch;
@@ -31,6 +32,11 @@ impl Sources {
             remote: RemoteSources::open(config)?,
             probed: Vec::new(),
         }))
+    }
+
+    /// What is known about the watches outside this node.
+    pub(super) fn controllers(&self) -> Vec<Controller> {
+        self.remote.controllers()
     }
 
     /// A folder as the only source.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use health_model::activity::Controller;
 use health_model::task::AbortOnDrop;
 use health_registry::etcd::{DocumentTable, DocumentWatch, DocumentsError, services_prefix};
 use health_service::source::{Gathered, Manifests, ServiceDocument, ServiceSet, Synced};
@@ -16,7 +17,7 @@ use crate::agent::services::publish::publish;
 #[derive(Debug)]
 pub struct EtcdServices {
     services: Manifests,
-    _watch: DocumentWatch<ServiceDocument>,
+    watch: DocumentWatch<ServiceDocument>,
     _task: AbortOnDrop,
 }
 
@@ -50,9 +51,14 @@ impl EtcdServices {
         });
         Ok(Self {
             services: Manifests::new(receiver),
-            _watch: watch,
+            watch,
             _task: task,
         })
+    }
+
+    /// What is known about the watch itself.
+    pub fn controller(&self) -> Controller {
+        Controller::new("etcd-services", self.watch.activity())
     }
 
     /// The current services and endpoint slices, updated whenever they change.

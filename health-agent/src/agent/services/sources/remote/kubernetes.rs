@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use health_model::activity::Controller;
 use health_model::task::AbortOnDrop;
 use health_registry::kubernetes::{AccessError, ObjectTable, ServiceScope, ServiceWatch};
 use health_service::source::{Gathered, KnownService, KnownSlice, ServiceSet, Synced};
@@ -19,7 +20,7 @@ const SUBJECT: &str = "kubernetes";
 #[derive(Debug)]
 pub struct KubernetesServices {
     services: watch::Receiver<Arc<ServiceSet>>,
-    _watch: ServiceWatch<KnownService, KnownSlice>,
+    watch: ServiceWatch<KnownService, KnownSlice>,
     _task: AbortOnDrop,
 }
 
@@ -63,9 +64,17 @@ impl KubernetesServices {
         });
         Ok(Self {
             services: receiver,
-            _watch: watch,
+            watch,
             _task: task,
         })
+    }
+
+    /// What is known about the watches themselves.
+    pub fn controllers(&self) -> [Controller; 2] {
+        [
+            self.watch.services.controller(),
+            self.watch.slices.controller(),
+        ]
     }
 
     /// The current services and endpoint slices, updated whenever they change. The cluster's controller decides which

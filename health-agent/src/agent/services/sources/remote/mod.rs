@@ -9,6 +9,7 @@ mod outage;
 
 use std::sync::Arc;
 
+use health_model::activity::Controller;
 #[cfg(feature = "etcd")]
 use health_registry::etcd::DocumentsError;
 #[cfg(feature = "kubernetes")]
@@ -91,6 +92,24 @@ impl RemoteSources {
             #[cfg(feature = "etcd")]
             etcd,
         })
+    }
+
+    /// What is known about the watches themselves.
+    pub fn controllers(&self) -> Vec<Controller> {
+        #[cfg_attr(
+            not(any(feature = "etcd", feature = "kubernetes")),
+            expect(unused_mut, reason = "there are no sources")
+        )]
+        let mut controllers = Vec::new();
+        #[cfg(feature = "kubernetes")]
+        controllers.extend(
+            self.kubernetes
+                .iter()
+                .flat_map(KubernetesServices::controllers),
+        );
+        #[cfg(feature = "etcd")]
+        controllers.extend(self.etcd.iter().map(EtcdServices::controller));
+        controllers
     }
 
     /// The services of the Kubernetes API. The cluster's controller decides which endpoints are ready, regardless of
