@@ -207,7 +207,7 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
         let document = document(&agent);
         for (path, operations) in document["paths"].as_object().unwrap() {
             // The managed endpoint is a different one from the fixture's own.
-            let is_managed = ["/labels", "/log", "/healthz"]
+            let is_managed = ["/labels", "/config", "/log", "/healthz"]
                 .iter()
                 .any(|end| path.ends_with(end));
             let id = if is_managed { "1018" } else { "1017" };
@@ -241,6 +241,9 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
                         method,
                         "/v1/services/trace?source=192.0.2.1&destination=10.96.0.1:80",
                     ),
+                    ("/v1/endpoints/{id}/config", "patch") => {
+                        request_with(&agent, method, &real_path, r#"{"enforcement":"never"}"#)
+                    }
                     (_, "patch") => request_with(&agent, method, &real_path, r#"{"add":["a=b"]}"#),
                     _ => request(&agent, method, &real_path),
                 };

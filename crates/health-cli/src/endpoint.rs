@@ -8,11 +8,12 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum as _};
 use health_api::client::Client;
 use health_endpoint::log::LogEntry;
-use health_model::api::{Endpoint, EndpointEvent, EndpointHealth};
+use health_model::api::{Endpoint, EndpointEvent, EndpointHealth, EndpointSettingsChange};
 use health_model::labels::Label;
+use health_model::policy::PolicyMode;
 use health_settings::absolute_path;
 
 use self::show::{endpoints_table, health_table, log_table};
@@ -23,6 +24,7 @@ Examples:
   health-agent endpoint list
   health-agent endpoint get 1017
   health-agent endpoint create --netns /run/netns/web --label app=web
+  health-agent endpoint config 1017 enforcement=always
   health-agent endpoint delete 1017";
 
 const LIST_EXAMPLES: &str = "\
@@ -60,6 +62,19 @@ const LABELS_EXAMPLES: &str = "\
 Examples:
   health-agent endpoint labels 1017 --add app=web --remove canary";
 
+const CONFIG_EXAMPLES: &str = "\
+Without settings, shows those in force. A change regenerates the endpoint, and lasts until
+the next one, also over restarts of the agent.
+
+Settings:
+  enforcement=default   enforce policy as --policy-mode says
+  enforcement=always    drop everything that no rule allows, in both directions
+  enforcement=never     let everything pass
+
+Examples:
+  health-agent endpoint config 1017
+  health-agent endpoint config 1017 enforcement=never";
+
 /// Commands of `endpoint`.
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
@@ -85,6 +100,9 @@ pub enum EndpointCommand {
     /// Change the labels of an endpoint, and thereby its identity
     #[command(after_help = LABELS_EXAMPLES)]
     Labels(LabelsArgs),
+    /// Show or change the settings of an endpoint
+    #[command(after_help = CONFIG_EXAMPLES)]
+    Config(ConfigArgs),
 }
 
 /// Flags of `endpoint list`.
@@ -171,6 +189,29 @@ pub struct DeleteArgs {
     netns: Option<PathBuf>,
 }
 
+/// Flags of `endpoint config`.
+#[derive(Args, Debug)]
+pub struct ConfigArgs {
+    /// Endpoint id
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
+    id: u16,
+    /// Setting to change, NAME=VALUE
+    #[arg(value_name = "SETTING", value_parser = parse_setting)]
+    settings: Vec<EndpointSettingsChange>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Parses `enforcement=MODE`.
+fn parse_setting(text: &str) -> Result<EndpointSettingsChange, &'static str> {
+    let mode = text.strip_prefix("enforcement=");
+    let mode = mode.and_then(|mode| PolicyMode::from_str(mode, false).ok());
+    let enforcement = mode.ok_or("expected enforcement=default, always or never")?;
+    Ok(EndpointSettingsChange {
+        enforcement: Some(enforcement),
+    })
+}
+
 /// Flags of `endpoint labels`.
 #[derive(Args, Debug)]
 pub struct LabelsArgs {
@@ -211,6 +252,7 @@ impl EndpointCommand {
             Self::Create(args) => args.execute(client).await,
             Self::Delete(args) => args.execute(client).await,
             Self::Labels(args) => args.execute(client).await,
+            Self::Config(args) => args.execute(client).await,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 
+use health_model::api::EndpointSettings;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use health_net::mac::MacAddr;
@@ -21,6 +22,8 @@ pub struct Regeneration {
     /// Whether the endpoint has labels without an identity. Then only traffic that the rules allow to `reserved:init`
     /// passes, even if no rule selects that identity.
     pub fails_closed: bool,
+    /// The endpoint's settings.
+    pub settings: EndpointSettings,
     /// The endpoint's addresses, IPv4 first.
     pub addresses: Vec<IpAddr>,
     /// Name of the host's end of the pair.

@@ -88,16 +88,30 @@ pub struct TraceMatch {
 }
 
 impl Repository {
-    /// Explains what happens to a packet.
-    pub fn trace(&self, request: &TraceRequest<'_>, settings: PolicySettings) -> Trace {
+    /// Explains what happens to a packet. The settings are those of the source and the destination.
+    pub fn trace(
+        &self,
+        request: &TraceRequest<'_>,
+        [of_source, of_destination]: [PolicySettings; 2],
+    ) -> Trace {
         let sides = [
-            (Direction::Egress, &request.source, &request.destination),
-            (Direction::Ingress, &request.destination, &request.source),
+            (
+                Direction::Egress,
+                &request.source,
+                &request.destination,
+                of_source,
+            ),
+            (
+                Direction::Ingress,
+                &request.destination,
+                &request.source,
+                of_destination,
+            ),
         ];
         let sides: Vec<_> = sides
             .into_iter()
             .filter(|(direction, ..)| request.only.is_none_or(|only| only == *direction))
-            .map(|(direction, subject, peer)| {
+            .map(|(direction, subject, peer, settings)| {
                 self.trace_side(direction, subject.labels(), peer, request.l4, settings)
             })
             .collect();
@@ -214,7 +228,7 @@ spec:
             mode,
             allow_localhost: false,
         };
-        repository.trace(&request, settings)
+        repository.trace(&request, [settings; 2])
     }
 
     #[test]
@@ -265,7 +279,9 @@ Final verdict: dropped"
                 l4: "5432/TCP".parse().unwrap(),
                 only: Some(Direction::Egress),
             };
-            repository.trace(&request, PolicySettings::default()).passes
+            repository
+                .trace(&request, [PolicySettings::default(); 2])
+                .passes
         };
         assert!(passes(&["k8s:app=db", "port:sql=5432/TCP"]));
         assert!(!passes(&["k8s:app=db", "port:sql=5433/TCP"]));

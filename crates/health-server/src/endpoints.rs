@@ -18,8 +18,8 @@ use health_endpoint::log::LogEntry;
 use health_endpoint::manager::{Manager, NewEndpoint, Selector};
 use health_model::address::parse_ip;
 use health_model::api::{
-    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, LabelChange, PodName,
-    TakenAddress,
+    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, EndpointSettingsChange,
+    LabelChange, PodName, TakenAddress,
 };
 use health_model::labels::pod::PORT;
 use health_model::labels::{LABELS_MAX, Label, LabelError, LabelSet};
@@ -251,6 +251,15 @@ pub(super) async fn change_labels<S: Source>(
     let (add, remove) = (labels("add", &add)?, labels("remove", &remove)?);
     let manager = manager(&*api.source)?;
     let changed = manager.change_labels(id, add, remove).await?;
+    answer(move || Ok(Arc::unwrap_or_clone(changed))).await
+}
+
+pub(super) async fn change_settings<S: Source>(
+    State(api): Shared<S>,
+    PathId(EndpointId(id)): PathId<EndpointId>,
+    JsonBody(change): JsonBody<EndpointSettingsChange>,
+) -> Result<Answer<Endpoint>, Refusal> {
+    let changed = manager(&*api.source)?.change_settings(id, change).await?;
     answer(move || Ok(Arc::unwrap_or_clone(changed))).await
 }
 

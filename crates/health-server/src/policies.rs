@@ -16,6 +16,7 @@ use health_model::api::{
 };
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
+use health_model::policy::PolicyMode;
 use health_policy::{HeldPolicy, Peer, PolicyName, Repository, Trace, TraceRequest};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -194,18 +195,31 @@ pub(super) async fn trace<S: Source>(
     answer(move || {
         let source = end(&*api.source, &enforcer, "source", &query.source)?;
         let destination = end(&*api.source, &enforcer, "destination", &query.destination)?;
-        let trace = enforcer.trace(&TraceRequest {
+        let request = TraceRequest {
             source: Peer::new(source.0, &source.1),
             destination: Peer::new(destination.0, &destination.1),
             l4: query.l4,
             only: query.only,
-        });
+        };
+        let ends = [&query.source, &query.destination];
+        let enforcement = ends.map(|end| enforcement(&*api.source, end));
+        let trace = enforcer.trace(&request, enforcement);
         Ok(TraceAnswer {
             text: trace.to_string(),
             trace,
         })
     })
     .await
+}
+
+/// When policy is enforced for one end of a packet's path, apart from the node's mode.
+fn enforcement(source: &impl Source, end: &TraceEndRequest) -> PolicyMode {
+    let TraceEndRequest::Endpoint(id) = end else {
+        return PolicyMode::Default;
+    };
+    let endpoints = source.endpoints();
+    let found = endpoints.iter().find(|endpoint| endpoint.id == *id);
+    found.map_or(PolicyMode::Default, |found| found.settings.enforcement)
 }
 
 /// The identity and labels of one end of a packet's path.

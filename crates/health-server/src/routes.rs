@@ -179,6 +179,13 @@ operations! {
         503: "The endpoint is incomplete or being deleted, or the agent has not taken over its endpoints yet.",
     }
 
+    /// Changes the settings of an endpoint, and regenerates it. Answers when the change is in force.
+    patchEndpointConfig: patch "/v1/endpoints/{id}/config" takes body => endpoints::change_settings {
+        200: "The endpoint with its new settings.",
+        404: "The endpoint does not exist.",
+        503: "The endpoint is incomplete or being deleted, or the agent has not taken over its endpoints yet.",
+    }
+
     /// The security identities that this node knows.
     getIdentities: get "/v1/identities" => server::identities {
         200: "All identities, sorted by number: the reserved ones, those of the cluster, and this node's own for CIDRs.",

@@ -12,6 +12,7 @@ use health_endpoint::regenerate::{RealizedPolicy, Regeneration, RegenerationErro
 use health_endpoint::workload::{
     Blueprint, DeviceFault, Devices, FoundDevice, SavedEndpoint, StateDir, Task, WorkloadError,
 };
+use health_model::api::EndpointSettings;
 use health_model::identity::Identity;
 use health_model::ipam::NodeIpam;
 use health_model::labels::LabelSet;
@@ -170,6 +171,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         created: Timestamp::UNIX_EPOCH,
         boot_id: None,
         has_default_route: true,
+        settings: EndpointSettings::default(),
         is_deleting: false,
     };
     let survey = Survey {

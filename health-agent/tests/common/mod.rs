@@ -20,10 +20,10 @@ use health_endpoint::manager::Manager;
 use health_model::activity;
 use health_model::api::{
     AddressGroupStatus, AgentProblem, AgentReport, AgentState, ConnectivityStatus,
-    ControllerStatus, Diagnosis, Endpoint, Enforcement, FullMap, HealthStatus, HistoryWindow,
-    IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry,
-    PathMtuStatus, PathStatus, PolicyLag, ProbeEvent, ProgramStatus, Protocol, RegistryState,
-    RejectedEntry, RttSource, SelfStatus, TargetHistory,
+    ControllerStatus, Diagnosis, Endpoint, EndpointSettings, Enforcement, FullMap, HealthStatus,
+    HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind,
+    PathMtuEntry, PathMtuStatus, PathStatus, PolicyLag, ProbeEvent, ProgramStatus, Protocol,
+    RegistryState, RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
 use health_model::events::EventFilter;
 use health_model::settings::Location;
@@ -292,6 +292,7 @@ impl Source for Fixture {
             labels: vec!["reserved:health".into()],
             policy_ingress: Enforcement::Disabled,
             policy_egress: Enforcement::Disabled,
+            settings: EndpointSettings::default(),
             ipv4: Some("10.244.1.7".parse().unwrap()),
             ipv6: None,
             ready: None,

@@ -391,3 +391,91 @@ fn a_new_endpoint_hears_nothing_of_who_had_its_address_before() -> anyhow::Resul
     let listener = socket(&late, from.ip(), from.port())?;
     talk.is_over(&listener, node)
 }
+
+/// Kills the agent, starts it with these flags, and waits until it has built an endpoint.
+fn restart(node: &Node, flags: &str, endpoint: u16) -> anyhow::Result<()> {
+    node.kill_agent(Signal::SIGKILL)?;
+    node.start_agent_with(flags)?;
+    wait_for("the endpoint to be ready again", PATIENCE, || {
+        let shown = node.listing(&format!("endpoint get {endpoint}"));
+        Ok(shown.ok().filter(|shown| shown["state"] == "ready"))
+    })?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_enforcement_of_one_endpoint_changes_while_it_runs_and_lasts() -> anyhow::Result<()> {
+    const RULES: &str = r#"[{"endpointSelector": {"matchLabels": {"app": "web"}},
+        "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}]}]}]"#;
+    let (bed, folder) = bed(1)?;
+    let node = bed.node(1);
+    let web = Member::on(node, "web", "--label app=web")?;
+    let twin = Member::on(node, "twin", "--label app=web")?;
+    let foe = Member::on(node, "foe", "--label role=foe")?;
+    let other = Member::on(node, "other", "--label role=other")?;
+    assert_eq!(web.endpoint.identity, twin.endpoint.identity);
+    import(node, folder.path(), RULES)?;
+    is_kept_from(&foe, &web, 8000, node)?;
+    let id = web.endpoint.id;
+    let config = |id: u16, setting: &str| {
+        let said = node.cli(&format!("endpoint config {id} {setting}"))?;
+        said.success()
+    };
+    assert_eq!(config(id, "")?, "enforcement=default\n");
+
+    assert_eq!(config(id, "enforcement=never")?, "enforcement=never\n");
+    reaches(&foe, &web, 8000)?;
+    is_kept_from(&foe, &twin, 8000, node)?;
+    let log = node.cli(&format!("endpoint log {id}"))?.success()?;
+    assert!(log.contains("settings changed: enforcement=never"), "{log}");
+    let trace = format!("policy trace --src role=foe --dst-endpoint {id} --dport 8000/UDP");
+    let trace = node.cli(&trace)?.success()?;
+    assert!(trace.contains("Final verdict: allowed"), "{trace}");
+
+    restart(node, "", id)?;
+    let shown = node.listing(&format!("endpoint get {id}"))?;
+    assert_eq!(shown["settings"]["enforcement"], "never");
+    reaches(&foe, &web, 8000)?;
+    is_kept_from(&foe, &twin, 8000, node)?;
+    config(id, "enforcement=default")?;
+    is_kept_from(&foe, &web, 8000, node)?;
+
+    // No rule selects this one.
+    reaches(&foe, &other, 8000)?;
+    config(other.endpoint.id, "enforcement=always")?;
+    is_kept_from(&foe, &other, 8000, node)?;
+    config(other.endpoint.id, "enforcement=default")?;
+    reaches(&foe, &other, 8000)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_commanded_mode_outranks_the_settings_until_it_is_withdrawn() -> anyhow::Result<()> {
+    const RULES: &str = r#"[{"endpointSelector": {"matchLabels": {"app": "web"}},
+        "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}]}]},
+        {"endpointSelector": {"matchLabels": {"role": "friend"}},
+        "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}]}]}]"#;
+    let (bed, folder) = bed(1)?;
+    let node = bed.node(1);
+    let web = Member::on(node, "web", "--label app=web")?;
+    let friend = Member::on(node, "friend", "--label role=friend")?;
+    let other = Member::on(node, "other", "--label role=other")?;
+    let third = Member::on(node, "third", "--label role=third")?;
+    import(node, folder.path(), RULES)?;
+    reaches(&third, &other, 8000)?;
+    let said = node.cli("policy mode always")?.success()?;
+    assert_eq!(said, "mode always, set by `policy mode`\n");
+    is_kept_from(&third, &other, 8000, node)?;
+    reaches(&friend, &web, 8000)?;
+
+    restart(node, "--policy-mode never", web.endpoint.id)?;
+    is_kept_from(&third, &other, 8000, node)?;
+    reaches(&friend, &web, 8000)?;
+    let said = node.cli("policy mode")?.success()?;
+    assert_eq!(said, "mode always, set by `policy mode`\n");
+    let said = node.cli("policy mode settings")?.success()?;
+    assert_eq!(said, "mode never, as the settings say\n");
+    reaches(&third, &other, 8000)?;
+    reaches(&third, &web, 8000)
+}

@@ -87,7 +87,7 @@ impl World {
             l4: case.l4,
             only: None,
         };
-        let trace = self.repository.trace(&request, self.settings);
+        let trace = self.repository.trace(&request, [self.settings; 2]);
         let [egress, ingress] = [0, 1].map(|side| trace.sides[side].decision.verdict);
         let outcome = outcome(egress, ingress);
         assert_eq!(trace.passes, outcome == Outcome::Passes, "{case:?}");

@@ -3,11 +3,13 @@
 use std::fmt::Write as _;
 
 use health_api::client::Client;
-use health_model::api::{Deleted, Endpoint, EndpointRequest, LabelChange};
+use health_model::api::{
+    Deleted, Endpoint, EndpointRequest, EndpointSettings, EndpointSettingsChange, LabelChange,
+};
 use health_net::netns;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::{CreateArgs, DeleteArgs, LabelsArgs, endpoints_table};
+use super::{ConfigArgs, CreateArgs, DeleteArgs, LabelsArgs, endpoints_table};
 use crate::output::print;
 
 impl CreateArgs {
@@ -74,5 +76,22 @@ impl LabelsArgs {
         self.output.output.print_object(&changed, |one| {
             endpoints_table(std::slice::from_ref(one), true)
         })
+    }
+}
+
+impl ConfigArgs {
+    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
+        let path = format!("/v1/endpoints/{}", self.id);
+        let last =
+            |known: EndpointSettingsChange, next: &EndpointSettingsChange| EndpointSettingsChange {
+                enforcement: next.enforcement.or(known.enforcement),
+            };
+        let change = self.settings.iter().fold(Default::default(), last);
+        let endpoint: Endpoint = match self.settings.is_empty() {
+            true => client.get(&path).await?,
+            false => client.patch(&format!("{path}/config"), &change).await?,
+        };
+        let text = |settings: &EndpointSettings| format!("enforcement={}\n", settings.enforcement);
+        self.output.output.print_object(&endpoint.settings, text)
     }
 }

@@ -79,7 +79,7 @@ pub(super) fn health_table(health: &EndpointHealth) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use health_model::api::{Enforcement, HealthState};
+    use health_model::api::{EndpointSettings, Enforcement, HealthState};
 
     use super::*;
 
@@ -94,6 +94,7 @@ mod tests {
             labels: vec!["reserved:health".into(), "node:zone=a".into()],
             policy_ingress: Enforcement::Enabled,
             policy_egress: Enforcement::Unknown,
+            settings: EndpointSettings::default(),
             ipv4: Some("10.244.1.7".parse().unwrap()),
             ipv6: None,
             ready: None,

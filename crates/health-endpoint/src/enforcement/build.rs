@@ -234,6 +234,7 @@ impl Regeneration {
         Subject {
             identity: self.identity,
             fails_closed: self.fails_closed,
+            enforcement: self.settings.enforcement,
         }
     }
 }

@@ -48,7 +48,7 @@ pub use self::store::{CLUSTER_FILE, FILE};
 use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
 use self::cluster_policies::ClusterState;
 use self::store::Store;
-use self::subjects::{Generation, Subjects};
+use self::subjects::{Generation, Subjects, settings_of};
 
 /// Enforces policy. Clones share their state.
 #[derive(Clone)]
@@ -275,9 +275,11 @@ impl Enforcer {
         self.0.lag.borrow().clone()
     }
 
-    /// Explains why a packet passes or is dropped.
-    pub fn trace(&self, request: &TraceRequest<'_>) -> Trace {
-        self.repository().trace(request, self.settings())
+    /// Explains why a packet passes or is dropped. `enforcement` has the settings of the source and the destination.
+    pub fn trace(&self, request: &TraceRequest<'_>, enforcement: [PolicyMode; 2]) -> Trace {
+        let node = self.settings();
+        let settings = enforcement.map(|enforcement| settings_of(node, enforcement));
+        self.repository().trace(request, settings)
     }
 
     /// Returns all known identities.

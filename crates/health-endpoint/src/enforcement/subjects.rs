@@ -1,5 +1,5 @@
-//! The tables of this node's endpoints. Endpoints with the same identity share one, because the same policy applies to
-//! them.
+//! The tables of this node's endpoints. Endpoints with the same identity and settings share one, because the same policy
+//! applies to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ impl Generation {
     }
 
     fn compile(&self, subject: Subject, labels: &LabelSet) -> CompiledPolicy {
-        let mut settings = self.settings;
+        let mut settings = settings_of(self.settings, subject.enforcement);
         if subject.fails_closed && settings.mode == PolicyMode::Default {
             // Perhaps no rule selects the subject now, although a rule would select its actual labels.
             settings.mode = PolicyMode::Always;
@@ -43,12 +43,22 @@ impl Generation {
     }
 }
 
+/// Returns the policy settings of an endpoint, given those of the node.
+pub(super) fn settings_of(node: PolicySettings, enforcement: PolicyMode) -> PolicySettings {
+    match enforcement {
+        PolicyMode::Default => node,
+        mode => PolicySettings { mode, ..node },
+    }
+}
+
 /// The owner of a table: all endpoints of one subject share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Subject {
     pub(super) identity: Identity,
     /// Whether policy is enforced even if no rule selects the subject, because the labels of its identity are unknown.
     pub(super) fails_closed: bool,
+    /// When policy is enforced for the endpoints.
+    pub(super) enforcement: PolicyMode,
 }
 
 impl From<Identity> for Subject {
@@ -56,6 +66,7 @@ impl From<Identity> for Subject {
         Self {
             identity,
             fails_closed: false,
+            enforcement: PolicyMode::Default,
         }
     }
 }

@@ -40,6 +40,7 @@ impl Manager {
                 table.entries.get_mut(&id).and_then(|entry| match built {
                     Ok(realized) => {
                         entry.realized = Some(realized);
+                        entry.settings_in_force = Some(endpoint.settings);
                         entry.is_closed = endpoint.fails_closed;
                         entry.failures = 0;
                         entry.problem = None;
@@ -103,6 +104,7 @@ impl Manager {
             identity: saved.identity,
             labels: saved.labels_in_use().clone(),
             fails_closed: saved.lacks_identity(),
+            settings: saved.settings,
             addresses: saved.addresses().collect(),
             device: saved.device.clone(),
             ifindex: saved.ifindex?,

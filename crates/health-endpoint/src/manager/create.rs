@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use health_model::api::Endpoint;
+use health_model::api::{Endpoint, EndpointSettings};
 use health_model::identity::Identity;
 use health_model::ipam::{Family, IpamError, Owner, Search};
 use health_net::clock;
@@ -150,6 +150,7 @@ impl Manager {
             created: now,
             boot_id: clock::boot_id().ok(),
             has_default_route,
+            settings: EndpointSettings::default(),
             is_deleting: false,
         };
         let lifecycle = Lifecycle::created(now, "created");

@@ -69,6 +69,7 @@ impl Manager {
 
 #[cfg(test)]
 mod tests {
+    use health_model::api::EndpointSettings;
     use health_model::identity::Identity;
     use health_model::ipam::NodeIpam;
     use health_model::labels::LabelSet;
@@ -106,6 +107,7 @@ mod tests {
             created: Timestamp::UNIX_EPOCH,
             boot_id: None,
             has_default_route: true,
+            settings: EndpointSettings::default(),
             is_deleting: false,
         };
         let lifecycle = Lifecycle::created(Timestamp::UNIX_EPOCH, "created");

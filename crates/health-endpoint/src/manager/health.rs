@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use health_model::api::{Endpoint, EndpointHealth, Enforcement, HealthState};
+use health_model::api::{Endpoint, EndpointHealth, EndpointSettings, Enforcement, HealthState};
 use health_model::identity::Identity;
 use health_model::ipam::{Family, IpamError, Owner};
 use jiff::Timestamp;
@@ -163,6 +163,7 @@ fn show(report: &HealthReport, gateways: [Option<IpAddr>; 2], state: State) -> A
         labels: labels.iter().map(ToString::to_string).collect(),
         policy_ingress: enforcement,
         policy_egress: enforcement,
+        settings: EndpointSettings::default(),
         ipv4: endpoint.ipv4.map(IpAddr::from),
         ipv6: endpoint.ipv6.map(IpAddr::from),
         gateway4: gateways[0].filter(|_| endpoint.ipv4.is_some()),

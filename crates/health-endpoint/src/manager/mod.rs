@@ -10,6 +10,7 @@ mod identity;
 mod labels;
 mod mtu;
 mod restore;
+mod settings;
 mod table;
 #[cfg(test)]
 pub(crate) mod tests;

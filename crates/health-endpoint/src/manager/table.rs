@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use health_model::api::{Endpoint, EndpointHealth, Enforcement, HealthState};
+use health_model::api::{Endpoint, EndpointHealth, EndpointSettings, Enforcement, HealthState};
 use health_model::identity::Identity;
 use health_model::ipam::{Family, NodeIpam, Owner};
 use health_net::netns::{self, NetNsId};
@@ -55,6 +55,8 @@ pub(super) struct Entry {
     pub(super) lifecycle: Lifecycle,
     /// The policy in force.
     pub(super) realized: Option<RealizedPolicy>,
+    /// The settings with which the policy in force was built.
+    pub(super) settings_in_force: Option<EndpointSettings>,
     /// Number of consecutive failed regenerations.
     pub(super) failures: u32,
     /// Why the last regeneration failed, or why the endpoint cannot be deleted.
@@ -98,6 +100,7 @@ impl Entry {
             gateways: Family::ALL.map(|family| ipam.gateway(family)),
             lifecycle,
             realized: None,
+            settings_in_force: None,
             failures: 0,
             problem: None,
             is_complete: false,
@@ -183,6 +186,7 @@ impl Entry {
             labels: labels.iter().map(ToString::to_string).collect(),
             policy_ingress: enforcement(|realized| realized.enforces_ingress),
             policy_egress: enforcement(|realized| realized.enforces_egress),
+            settings: saved.settings,
             ipv4: saved.ipv4.map(IpAddr::from),
             ipv6: saved.ipv6.map(IpAddr::from),
             gateway4: self.gateways[0].filter(|_| saved.has_default_route && saved.ipv4.is_some()),

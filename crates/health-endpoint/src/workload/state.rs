@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-use health_model::api::PodName;
+use health_model::api::{EndpointSettings, PodName};
 use health_model::durable;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
@@ -80,6 +80,9 @@ pub struct SavedEndpoint {
     /// Whether the namespace's default routes lead to the endpoint.
     #[serde(default = "yes")]
     pub has_default_route: bool,
+    /// The settings that may change while the endpoint runs.
+    #[serde(default)]
+    pub settings: EndpointSettings,
     /// Whether the deletion of the endpoint has started.
     #[serde(default)]
     pub is_deleting: bool,
@@ -279,6 +282,7 @@ mod tests {
             created: Timestamp::UNIX_EPOCH,
             boot_id: None,
             has_default_route: true,
+            settings: EndpointSettings::default(),
             is_deleting: false,
         }
     }

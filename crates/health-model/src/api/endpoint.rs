@@ -6,6 +6,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::policy::PolicyMode;
+
 /// One endpoint of `GET /v1/endpoints`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
@@ -31,6 +33,9 @@ pub struct Endpoint {
     pub policy_ingress: Enforcement,
     /// Whether traffic from it is subject to policy.
     pub policy_egress: Enforcement,
+    /// Its settings.
+    #[serde(default)]
+    pub settings: EndpointSettings,
     /// IPv4 address.
     pub ipv4: Option<IpAddr>,
     /// IPv6 address.
@@ -61,6 +66,25 @@ pub struct Endpoint {
     pub netns: String,
     /// Repairs since the agent started, by cause.
     pub repairs: BTreeMap<String, u64>,
+}
+
+/// Settings of an endpoint that may change while it runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case", default)]
+pub struct EndpointSettings {
+    /// When policy is enforced for it; `default`: as for the node.
+    pub enforcement: PolicyMode,
+}
+
+/// Body of `PATCH /v1/endpoints/{id}/config`. Absent settings stay as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct EndpointSettingsChange {
+    /// When policy is enforced for it; `default`: as for the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<PolicyMode>,
 }
 
 /// A pod, as its container runtime names it.

@@ -18,8 +18,9 @@ pub use self::agent::{
     AgentReport, AgentState, ControllerStatus, HealthzResponse, LoadAverage, ProgramStatus,
 };
 pub use self::endpoint::{
-    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, Enforcement, HealthState,
-    IdentityEntry, LabelChange, PodName, TakenAddress,
+    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, EndpointSettings,
+    EndpointSettingsChange, Enforcement, HealthState, IdentityEntry, LabelChange, PodName,
+    TakenAddress,
 };
 pub use self::history::{HistoryWindow, TargetHistory};
 pub use self::nodes::{

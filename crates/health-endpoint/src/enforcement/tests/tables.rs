@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use health_model::api::EndpointSettings;
 use health_net::mac::MacAddr;
 use proptest::prelude::*;
 
@@ -99,6 +100,7 @@ impl Model {
             identity: self.identity(with),
             labels,
             fails_closed: false,
+            settings: EndpointSettings::default(),
             addresses: vec![
                 IpAddr::from([10, 0, 0, id.to_be_bytes()[1]]),
                 IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, id]),

@@ -128,12 +128,17 @@ impl<S: Source> Judge<'_, S> {
             Direction::Egress => (&own, &peer),
             Direction::Ingress => (&peer, &own),
         };
-        let trace = enforcer.trace(&TraceRequest {
+        let endpoints = self.source.endpoints();
+        let mut endpoints = endpoints.iter();
+        let found = endpoints.find(|endpoint| endpoint.id == side.endpoint.id);
+        let enforcement = found.map_or_else(Default::default, |found| found.settings.enforcement);
+        let request = TraceRequest {
             source: Peer::new(Identity(source.0), &source.1),
             destination: Peer::new(Identity(destination.0), &destination.1),
             l4: L4::new(Protocol(to.protocol), to.destination.port()),
             only: Some(side.direction),
-        });
+        };
+        let trace = enforcer.trace(&request, [enforcement; 2]);
         let side = trace.sides.first()?;
         let reason = match side.enforcement.is_on() {
             true => side.decision.reason.to_string(),
