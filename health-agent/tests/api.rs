@@ -244,6 +244,9 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
                     ("/v1/endpoints/{id}/config", "patch") => {
                         request_with(&agent, method, &real_path, r#"{"enforcement":"never"}"#)
                     }
+                    ("/v1/policies/mode", "patch") => {
+                        request_with(&agent, method, path, r#"{"mode":"always"}"#)
+                    }
                     (_, "patch") => request_with(&agent, method, &real_path, r#"{"add":["a=b"]}"#),
                     _ => request(&agent, method, &real_path),
                 };

@@ -5,12 +5,13 @@ use std::io::{self, Read as _};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use health_api::client::Client;
 use health_model::api::{
-    PolicyChange, PolicyDocument, PolicyList, RefusedPolicy, TraceEndRequest, TraceQuery,
+    PolicyChange, PolicyDocument, PolicyList, PolicyModeChange, PolicyModeStatus, RefusedPolicy,
+    TraceEndRequest, TraceQuery,
 };
-use health_model::policy::{Direction, L4};
+use health_model::policy::{Direction, L4, PolicyMode};
 use jiff::Timestamp;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
@@ -23,6 +24,7 @@ Examples:
   kubectl get cnp,netpol -A -o json | health-agent policy import -
   health-agent policy get
   health-agent policy delete shop/web
+  health-agent policy mode always
   health-agent policy trace --src-endpoint 17 --dst k8s:app=web --dport 80/TCP";
 
 const IMPORT_EXAMPLES: &str = "\
@@ -46,6 +48,18 @@ Examples:
   health-agent policy delete --labels name=init
   health-agent policy delete --all";
 
+const MODE_EXAMPLES: &str = "\
+A mode that this command sets takes precedence over --policy-mode, wherever that comes from.
+It lasts over reloads and restarts, until `policy mode settings` gives it back.
+
+Examples:
+  health-agent policy mode
+  health-agent policy mode always
+  health-agent policy mode settings";
+
+/// The origin of a mode that a command has set.
+const COMMANDED: &str = "set by `policy mode`";
+
 const TRACE_EXAMPLES: &str = "\
 Examples:
   health-agent policy trace --src-endpoint 17 --dst-endpoint 18 --dport 80/TCP
@@ -66,6 +80,9 @@ pub enum PolicyCommand {
     /// Delete policies
     #[command(after_help = DELETE_EXAMPLES)]
     Delete(DeleteArgs),
+    /// Show or set when policy is enforced
+    #[command(after_help = MODE_EXAMPLES)]
+    Mode(ModeArgs),
     /// Explain whether a packet passes, and why
     #[command(after_help = TRACE_EXAMPLES)]
     Trace(TraceArgs),
@@ -125,6 +142,40 @@ struct Which {
     all: bool,
 }
 
+/// Flags of `policy mode`.
+#[derive(Args, Debug)]
+pub struct ModeArgs {
+    /// When policy is enforced
+    #[arg(value_enum)]
+    mode: Option<CommandedMode>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// The mode to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CommandedMode {
+    /// For the directions of an endpoint that a rule selects
+    Default,
+    /// For both directions of every endpoint
+    Always,
+    /// Only for endpoints whose labels are not known yet, if a rule selects them
+    Never,
+    /// As the settings say
+    Settings,
+}
+
+impl From<CommandedMode> for Option<PolicyMode> {
+    fn from(mode: CommandedMode) -> Self {
+        match mode {
+            CommandedMode::Default => Some(PolicyMode::Default),
+            CommandedMode::Always => Some(PolicyMode::Always),
+            CommandedMode::Never => Some(PolicyMode::Never),
+            CommandedMode::Settings => None,
+        }
+    }
+}
+
 /// Flags of `policy trace`.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
@@ -182,6 +233,7 @@ impl PolicyCommand {
             Self::Import(args) => args.execute(client).await,
             Self::Get(args) => args.execute(client).await,
             Self::Delete(args) => args.execute(client).await,
+            Self::Mode(args) => args.execute(client).await,
             Self::Trace(args) => args.execute(client).await,
         }
     }
@@ -234,6 +286,39 @@ impl DeleteArgs {
         let change: PolicyChange = client.delete(&format!("/v1/policies?{query}")).await?;
         self.output.output.print_object(&change, change_text)
     }
+}
+
+impl ModeArgs {
+    async fn execute(self, client: &Client) -> anyhow::Result<()> {
+        let status = match self.mode {
+            Some(mode) => {
+                let change = PolicyModeChange { mode: mode.into() };
+                client.patch("/v1/policies/mode", &change).await?
+            }
+            None => {
+                let list: PolicyList = client.get("/v1/policies").await?;
+                PolicyModeStatus {
+                    mode: list.mode,
+                    is_commanded: list.commanded_mode.is_some(),
+                    is_in_force: true,
+                }
+            }
+        };
+        self.output.output.print_object(&status, status_text)
+    }
+}
+
+/// The mode and its origin.
+fn status_text(status: &PolicyModeStatus) -> String {
+    let origin = match status.is_commanded {
+        true => COMMANDED,
+        false => "as the settings say",
+    };
+    let late = match status.is_in_force {
+        true => "",
+        false => "; not all endpoints follow it yet",
+    };
+    format!("mode {}, {origin}{late}\n", status.mode)
 }
 
 impl TraceArgs {
@@ -310,22 +395,19 @@ fn list_table(list: &PolicyList) -> String {
         ));
     }
     text.push_str(&format!(
-        "Revision {}, mode {}\n",
+        "Revision {}, mode {}{}\n",
         list.revision,
-        mode_text(list)
+        list.mode,
+        match list.commanded_mode {
+            Some(_) => format!(", {COMMANDED}"),
+            None => String::new(),
+        }
     ));
     text
 }
 
 fn to_the_second(time: Timestamp) -> String {
     format!("{time:.0}")
-}
-
-fn mode_text(list: &PolicyList) -> String {
-    serde_json::to_value(list.mode)
-        .ok()
-        .and_then(|mode| mode.as_str().map(str::to_owned))
-        .unwrap_or_default()
 }
 
 fn change_text(change: &PolicyChange) -> String {

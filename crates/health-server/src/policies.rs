@@ -12,7 +12,8 @@ use axum::http::StatusCode;
 use health_endpoint::enforcement::{EnforceError, Enforcer};
 use health_endpoint::lifecycle::State as EndpointState;
 use health_model::api::{
-    Endpoint, PolicyChange, PolicyDocument, PolicyList, RefusedPolicy, TraceEndRequest, TraceQuery,
+    Endpoint, PolicyChange, PolicyDocument, PolicyList, PolicyModeChange, PolicyModeStatus,
+    RefusedPolicy, TraceEndRequest, TraceQuery,
 };
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
@@ -87,6 +88,7 @@ pub(super) async fn list<S: Source>(
         Ok(PolicyList {
             revision: repository.revision(),
             mode: enforcer.settings().mode,
+            commanded_mode: enforcer.commanded_mode(),
             policies,
             refused: refused.iter().filter(is_meant).cloned().collect(),
         })
@@ -165,6 +167,25 @@ pub(super) async fn delete<S: Source>(
         ..PolicyChange::default()
     };
     answer_when_in_force(&enforcer, change, revision, begun).await
+}
+
+pub(super) async fn set_mode<S: Source>(
+    State(api): Shared<S>,
+    JsonBody(PolicyModeChange { mode: commanded }): JsonBody<PolicyModeChange>,
+) -> Result<Answer<PolicyModeStatus>, Refusal> {
+    let enforcer = enforcer(&*api.source)?.clone();
+    let setting = enforcer.clone();
+    let set = tokio::task::spawn_blocking(move || setting.command_mode(commanded));
+    let mode = set.await.map_err(|error| failed(&error))??;
+    let is_in_force = enforcer.mode_in_force(mode, PATIENCE).await;
+    answer(move || {
+        Ok(PolicyModeStatus {
+            mode,
+            is_commanded: commanded.is_some(),
+            is_in_force,
+        })
+    })
+    .await
 }
 
 /// Responds once endpoints have applied the change, or after [`PATIENCE`].

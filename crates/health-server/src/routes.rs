@@ -225,6 +225,13 @@ operations! {
         503: "The agent has not taken over its policies yet.",
     }
 
+    /// Sets when policy is enforced, until the next request, also over restarts. Answers when all endpoints follow,
+    /// after 10 s at the latest.
+    setPolicyMode: patch "/v1/policies/mode" takes body => policies::set_mode {
+        200: "The mode in force.",
+        503: "The agent has not taken over its policies yet.",
+    }
+
     /// Explains the policy verdict on a packet.
     tracePolicy: post "/v1/policies/trace" takes body => policies::trace {
         200: "The verdict, and the rules that lead to it.",

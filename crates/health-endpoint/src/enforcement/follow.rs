@@ -208,6 +208,8 @@ impl Enforcer {
         // Each build of a taken-over endpoint wakes this task again.
         if is_in_force && !self.subjects().has_former() {
             self.0.followed.send_replace(repository.revision());
+            let mode = generation.settings.mode;
+            self.0.followed_mode.send_replace(Some(mode));
         }
         host_read?;
         written?;

@@ -11,6 +11,7 @@ mod error;
 mod follow;
 mod limits;
 mod local;
+mod mode;
 mod store;
 mod subjects;
 #[cfg(test)]
@@ -43,10 +44,12 @@ use crate::regenerate::RegenerationError;
 pub use self::cluster_policies::{ClusterPolicies, RefusedObject};
 pub use self::error::EnforceError;
 pub use self::follow::{HostRoutes, Surroundings};
+pub use self::mode::MODE_FILE;
 pub use self::store::{CLUSTER_FILE, FILE};
 
 use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
 use self::cluster_policies::ClusterState;
+use self::mode::Modes;
 use self::store::Store;
 use self::subjects::{Generation, Subjects, settings_of};
 
@@ -56,6 +59,7 @@ pub struct Enforcer(Arc<Shared>);
 
 struct Shared {
     settings: watch::Sender<PolicySettings>,
+    modes: Mutex<Modes>,
     allow_dhcpv6: bool,
     store: Store,
     repository: Mutex<Arc<Repository>>,
@@ -83,6 +87,8 @@ struct Shared {
     built: Notify,
     /// The repository revision that endpoints and maps have reached.
     followed: watch::Sender<u64>,
+    /// The mode that endpoints have reached.
+    followed_mode: watch::Sender<Option<PolicyMode>>,
     /// The identities that the tables of all endpoints cover.
     covered: watch::Sender<Arc<BTreeMap<Identity, Arc<LabelSet>>>>,
     lag: watch::Sender<Option<PolicyLag>>,
@@ -118,13 +124,15 @@ impl Shared {
         mut ipcache: Box<dyn Prefixes>,
     ) -> Result<Self, EnforceError> {
         let EnforcerOptions {
-            settings,
+            mut settings,
             allow_dhcpv6,
             node_addresses,
             lag,
             follows_cluster,
             clock,
         } = options;
+        let modes = Modes::load(state_dir, settings.mode)?;
+        settings.mode = modes.in_force();
         let mut repository = Repository::default();
         let store = Store::in_dir(state_dir, PolicyOrigin::Imported);
         store
@@ -161,6 +169,7 @@ impl Shared {
         };
         Ok(Self {
             settings: watch::Sender::new(settings),
+            modes: Mutex::new(modes),
             allow_dhcpv6,
             store,
             revision: watch::Sender::new(repository.revision()),
@@ -179,6 +188,7 @@ impl Shared {
             node_addresses,
             built: Notify::new(),
             followed: watch::Sender::new(0),
+            followed_mode: watch::Sender::new(None),
             covered: watch::Sender::default(),
             lag,
             held_back: watch::Sender::new(Some(uninformed(None))),
@@ -210,15 +220,6 @@ impl Enforcer {
     /// Returns the current policy settings.
     pub fn settings(&self) -> PolicySettings {
         *self.0.settings.borrow()
-    }
-
-    /// Sets when policy is enforced; endpoints follow.
-    pub fn set_mode(&self, mode: PolicyMode) {
-        self.0.settings.send_if_modified(|settings| {
-            let is_news = settings.mode != mode;
-            settings.mode = mode;
-            is_news
-        });
     }
 
     /// Imports all policies in a YAML or JSON document, or none, and saves them. Returns the outcome and the new

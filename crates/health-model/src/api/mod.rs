@@ -32,7 +32,8 @@ pub use self::path::{
     PathStatus, Protocol, Reachability, RttSource,
 };
 pub use self::policy::{
-    PolicyChange, PolicyDocument, PolicyList, RefusedPolicy, TraceEndRequest, TraceQuery,
+    PolicyChange, PolicyDocument, PolicyList, PolicyModeChange, PolicyModeStatus, RefusedPolicy,
+    TraceEndRequest, TraceQuery,
 };
 pub use self::probe::{
     ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeKey, ContainerProbeSummary,

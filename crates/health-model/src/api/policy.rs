@@ -14,12 +14,37 @@ pub struct PolicyList {
     pub revision: u64,
     /// When policy is enforced.
     pub mode: PolicyMode,
+    /// The mode that `policy mode` has set; it takes precedence over the settings. Absent if the settings decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commanded_mode: Option<PolicyMode>,
     /// The policies: those that were imported, by name, then those of the Kubernetes cluster, by name.
     pub policies: Vec<PolicyDocument>,
     /// Objects of the Kubernetes cluster that are not in force as they are, by name. If an earlier form of an object
     /// was in force, it still is, and is one of the policies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedPolicy>,
+}
+
+/// Body of `PATCH /v1/policies/mode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct PolicyModeChange {
+    /// The mode, which takes precedence over the settings; `null`: the settings decide.
+    pub mode: Option<PolicyMode>,
+}
+
+/// Answer to `PATCH /v1/policies/mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub struct PolicyModeStatus {
+    /// When policy is enforced.
+    pub mode: PolicyMode,
+    /// Whether this was set by `policy mode`; if not, the settings say it.
+    pub is_commanded: bool,
+    /// Whether all endpoints follow the mode.
+    pub is_in_force: bool,
 }
 
 /// An object that is not in force as it is.
