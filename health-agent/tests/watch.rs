@@ -236,7 +236,7 @@ fn a_watched_report_is_clipped_to_the_terminal() {
     let lines: Vec<&str> = screen.lines().collect();
     assert_eq!(lines.len(), usize::from(ROWS) - 1);
     assert!(lines[0].starts_with("Probe time:"), "{screen}");
-    assert_eq!(lines[12], "... 5 more lines");
+    assert_eq!(lines[12], "... 11 more lines");
     watch.interrupt();
 }
 

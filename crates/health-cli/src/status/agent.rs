@@ -30,22 +30,25 @@ pub(super) struct OwnReport {
 pub(super) struct WholeReport<'a> {
     #[serde(flatten)]
     pub(super) status: &'a HealthStatus,
-    agent: &'a AgentReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent: Option<&'a AgentReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     addresses: Option<&'a [TakenAddress]>,
 }
 
-impl OwnReport {
-    /// The report together with that about the nodes.
-    pub(super) fn with<'a>(&'a self, status: &'a HealthStatus) -> WholeReport<'a> {
-        let addresses = self.addresses.as_ref();
-        WholeReport {
+impl<'a> WholeReport<'a> {
+    /// Joins the report about the nodes with that about the agent, if that is needed.
+    pub(super) fn new(status: &'a HealthStatus, own: Option<&'a OwnReport>) -> Self {
+        let addresses = own.and_then(|own| own.addresses.as_ref());
+        Self {
             status,
-            agent: &self.agent,
+            agent: own.map(|own| &own.agent),
             addresses: addresses.map(|found| found.as_deref().unwrap_or_default()),
         }
     }
+}
 
+impl OwnReport {
     /// The lines of the text; with every attachment of the programs if `verbose`.
     pub(super) fn text(&self, verbose: bool, now: Timestamp) -> String {
         let AgentReport {

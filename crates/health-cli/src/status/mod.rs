@@ -44,7 +44,8 @@ Exit codes with --brief:
 A --wait that ends before the agent is ready exits with 1.
 
 Output:
-  json and yaml contain the whole report, with all controllers; jsonl has one line per node, or with --watch per report.
+  json and yaml contain the whole report, with all controllers; jsonl has one line per node,
+  or with --watch per report.
   With --watch, the table marks changes with *
 
 Examples:
@@ -133,7 +134,9 @@ impl StatusArgs {
         };
         let view = self.filter.apply(&status)?;
         let own = self.own_report(client).await?;
-        let verdict = self.brief.then(|| ready::brief(&view, &own.agent));
+        let own = own.as_ref();
+        let verdict = own.filter(|_| self.brief);
+        let verdict = verdict.map(|own| ready::brief(&view, &own.agent));
         match format {
             Format::Jsonl if self.probe => {}
             Format::Jsonl => print(|out| {
@@ -144,9 +147,9 @@ impl StatusArgs {
                 let detail = self.detail(client, location).await?;
                 let text = |_: &WholeReport| match &verdict {
                     Some((_, line)) => line.clone(),
-                    None => self.text(&view, &detail, &own, None),
+                    None => self.text(&view, &detail, own, None),
                 };
-                format.print_object(&own.with(&view.report()), text)?;
+                format.print_object(&WholeReport::new(&view.report(), own), text)?;
             }
         }
         Ok(match verdict {
@@ -156,8 +159,16 @@ impl StatusArgs {
         })
     }
 
-    /// Reads what concerns only the agent.
-    async fn own_report(&self, client: &Client) -> Result<OwnReport, ClientError> {
+    /// Reads what concerns only the agent; `None` if the output does not have it.
+    async fn own_report(&self, client: &Client) -> Result<Option<OwnReport>, ClientError> {
+        let is_shown = match self.output.output {
+            Format::Table => !self.succinct,
+            Format::Jsonl => self.watch.period.is_some(),
+            Format::Json | Format::Yaml => true,
+        };
+        if !is_shown && !self.brief {
+            return Ok(None);
+        }
         let addresses = match self.all_addresses {
             true => {
                 let taken = client.get::<Vec<TakenAddress>>("/v1/ipam").await;
@@ -165,11 +176,11 @@ impl StatusArgs {
             }
             false => None,
         };
-        Ok(OwnReport {
+        Ok(Some(OwnReport {
             agent: client.get("/v1/agent").await?,
             addresses,
             has_all_controllers: self.all_controllers,
-        })
+        }))
     }
 
     /// The additional data that the text needs.
@@ -186,14 +197,15 @@ impl StatusArgs {
         &self,
         view: &View,
         detail: &Detail,
-        own: &OwnReport,
+        own: Option<&OwnReport>,
         changes: Option<&Changes>,
     ) -> String {
         if self.succinct {
             render::succinct(view, self.verbose, changes)
         } else {
             let nodes = render::full(view, detail, changes);
-            nodes + &own.text(self.verbose, Timestamp::now())
+            let now = Timestamp::now();
+            nodes + &own.map_or_else(String::new, |own| own.text(self.verbose, now))
         }
     }
 }

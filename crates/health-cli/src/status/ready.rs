@@ -212,7 +212,7 @@ mod tests {
         let mut status = fixture::status();
         let awaited = |status: &HealthStatus, agent| awaited(status, &agent);
         let missing = awaited(&status, agent("Ok", None)).unwrap();
-        assert_eq!(missing, "2 of 3 nodes not probed yet");
+        assert_eq!(missing, "1 of 3 nodes not probed yet");
         status.nodes.retain(|node| node.name == "default/hnode2");
         assert_eq!(awaited(&status, agent("Warning", None)), None);
         let missing = awaited(&status, agent("Failure", None)).unwrap();

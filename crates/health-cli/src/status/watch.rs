@@ -36,9 +36,13 @@ pub(super) async fn watch(
             let view = args.filter.apply(&now)?;
             let text = |_: &WholeReport| {
                 let changes = before.as_ref().map(|before| Changes::between(before, &now));
-                args.text(&view, &detail, &own, changes.as_ref())
+                args.text(&view, &detail, own.as_ref(), changes.as_ref())
             };
-            format.write_object(&mut report, &own.with(&view.report()), text)?;
+            format.write_object(
+                &mut report,
+                &WholeReport::new(&view.report(), own.as_ref()),
+                text,
+            )?;
         }
         before = Some(now);
         Ok(report)
