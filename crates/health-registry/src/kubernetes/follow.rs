@@ -167,15 +167,13 @@ where
                         self.heard.note();
                         self.stale = None;
                         self.backoff.reset();
+                        self.reporter.succeeded();
                         let is_sure = self.kept.set_lacking();
                         return End::Lacking { is_sure };
                     }
                     Some(Err(error)) if self.page_size > 1 && is_too_long(&error) => {
                         self.page_size /= 2;
                         return End::LargePages;
-                        self.reporter.succeeded();
-                        self.kept.set_lacking();
-                        return End::Lacking;
                     }
                     Some(Err(error)) => {
                         settled_at = None;
