@@ -187,7 +187,7 @@ impl Command {
             Self::Probe(command) => return Ok(command.execute(&client, &location).await?),
             Self::Service(command) => return Ok(command.execute(&client).await?),
             Self::Bpf(command) => command.execute(&client, &location).await?,
-            Self::Cni(args) => return Ok(args.execute(&location).await),
+            Self::Cni(args) => return Ok(args.execute(&location).await?),
             Self::Monitor(args) => args.execute(&client).await?,
             Self::Config(args) => args.execute(&client, location).await?,
             Self::Cleanup(args) => args.execute(&location, daemon).await?,

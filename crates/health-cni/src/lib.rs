@@ -12,6 +12,7 @@ mod deletion;
 pub mod deletions;
 mod environment;
 mod error;
+pub mod install;
 mod result;
 mod version;
 
