@@ -22,6 +22,9 @@ pub mod hello;
 #[cfg(feature = "all")]
 pub mod hostile;
 pub mod http;
+pub mod image;
+#[cfg(feature = "all")]
+pub mod kubernetes;
 #[cfg(feature = "all")]
 pub mod liveness;
 pub mod member;

@@ -121,7 +121,7 @@ impl Cluster {
 
     fn start_apiserver(&mut self) -> anyhow::Result<()> {
         let binary = std::env::var_os("KUBE_APISERVER").context(
-            "set KUBE_APISERVER to a kube-apiserver, such as tests/kube-apiserver/build.sh makes",
+            "set KUBE_APISERVER to a kube-apiserver, such as `tests/kubernetes/build.sh FOLDER kube-apiserver` builds in FOLDER/bin",
         )?;
         let mut command = Command::new(binary);
         command

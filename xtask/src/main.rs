@@ -13,6 +13,7 @@ mod doc_checks;
 mod docs;
 mod features;
 mod fuzz;
+mod kubernetes;
 mod man;
 mod openapi;
 mod packages;

@@ -89,6 +89,25 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("mandoc", "mandoc"),
 ];
 
+/// Needed for a Kubernetes cluster, besides its own programs.
+pub(crate) const KUBERNETES: &[Tool] = &[
+    tool("bash", "bash"),
+    tool("setpriv", "util-linux"),
+    tool("nsenter", "util-linux"),
+    tool("strip", "binutils"),
+    tool("busybox", "busybox-static"),
+    tool("kubectl", "kubernetes-client"),
+    tool("etcd", "etcd-server"),
+    tool("runc", "runc"),
+    tool("containerd", "containerd"),
+    tool("ctr", "containerd"),
+    tool("../lib/cni/loopback", "containernetworking-plugins"),
+    // The kubelet calls them.
+    tool("iptables", "iptables"),
+    tool("conntrack", "conntrack"),
+    tool("mount", "mount"),
+];
+
 /// Needed for the tests that CI runs in guests. All other tools would make up most of what a guest has to unpack.
 pub(crate) const CI_GUESTS: &[Tool] = &[
     tool("ip", "iproute2"),

@@ -50,12 +50,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
 #[cfg(test)]
 mod tests {
     /// The modules of `tests/src/lib.rs` that the bed needs. They may use only non-optional dependencies.
-    const OF_THE_BED: [&str; 12] = [
+    const OF_THE_BED: [&str; 13] = [
         "arguments",
         "bed",
         "conntrack",
         "containerd",
         "http",
+        "image",
         "member",
         "packet",
         "probed",

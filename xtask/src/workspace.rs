@@ -46,6 +46,11 @@ impl Workspace {
         self.root.join("target/tools")
     }
 
+    /// The folder of the programs of Kubernetes, below `bin`.
+    pub(crate) fn kubernetes(&self) -> PathBuf {
+        self.profiles.join("kubernetes")
+    }
+
     /// A program that cargo built in the release profile.
     pub(crate) fn release_binary(&self, name: &str) -> PathBuf {
         self.profiles.join("release").join(name)

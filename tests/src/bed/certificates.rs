@@ -39,9 +39,23 @@ impl Authority {
 
     /// Signs a certificate for these host names and addresses.
     pub fn sign(&self, names: &[&str]) -> anyhow::Result<SignedCertificate> {
-        let key = KeyPair::generate().context("cannot generate a key")?;
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let params = CertificateParams::new(names).context("invalid certificate name")?;
+        self.sign_params(params)
+    }
+
+    /// Signs a client's certificate for this user and group, as Kubernetes names them.
+    pub fn sign_client(&self, user: &str, group: &str) -> anyhow::Result<SignedCertificate> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, user);
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, group);
+        self.sign_params(params)
+    }
+
+    fn sign_params(&self, params: CertificateParams) -> anyhow::Result<SignedCertificate> {
+        let key = KeyPair::generate().context("cannot generate a key")?;
         let certificate = params
             .signed_by(&key, &self.issuer)
             .context("cannot sign")?;

@@ -3,7 +3,6 @@
 mod messages;
 
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +12,7 @@ use hyper::http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use nix::sys::signal::{Signal, kill};
 use prost::Message;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
@@ -26,6 +25,7 @@ use self::messages::{
     PROCESSES_OF_CONTAINER, PodConfig, PodMetadata, PodSecurity, RunPodRequest, StatusAnswer,
     StatusRequest, StopRequest, UserId,
 };
+use crate::image::Image as ImageFiles;
 use crate::process::{Running, print_line, run};
 use crate::{Node, PATIENCE, wait_for};
 
@@ -273,34 +273,9 @@ impl Containerd {
 
     /// Imports a docker-style image archive with busybox.
     fn import(&self) -> anyhow::Result<()> {
-        let path = |name: &str| self.dir.path().join(name);
-        let rootfs = path("rootfs");
-        for folder in ["bin", "proc", "sys", "dev", "etc", "tmp", "run"] {
-            fs::create_dir_all(rootfs.join(folder))?;
-        }
-        // A static binary, which needs no libraries in the container.
-        fs::copy("/bin/busybox", rootfs.join("bin/busybox"))?;
-        for applet in APPLETS {
-            symlink("busybox", rootfs.join("bin").join(applet))?;
-        }
-        fs::create_dir(path("image"))?;
-        let layer = path("image/layer.tar");
-        tar(&layer, &rootfs, ".")?;
-        let sum = run(Command::new("sha256sum").arg(&layer))?.success()?;
-        let sum = sum.split(' ').next().context("no sum")?;
-        let config = json!({
-            "architecture": if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" },
-            "os": "linux",
-            "config": { "Entrypoint": ["/bin/sleep", "1000000"], "Env": ["PATH=/bin"] },
-            "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{sum}")] },
-        });
-        let manifest = json!([{
-            "Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"],
-        }]);
-        fs::write(path("image/config.json"), config.to_string())?;
-        fs::write(path("image/manifest.json"), manifest.to_string())?;
-        let archive = path("image.tar");
-        tar(&archive, &path("image"), ".")?;
+        let image = ImageFiles::new(&self.dir.path().join("image"))?;
+        image.busybox(APPLETS)?;
+        let archive = image.archive(IMAGE, &["/bin/sleep", "1000000"])?;
         let mut import = Command::new("ctr");
         import
             .arg("--address")
@@ -336,12 +311,6 @@ impl Drop for Containerd {
             }
         }
     }
-}
-
-fn tar(archive: &Path, folder: &Path, name: &str) -> anyhow::Result<()> {
-    let mut tar = Command::new("tar");
-    tar.arg("-cf").arg(archive).arg("-C").arg(folder);
-    run(tar.arg(name))?.success().map(drop)
 }
 
 fn configuration(dir: &Path, socket: &Path) -> String {

@@ -1,4 +1,4 @@
-//! Additional work in long runs besides the tests: random packets, and a cluster on another architecture. Each is a
+//! Additional work in long runs besides the tests: a Kubernetes cluster, random packets, and a cluster on another architecture. Each is a
 //! separate command, so that a failure shows which command to rerun.
 
 use std::env;
@@ -9,11 +9,12 @@ use anyhow::Context as _;
 use super::environment;
 use crate::process::run;
 
-/// Runs ten million random packets and a cluster of agents on aarch64.
+/// Runs a Kubernetes cluster, ten million random packets and a cluster of agents on aarch64.
 pub(super) fn run_all() -> anyhow::Result<()> {
     let seed = format!("--seed={}", environment::new_seed());
     for words in [
-        &["fuzz", "--runs=10000000", &seed][..],
+        &["test", "kubernetes_cluster"][..],
+        &["fuzz", "--runs=10000000", &seed],
         &["run", "--once", "--vm=6.12", "--arch=aarch64"],
     ] {
         println!("\ncargo xtask {}", words.join(" "));

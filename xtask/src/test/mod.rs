@@ -19,7 +19,7 @@ use self::programs::TestProgram;
 use self::report::Report;
 use crate::vm::Share;
 use crate::workspace::Workspace;
-use crate::{features, packages, setup, vm};
+use crate::{features, kubernetes, packages, setup, vm};
 
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
@@ -27,6 +27,7 @@ use crate::{features, packages, setup, vm};
   cargo xtask test masquerade kill      tests of tests/tests/beds/masquerade.rs, and all with
                                         `kill` in their names
   cargo xtask test health_mesh::engine  tests of a module
+  cargo xtask test kubernetes_cluster   a real Kubernetes cluster, which is built first
   cargo xtask test --long               long runs too: churn, kills, random packets, a cluster
                                         on aarch64
   cargo xtask test --vm all --ci        CI's share in virtual machines of all tested kernels")]
@@ -74,6 +75,12 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         let tests = program.tests.iter().map(String::as_str);
         let tests: Vec<_> = tests.filter(|test| filter.wants(program, test)).collect();
         chosen.push((program, tests));
+    }
+    if chosen
+        .iter()
+        .any(|(program, tests)| program.is_on_clusters() && !tests.is_empty())
+    {
+        kubernetes::setup(workspace)?;
     }
     let mut report = Report::default();
     let skipped = features::without(&mut chosen)?;
@@ -136,7 +143,7 @@ impl<'a> Filter<'a> {
         Self { whole, parts }
     }
 
-    /// Whether a test is selected. Tests that run on this machine itself are selected only if their program is named.
+    /// Whether a test is selected. Tests that run on demand are selected only if their program is named.
     pub(crate) fn wants(&self, program: &TestProgram, test: &str) -> bool {
         let name = program.name_of(test);
         let named = |above: &&str| program.name == *above || is_below(&name, above);
@@ -144,7 +151,7 @@ impl<'a> Filter<'a> {
             return true;
         }
         let all = self.whole.is_empty() && self.parts.is_empty();
-        !program.is_on_host() && (all || self.parts.iter().any(|part| name.contains(part)))
+        !program.is_on_demand() && (all || self.parts.iter().any(|part| name.contains(part)))
     }
 }
 
@@ -158,7 +165,7 @@ pub(crate) fn is_below(name: &str, above: &str) -> bool {
 pub(crate) fn jobs<'a>(chosen: Vec<(&'a TestProgram, Vec<&'a str>)>) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (program, tests) in chosen {
-        if program.is_on_beds() {
+        if program.is_on_machines() {
             let each = tests.into_iter().map(|test| vec![test]);
             jobs.extend(each.map(|tests| Job { program, tests }));
         } else if !tests.is_empty() {

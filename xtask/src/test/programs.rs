@@ -28,6 +28,10 @@ const COLLECTIONS: &[&str] = &[ON_BEDS, "programs"];
 /// The program whose tests each need their own machine.
 const ON_BEDS: &str = "beds";
 
+/// The program whose tests each start a Kubernetes cluster, which takes programs that nothing else needs. Runs only if
+/// named, and in long runs.
+const ON_CLUSTERS: &str = "kubernetes_cluster";
+
 /// The program that boots virtual machines and calls cargo, which needs this machine's network. Runs only if named.
 const ON_HOST: &str = "vm";
 
@@ -54,11 +58,21 @@ impl TestProgram {
     }
 
     /// Whether each of the program's tests runs in its own process and on its own machine.
-    pub(crate) fn is_on_beds(&self) -> bool {
-        self.name == ON_BEDS
+    pub(crate) fn is_on_machines(&self) -> bool {
+        self.name == ON_BEDS || self.is_on_clusters()
     }
 
-    /// Whether the program runs on this machine instead of its own, and only if named.
+    /// Whether the program's tests need the programs of Kubernetes.
+    pub(crate) fn is_on_clusters(&self) -> bool {
+        self.name == ON_CLUSTERS
+    }
+
+    /// Whether the program's tests run only if they are named.
+    pub(crate) fn is_on_demand(&self) -> bool {
+        self.is_on_host() || self.is_on_clusters()
+    }
+
+    /// Whether the program runs on this machine instead of its own.
     pub(crate) fn is_on_host(&self) -> bool {
         self.name == ON_HOST
     }

@@ -1,0 +1,9 @@
+//! A real Kubernetes cluster of two nodes, whose agents run as pods of `deploy/kubernetes`: what its users see.
+
+mod client;
+mod faults;
+mod policies;
+mod workloads;
+
+/// The names of the nodes.
+const NODES: [&str; 2] = ["n1", "n2"];
