@@ -15,6 +15,8 @@ groups() {
     mount --make-rprivate /
     : >"$folder/groups"
     groups=$(cat /proc/self/cgroup)
+    # Machines share the control groups: no other cluster has this folder.
+    group_name=$(basename "$(dirname "$folder")")-$name
     while IFS=: read -r _ controllers path; do
         case $controllers in
         "") hierarchy=unified ;;
@@ -22,7 +24,7 @@ groups() {
         *) hierarchy=$controllers ;;
         esac
         parent=/sys/fs/cgroup/$hierarchy${path%/}
-        group=$parent/hkube-$name
+        group=$parent/$group_name
         mkdir -p "$group"
         # A group without processors and memory accepts no process.
         if [ "$controllers" = cpuset ]; then
