@@ -1,6 +1,7 @@
-//! A Kubernetes cluster's registry, the pods of a node, and services, against a real kube-apiserver (`KUBE_APISERVER`)
+//! A Kubernetes cluster's registry, identities, the pods of a node, and services, against a real kube-apiserver (`KUBE_APISERVER`)
 //! on Debian's etcd, with the permissions that `deploy/kubernetes/rbac.yaml` grants. Needs `kubectl`.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -11,14 +12,18 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use health_agent::agent::services::sources::remote::KubernetesServices;
 use health_model::api::ServiceProblem;
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use health_probe::source::ObjectPod;
-use health_registry::kubernetes::{ObjectTable, watch_pods};
+use health_registry::identity::{IdentityAllocator, OnOutage, Timing};
+use health_registry::kubernetes::{ObjectTable, PodWatch};
 use health_registry::nodes::kubernetes::{
     EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, KubernetesRegistry,
 };
 use health_registry::nodes::{Node, NodeSet, Registry};
 use health_service::source::ServiceSet;
 use health_service::spec::{Selection, ServiceName, SliceName};
+use health_settings::RegistrySpec;
 use serde_json::{Value, json};
 use tests::apiserver::node;
 use tests::{PATIENCE, wait_for};
@@ -27,6 +32,10 @@ use tokio::sync::watch::Receiver;
 const RBAC: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../deploy/kubernetes/rbac.yaml"
+);
+const CRDS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../deploy/kubernetes/crds.yaml"
 );
 const NODES: usize = 450;
 
@@ -197,6 +206,18 @@ impl Cluster {
         Ok(String::from_utf8(output.stdout)?)
     }
 
+    /// Writes a kubeconfig with a token of the agents' service account, which must exist.
+    fn agents_kubeconfig(&self) -> anyhow::Result<PathBuf> {
+        let token = [
+            "create",
+            "token",
+            "--namespace=health-agent",
+            "health-agent",
+        ];
+        let token = self.kubectl(&token, "")?;
+        self.write_kubeconfig("agent", token.trim())
+    }
+
     fn create(&self, nodes: Vec<Value>) -> anyhow::Result<()> {
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": nodes });
         self.kubectl(&["create", "-f", "-"], &list.to_string())?;
@@ -257,14 +278,7 @@ fn is_right(set: &NodeSet, nodes: usize) -> bool {
 async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> {
     let mut cluster = Cluster::start()?;
     cluster.kubectl(&["apply", "-f", RBAC], "")?;
-    let token = [
-        "create",
-        "token",
-        "--namespace=health-agent",
-        "health-agent",
-    ];
-    let token = cluster.kubectl(&token, "")?;
-    let kubeconfig = cluster.write_kubeconfig("agent", token.trim())?;
+    let kubeconfig = cluster.agents_kubeconfig()?;
     let named = |i: usize| {
         let (high, low) = (i / 250, i % 250 + 1);
         node(
@@ -411,21 +425,14 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     let account = ["create", "serviceaccount", "default"];
     // In a real cluster, a controller creates this account.
     cluster.kubectl(&account, "")?;
-    let token = [
-        "create",
-        "token",
-        "--namespace=health-agent",
-        "health-agent",
-    ];
-    let token = cluster.kubectl(&token, "")?;
-    let kubeconfig = cluster.write_kubeconfig("agent", token.trim())?;
+    let kubeconfig = cluster.agents_kubeconfig()?;
     let mut bad = pod("n1", "bad");
     bad["metadata"]["annotations"] = json!({ "probe.health-agent.io/app.liveness.period": "fast" });
     let objects = [pod("n1", "a"), pod("n2", "elsewhere"), bad];
     cluster.create(objects.to_vec())?;
 
-    let pods = watch_pods(Some(&kubeconfig), "n1", ObjectPod::read)?;
-    let mut watch = pods.table();
+    let watched = PodWatch::open(Some(&kubeconfig), "n1", ObjectPod::read)?;
+    let mut watch = watched.pods.table();
     let is_right = |pods: &Pods, count| pods.stale.is_none() && pods.objects.len() == count;
     let seen = until_pods(&mut watch, "the pods", |pods| is_right(pods, 2)).await?;
     let a = seen.objects["default/a"].pod().context("a pod")?;
@@ -510,14 +517,7 @@ async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
         .kubectl(&["get", "--raw", "/apis/discovery.k8s.io/v1"], "")
         .is_ok();
     cluster.kubectl(&["apply", "-f", RBAC], "")?;
-    let token = [
-        "create",
-        "token",
-        "--namespace=health-agent",
-        "health-agent",
-    ];
-    let token = cluster.kubectl(&token, "")?;
-    let kubeconfig = cluster.write_kubeconfig("agent", token.trim())?;
+    let kubeconfig = cluster.agents_kubeconfig()?;
     let mut foreign = service("foreign");
     foreign["metadata"]["labels"] =
         json!({ "service.kubernetes.io/service-proxy-name": "another" });
@@ -591,5 +591,106 @@ async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
     })
     .await?;
     assert!(has(&refused, "web") && has(&refused, "later"));
+    Ok(())
+}
+
+fn app(number: usize) -> anyhow::Result<LabelSet> {
+    Ok(LabelSet::new([format!("k8s:app=a{number}").parse()?])?)
+}
+
+async fn acquire_all(
+    agents: &[Arc<IdentityAllocator>],
+    sets: usize,
+) -> anyhow::Result<BTreeMap<usize, Identity>> {
+    let mut tasks = tokio::task::JoinSet::new();
+    for agent in agents {
+        for set in 0..sets {
+            let (agent, labels) = (agent.clone(), app(set)?);
+            tasks.spawn(async move { (set, agent.acquire(&labels, OnOutage::Wait).await) });
+        }
+    }
+    let mut numbers = BTreeMap::new();
+    while let Some(acquired) = tasks.join_next().await {
+        let (set, identity) = acquired?;
+        let identity = identity?;
+        ensure!(
+            *numbers.entry(set).or_insert(identity) == identity,
+            "two numbers"
+        );
+    }
+    Ok(numbers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_identities_of_agents_are_one_object_for_each_label_set() -> anyhow::Result<()> {
+    const SETS: usize = 1000;
+    let mut cluster = Cluster::start()?;
+    cluster.kubectl(&["apply", "-f", RBAC], "")?;
+    let kubeconfig = cluster.agents_kubeconfig()?;
+    cluster.create(vec![node("a", &["172.30.0.1"], &["10.244.1.0/24"])])?;
+    let timing = Timing {
+        collect_after: Duration::from_secs(1),
+        look_period: Duration::from_millis(200),
+        reuse_after: Duration::from_secs(1),
+        ..Timing::default()
+    };
+    let open = |name: &str, timing| -> anyhow::Result<Arc<IdentityAllocator>> {
+        let store = RegistrySpec::Kubernetes(Some(kubeconfig.clone()));
+        let opened = IdentityAllocator::open(&store, "default", name, timing)?;
+        Ok(Arc::new(opened))
+    };
+    let agents = [
+        open("a", Timing::default())?,
+        open("b", Timing::default())?,
+        open("c", Timing::default())?,
+    ];
+    let mut watch = agents[0].identities();
+    let lacks = watch.wait_for(|now| {
+        let stale = now.stale.as_ref();
+        stale.is_some_and(|stale| stale.reason.contains("crds.yaml"))
+    });
+    tokio::time::timeout(PATIENCE, lacks).await??;
+    cluster.kubectl(&["apply", "-f", CRDS], "")?;
+
+    let began = std::time::Instant::now();
+    let numbers = acquire_all(&agents, SETS).await?;
+    println!("{SETS} sets on three agents: {:?}", began.elapsed());
+    let names = |cluster: &Cluster, kind| cluster.kubectl(&["get", kind, "-o", "name"], "");
+    assert_eq!(names(&cluster, "healthidentities")?.lines().count(), SETS);
+    agents[0].announce("10.244.1.9".parse()?, numbers[&0], "172.30.0.1".parse()?);
+    let mut addresses = agents[1].addresses();
+    tokio::time::timeout(PATIENCE, addresses.wait_for(|now| now.0.len() == 1)).await??;
+    let shown = cluster.kubectl(&["get", "hid", &numbers[&0].to_string()], "")?;
+    ensure!(shown.contains(r#"["k8s:app=a0"]"#), "{shown}");
+    let slices = cluster.kubectl(&["get", "hes", "-o", "json"], "")?;
+    let slices: Value = serde_json::from_str(&slices)?;
+    let of_a = slices["items"].as_array().into_iter().flatten();
+    let mut of_a = of_a.filter(|slice| slice["spec"]["node"] == "a");
+    let owned = of_a.all(|slice| slice["metadata"]["ownerReferences"][0]["kind"] == "Node");
+    ensure!(owned, "{slices}");
+
+    cluster.kill_apiserver();
+    let stale = watch.wait_for(|now| now.stale.is_some());
+    tokio::time::timeout(PATIENCE, stale).await??;
+    let waiting = tokio::spawn({
+        let (agent, labels) = (agents[0].clone(), app(SETS)?);
+        async move { agent.acquire(&labels, OnOutage::Wait).await }
+    });
+    cluster.start_apiserver()?;
+    waiting.await??;
+    drop(agents);
+
+    // Nothing of the first agents is in use once their slices are gone.
+    cluster.kubectl(&["delete", "hes", "--all"], "")?;
+    let agent = open("a", timing)?;
+    assert_eq!(agent.acquire(&app(7)?, OnOutage::Wait).await?, numbers[&7]);
+    let mut watch = agent.identities();
+    let before = watch.borrow().labels.len();
+    let collected = watch.wait_for(|now| now.stale.is_none() && now.labels.len() + 3 <= before);
+    let collected = tokio::time::timeout(PATIENCE, collected).await??;
+    ensure!(
+        collected.labels.contains_key(&numbers[&7]),
+        "collected in use"
+    );
     Ok(())
 }

@@ -1,7 +1,6 @@
-//! Reads what the agent needs from files, etcd and Kubernetes: the nodes of the mesh ([`nodes`], from any of them) and
-//! the identities of label sets ([`identity`], from files or etcd only). The `etcd` and `kubernetes` modules also
-//! provide service and pod objects, which other crates parse. [`queried_servers`] lists every server that the agent
-//! queries.
+//! Reads what the agent needs from files, etcd and Kubernetes: the nodes of the mesh ([`nodes`]) and the identities of
+//! label sets ([`identity`]). The `etcd` and `kubernetes` modules also provide service and pod objects, which other
+//! crates parse. [`queried_servers`] lists every server that the agent queries.
 
 #![forbid(unsafe_code)]
 

@@ -4,10 +4,7 @@ use health_model::duration::duration_text;
 use health_model::settings::InvalidSetting;
 use ipnet::IpNet;
 
-use super::{
-    EndpointSettings, ListenAddress, MeshSettings, NodeSettings, RegistrySpec, RemoteCluster,
-    Settings,
-};
+use super::{EndpointSettings, ListenAddress, MeshSettings, NodeSettings, RemoteCluster, Settings};
 
 /// Maximum length of a node or cluster name in bytes: the limit of a DNS name (RFC 1035 section 2.3.4).
 const MAX_NAME_LEN: usize = 253;
@@ -41,7 +38,7 @@ impl From<InvalidSetting> for Invalid {
 /// Checks each setting by itself, and all of them together.
 pub(super) fn check(settings: &Settings) -> Result<(), Invalid> {
     settings.location.clone().validated()?;
-    settings.node.check(settings)?;
+    settings.node.check()?;
     settings.endpoints.check()?;
     settings.mesh.check()?;
     settings.containers.check()?;
@@ -52,7 +49,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Invalid> {
 
 impl NodeSettings {
     /// Checks the node, its cluster, the remote clusters and their sources.
-    fn check(&self, settings: &Settings) -> Result<(), Invalid> {
+    fn check(&self) -> Result<(), Invalid> {
         name("--node-name", &self.node_name)?;
         name("--cluster-name", &self.cluster_name)?;
         for (i, remote) in self.remote_clusters.iter().enumerate() {
@@ -67,15 +64,6 @@ impl NodeSettings {
                     false => invalid.into(),
                 });
             }
-        }
-        if matches!(settings.identity_store(), RegistrySpec::Kubernetes(_)) {
-            return Err(InvalidSetting::new(
-                "--identity-store",
-                settings.identity_store(),
-                "cannot store identities; write it like file:/var/lib/identities.json or \
-                 etcd:http://192.0.2.1:2379",
-            )
-            .into());
         }
         for address in &self.node_addresses {
             if address.is_unspecified() || address.is_multicast() || address.is_loopback() {

@@ -123,12 +123,14 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Where the identities of this cluster are stored: a file or etcd.
+    /// Where the identities of this cluster are stored.
     pub fn identity_store(&self) -> RegistrySpec {
         match (&self.node.identity_store, &self.node.registry) {
             (Some(store), _) => store.clone(),
-            (None, etcd) if etcd.is_written_by_nodes() => etcd.clone(),
-            (None, _) => RegistrySpec::File(self.location.state_dir.join(IDENTITIES_FILE)),
+            (None, RegistrySpec::File(_)) => {
+                RegistrySpec::File(self.location.state_dir.join(IDENTITIES_FILE))
+            }
+            (None, registry) => registry.clone(),
         }
     }
 

@@ -36,8 +36,9 @@ pub struct NodeSettings {
     /// Another cluster to probe, and its registry (repeatable)
     #[arg(long = "remote-cluster", value_name = "NAME=REGISTRY", add = Common)]
     pub remote_clusters: Vec<RemoteCluster>,
-    /// Store of the identities of this cluster, the same on all its nodes: file:PATH, etcd:URL[,URL...], or etcd:PATH
-    /// of a configuration file [default: --registry if that is etcd, else file:identities.json in --state-dir]
+    /// Store of the identities of this cluster, the same on all its nodes: file:PATH, etcd:URL[,URL...], etcd:PATH of
+    /// a configuration file, or kubernetes[:PATH of a kubeconfig] [default: --registry if that is etcd or Kubernetes,
+    /// else file:identities.json in --state-dir]
     #[arg(long, value_name = "STORE")]
     pub identity_store: Option<RegistrySpec>,
     /// Address that this node registers in etcd (repeatable or comma-separated) [default: the first of each IP

@@ -1,7 +1,6 @@
 //! The server side of the API's conventions: paths, parameters, status codes and watch streams.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
@@ -40,21 +39,18 @@ struct Parameters {
 }
 
 pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<()> {
-    let nodes = Router::new()
-        .route("/api/v1/nodes", get(list).post(create))
-        .route(
-            "/api/v1/nodes/{name}",
-            get(read).patch(patch).delete(delete),
-        )
-        .layer(Extension(Kind::Node));
     let events = Router::new().route("/api/v1/namespaces/{namespace}/events", post(create_event));
-    let others = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Node);
-    let objects = others.fold(nodes.merge(events), |objects, kind| {
-        objects.merge(
-            Router::new()
-                .route(&kind.path(), get(list))
-                .layer(Extension(kind)),
-        )
+    let objects = Kind::ALL.into_iter().fold(events, |objects, kind| {
+        let of_kind = match kind.is_written() {
+            true => Router::new()
+                .route(&kind.path(), get(list).post(create))
+                .route(
+                    &format!("{}/{{name}}", kind.path()),
+                    get(read).patch(patch).delete(delete),
+                ),
+            false => Router::new().route(&kind.path(), get(list)),
+        };
+        objects.merge(of_kind.layer(Extension(kind)))
     });
     let objects = objects.layer(middleware::from_fn_with_state(shared.clone(), misbehave));
     let discovery = Router::new()
@@ -109,12 +105,30 @@ fn failure(code: StatusCode, reason: &str, message: &str) -> Response {
     answer(code, &status(code, reason, message))
 }
 
-fn not_found(name: &str) -> Response {
+fn not_found(kind: Kind, name: &str) -> Response {
     failure(
         StatusCode::NOT_FOUND,
         "NotFound",
-        &format!("nodes \"{name}\" not found"),
+        &format!("{} \"{name}\" not found", kind.plural()),
     )
+}
+
+/// The response if the server does not have the kind.
+fn unknown_kind() -> Response {
+    let message = "the server could not find the requested resource";
+    failure(StatusCode::NOT_FOUND, "NotFound", message)
+}
+
+/// The response if the object has another version than the request asks for in `version`.
+fn other_version(object: &Value, version: &Value) -> Option<Response> {
+    let differs = |key: &str| {
+        let wanted = &version[key];
+        !wanted.is_null() && *wanted != object["metadata"][key]
+    };
+    (differs("uid") || differs("resourceVersion")).then(|| {
+        let message = "the object has been modified";
+        failure(StatusCode::CONFLICT, "Conflict", message)
+    })
 }
 
 /// Records the request and handles it according to the current behaviour.
@@ -184,9 +198,8 @@ async fn list(
     Extension(behaviours): Extension<Behaviours>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
-    if !kind.is_built_in() && !shared.has_cilium.load(Ordering::Relaxed) {
-        let message = "the server could not find the requested resource";
-        return failure(StatusCode::NOT_FOUND, "NotFound", message);
+    if !shared.has(kind) {
+        return unknown_kind();
     }
     let selector = Selector::parse(&parameters.label_selector, &parameters.field_selector);
     let name = format!("{}List", kind.name());
@@ -298,24 +311,45 @@ async fn feed(
     }
 }
 
-async fn read(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
-    match shared.store(Kind::Node).get(&name) {
+async fn read(
+    State(shared): State<Arc<Shared>>,
+    Extension(kind): Extension<Kind>,
+    Path(name): Path<String>,
+) -> Response {
+    match shared.store(kind).get(&name) {
         Some(object) => answer(StatusCode::OK, object),
-        None => not_found(&name),
+        None => not_found(kind, &name),
     }
 }
 
-async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
-    let Ok(object) = serde_json::from_slice::<Value>(&body) else {
+async fn create(
+    State(shared): State<Arc<Shared>>,
+    Extension(kind): Extension<Kind>,
+    body: Bytes,
+) -> Response {
+    if !shared.has(kind) {
+        return unknown_kind();
+    }
+    let Ok(mut object) = serde_json::from_slice::<Value>(&body) else {
         return failure(
             StatusCode::BAD_REQUEST,
             "BadRequest",
             "the body is not JSON",
         );
     };
-    let revision = shared.store(Kind::Node).put(object.clone());
+    let mut store = shared.store(kind);
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    let name = name.to_owned();
+    if store.get(&name).is_some() {
+        let message = format!("{} \"{name}\" already exists", kind.plural());
+        return failure(StatusCode::CONFLICT, "AlreadyExists", &message);
+    }
+    object["metadata"]["uid"] = format!("{}-{}", kind.plural(), store.revision()).into();
+    let revision = store.put(object);
+    let created = store.get(&name).cloned().unwrap_or_default();
+    drop(store);
     shared.revision.send_replace(revision);
-    answer(StatusCode::CREATED, &object)
+    answer(StatusCode::CREATED, &created)
 }
 
 async fn create_event(
@@ -338,11 +372,22 @@ async fn create_event(
     answer(StatusCode::CREATED, &event)
 }
 
-async fn delete(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
-    if shared.store(Kind::Node).get(&name).is_none() {
-        return not_found(&name);
+async fn delete(
+    State(shared): State<Arc<Shared>>,
+    Extension(kind): Extension<Kind>,
+    Path(name): Path<String>,
+    body: Bytes,
+) -> Response {
+    let options: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let mut store = shared.store(kind);
+    let Some(object) = store.get(&name) else {
+        return not_found(kind, &name);
+    };
+    if let Some(refusal) = other_version(object, &options["preconditions"]) {
+        return refusal;
     }
-    let revision = shared.store(Kind::Node).delete(&name);
+    let revision = store.delete(&name);
+    drop(store);
     shared.revision.send_replace(revision);
     let done = json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" });
     answer(StatusCode::OK, &done)
@@ -351,6 +396,7 @@ async fn delete(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> 
 /// Handles merge patches, and strategic merge patches as long as they contain no lists, where both are the same.
 async fn patch(
     State(shared): State<Arc<Shared>>,
+    Extension(kind): Extension<Kind>,
     Path(name): Path<String>,
     headers: HeaderMap,
     body: Bytes,
@@ -361,30 +407,39 @@ async fn patch(
             .and_then(|value| value.to_str().ok())
             .unwrap_or_default()
     };
-    let kind = header(CONTENT_TYPE);
+    let format = header(CONTENT_TYPE);
     if ![
         "application/merge-patch+json",
         "application/strategic-merge-patch+json",
     ]
-    .contains(&kind)
+    .contains(&format)
     {
         return failure(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "UnsupportedMediaType",
-            kind,
+            format,
         );
     }
-    let Ok(patch) = serde_json::from_slice(&body) else {
+    let Ok(patch) = serde_json::from_slice::<Value>(&body) else {
         return failure(
             StatusCode::BAD_REQUEST,
             "BadRequest",
             "the body is not JSON",
         );
     };
-    let Some(object) = shared.store(Kind::Node).patch(&name, &patch) else {
-        return not_found(&name);
+    let (object, revision) = {
+        let mut store = shared.store(kind);
+        let Some(object) = store.get(&name) else {
+            return not_found(kind, &name);
+        };
+        if let Some(refusal) = other_version(object, &patch["metadata"]) {
+            return refusal;
+        }
+        (
+            store.patch(&name, &patch).unwrap_or_default(),
+            store.revision(),
+        )
     };
-    let revision = shared.store(Kind::Node).revision();
     shared.revision.send_replace(revision);
     if header(ACCEPT).contains("as=PartialObjectMetadata") {
         let partial = json!({

@@ -1,4 +1,4 @@
-//! An API server for the objects that agents read, and the events that they write. It implements enough of the
+//! An API server for the objects that agents read, and the events, identities and slices that they write. It implements enough of the
 //! Kubernetes API for the registry, the sources of pods, policies and services and `kubectl`, and produces faults on
 //! demand.
 
@@ -71,10 +71,14 @@ pub enum Kind {
     CiliumClusterwideNetworkPolicy,
     /// `v1`.
     Event,
+    /// `health-agent.io/v1`; exists unless [`ApiServer::lack_identities`] was called.
+    HealthIdentity,
+    /// `health-agent.io/v1`; exists unless [`ApiServer::lack_identities`] was called.
+    HealthEndpointSlice,
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 11] = [
         Self::Node,
         Self::Namespace,
         Self::Pod,
@@ -84,6 +88,8 @@ impl Kind {
         Self::CiliumNetworkPolicy,
         Self::CiliumClusterwideNetworkPolicy,
         Self::Event,
+        Self::HealthIdentity,
+        Self::HealthEndpointSlice,
     ];
 
     const fn name(self) -> &'static str {
@@ -97,6 +103,8 @@ impl Kind {
             Self::CiliumNetworkPolicy => "CiliumNetworkPolicy",
             Self::CiliumClusterwideNetworkPolicy => "CiliumClusterwideNetworkPolicy",
             Self::Event => "Event",
+            Self::HealthIdentity => "HealthIdentity",
+            Self::HealthEndpointSlice => "HealthEndpointSlice",
         }
     }
 
@@ -111,6 +119,8 @@ impl Kind {
             Self::CiliumNetworkPolicy => "ciliumnetworkpolicies",
             Self::CiliumClusterwideNetworkPolicy => "ciliumclusterwidenetworkpolicies",
             Self::Event => "events",
+            Self::HealthIdentity => "healthidentities",
+            Self::HealthEndpointSlice => "healthendpointslices",
         }
     }
 
@@ -120,6 +130,7 @@ impl Kind {
             Self::EndpointSlice => "discovery.k8s.io/v1",
             Self::NetworkPolicy => "networking.k8s.io/v1",
             Self::CiliumNetworkPolicy | Self::CiliumClusterwideNetworkPolicy => "cilium.io/v2",
+            Self::HealthIdentity | Self::HealthEndpointSlice => "health-agent.io/v1",
         }
     }
 
@@ -130,11 +141,11 @@ impl Kind {
         format!("/{root}/{version}/{}", self.plural())
     }
 
-    /// Whether every server has this kind.
-    const fn is_built_in(self) -> bool {
-        !matches!(
+    /// Whether clients other than a kubelet write objects of this kind.
+    const fn is_written(self) -> bool {
+        matches!(
             self,
-            Self::CiliumNetworkPolicy | Self::CiliumClusterwideNetworkPolicy
+            Self::Node | Self::HealthIdentity | Self::HealthEndpointSlice
         )
     }
 
@@ -162,6 +173,8 @@ struct Shared {
     behaviour: watch::Sender<Behaviour>,
     /// Whether the server has Cilium's kinds.
     has_cilium: AtomicBool,
+    /// Whether the server has the kinds of this project.
+    has_identities: AtomicBool,
     /// Changes with each new revision in any store.
     revision: watch::Sender<u64>,
     /// Changes when watches should send a bookmark.
@@ -174,6 +187,19 @@ impl Shared {
     fn store(&self, kind: Kind) -> MutexGuard<'_, Store> {
         let store = &self.stores[kind as usize];
         store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the server has this kind.
+    fn has(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::CiliumNetworkPolicy | Kind::CiliumClusterwideNetworkPolicy => {
+                self.has_cilium.load(Ordering::Relaxed)
+            }
+            Kind::HealthIdentity | Kind::HealthEndpointSlice => {
+                self.has_identities.load(Ordering::Relaxed)
+            }
+            _ => true,
+        }
     }
 
     fn requests(&self) -> MutexGuard<'_, Vec<String>> {
@@ -203,6 +229,7 @@ impl ApiServer {
                 stores: Default::default(),
                 behaviour: watch::Sender::default(),
                 has_cilium: AtomicBool::default(),
+                has_identities: AtomicBool::new(true),
                 revision: watch::Sender::default(),
                 bookmarks: watch::Sender::default(),
                 requests: Mutex::default(),
@@ -272,10 +299,31 @@ impl ApiServer {
         self.shared.has_cilium.store(true, Ordering::Relaxed);
     }
 
+    /// Removes the kinds of `deploy/kubernetes/crds.yaml`, as before they are installed.
+    pub fn lack_identities(&self) {
+        self.shared.has_identities.store(false, Ordering::Relaxed);
+    }
+
+    /// Installs the kinds of `deploy/kubernetes/crds.yaml`.
+    pub fn define_identities(&self) {
+        self.shared.has_identities.store(true, Ordering::Relaxed);
+    }
+
+    /// All objects of a kind.
+    pub fn list_of(&self, kind: Kind) -> Vec<Value> {
+        let mut store = self.shared.store(kind);
+        store.list(&Selector::default(), None).objects
+    }
+
+    /// Loses all objects of a kind, without events.
+    pub fn lose_all(&self, kind: Kind) {
+        let revision = self.shared.store(kind).lose_all();
+        self.shared.revision.send_replace(revision);
+    }
+
     /// The events that were written.
     pub fn events(&self) -> Vec<Value> {
-        let mut store = self.shared.store(Kind::Event);
-        store.list(&Selector::default(), None).objects
+        self.list_of(Kind::Event)
     }
 
     /// Creates or replaces an object.
@@ -296,7 +344,7 @@ impl ApiServer {
         self.delete_of(Kind::Pod, name);
     }
 
-    /// Deletes a namespaced object by `NAMESPACE/NAME`.
+    /// Deletes an object by name, or by `NAMESPACE/NAME` if it is namespaced.
     pub fn delete_of(&self, kind: Kind, name: &str) {
         let revision = self.shared.store(kind).delete(name);
         self.shared.revision.send_replace(revision);

@@ -60,11 +60,9 @@ impl Store {
         let metadata = &mut object["metadata"];
         if metadata["creationTimestamp"].is_null() {
             // Timestamps increase in the order of creation.
-            let time = format!(
-                "2026-01-01T{:02}:{:02}:00Z",
-                self.revision / 60,
-                self.revision % 60
-            );
+            let (minutes, seconds) = (self.revision / 60, self.revision % 60);
+            let (hours, minutes) = (minutes / 60, minutes % 60);
+            let time = format!("2026-01-01T{hours:02}:{minutes:02}:{seconds:02}Z");
             metadata["creationTimestamp"] = before.as_ref().map_or_else(
                 || time.into(),
                 |before| before["metadata"]["creationTimestamp"].clone(),
@@ -104,6 +102,14 @@ impl Store {
             self.put(after);
         }
         self.objects.get(name).cloned()
+    }
+
+    /// Loses all objects and all changes. Returns the new revision.
+    pub(super) fn lose_all(&mut self) -> u64 {
+        self.objects.clear();
+        self.revision += 1;
+        self.compact();
+        self.revision
     }
 
     pub(super) fn compact(&mut self) {
@@ -155,7 +161,10 @@ impl Store {
         if after < self.compacted {
             return Err(Gone);
         }
-        let newer = self.changes.iter().filter(|change| change.revision > after);
+        let from = self
+            .changes
+            .partition_point(|change| change.revision <= after);
+        let newer = self.changes[from..].iter();
         Ok(newer.filter_map(|change| change.event(selector)).collect())
     }
 }

@@ -29,7 +29,7 @@ fn hasty() -> Timing {
     }
 }
 
-fn app(number: usize) -> LabelSet {
+pub(crate) fn app(number: usize) -> LabelSet {
     let label = format!("k8s:app=a{number}").parse();
     LabelSet::new([label.expect("a label")]).expect("a set")
 }
@@ -54,7 +54,7 @@ fn with_etcd<F: Future<Output = anyhow::Result<()>>>(
     })?
 }
 
-async fn until<T>(
+pub(crate) async fn until<T>(
     watch: &mut watch::Receiver<Arc<T>>,
     what: &str,
     is_it: impl Fn(&T) -> bool,
@@ -64,7 +64,7 @@ async fn until<T>(
     Ok(found.clone())
 }
 
-fn has(identities: &Identities, labels: &LabelSet) -> Option<Identity> {
+pub(crate) fn has(identities: &Identities, labels: &LabelSet) -> Option<Identity> {
     let mut known = identities.labels.iter();
     known
         .find(|(_, known)| ***known == *labels)
@@ -72,12 +72,12 @@ fn has(identities: &Identities, labels: &LabelSet) -> Option<Identity> {
 }
 
 /// Number of known cluster identities.
-fn count(identities: &Identities) -> usize {
+pub(crate) fn count(identities: &Identities) -> usize {
     let of_cluster = identities.labels.keys().filter(|id| id.is_of_cluster());
     of_cluster.count()
 }
 
-async fn acquire_all(
+pub(crate) async fn acquire_all(
     allocators: &[Arc<IdentityAllocator>],
     sets: usize,
 ) -> anyhow::Result<BTreeMap<usize, Identity>> {

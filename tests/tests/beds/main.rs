@@ -29,6 +29,7 @@ mod hostile_frames;
 mod hosts_only;
 mod identities;
 mod kubernetes;
+mod kubernetes_identities;
 mod kubernetes_labels;
 mod kubernetes_labels_model;
 mod kubernetes_peers;

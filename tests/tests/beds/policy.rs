@@ -70,7 +70,7 @@ fn socket(member: &Member, address: IpAddr, port: u16) -> anyhow::Result<UdpSock
 }
 
 /// Checks that datagrams reach a port of `to` over each IP version.
-fn reaches(from: &Member, to: &Member, port: u16) -> anyhow::Result<()> {
+pub(crate) fn reaches(from: &Member, to: &Member, port: u16) -> anyhow::Result<()> {
     for (source, target) in from.addresses().into_iter().zip(to.addresses()) {
         let listener = socket(to, target, port)?;
         let sender = socket(from, source, 0)?;
@@ -84,7 +84,12 @@ fn reaches(from: &Member, to: &Member, port: u16) -> anyhow::Result<()> {
 }
 
 /// Checks that no datagram gets through, by sending until the node has counted enough policy drops.
-fn is_kept_from(from: &Member, to: &Member, port: u16, counting: &Node) -> anyhow::Result<()> {
+pub(crate) fn is_kept_from(
+    from: &Member,
+    to: &Member,
+    port: u16,
+    counting: &Node,
+) -> anyhow::Result<()> {
     const DATAGRAMS: u64 = 3;
     for (source, target) in from.addresses().into_iter().zip(to.addresses()) {
         let listener = socket(to, target, port)?;
@@ -127,7 +132,7 @@ fn bed(nodes: u8) -> anyhow::Result<(Bed, TempDir)> {
     Ok((bed, folder))
 }
 
-fn import(node: &Node, folder: &Path, text: &str) -> anyhow::Result<String> {
+pub(crate) fn import(node: &Node, folder: &Path, text: &str) -> anyhow::Result<String> {
     let file = folder.join("policy");
     fs::write(&file, text)?;
     let said = node

@@ -15,11 +15,15 @@ use tokio::task::JoinHandle;
 
 #[cfg(feature = "etcd")]
 use super::etcd;
+#[cfg(feature = "kubernetes")]
+use super::kubernetes;
 use super::view::{Hub, Settle};
 use super::wants::Wants;
 use super::{Addresses, HeldIdentities, Identities, LocalIdentities, file};
 #[cfg(feature = "etcd")]
 use crate::etcd::{EtcdConfigError, Source};
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::{AccessError, access::Access};
 use crate::nodes::Staleness;
 use health_settings::RegistrySpec;
 
@@ -70,14 +74,15 @@ pub enum OpenError {
     #[cfg(feature = "etcd")]
     #[error(transparent)]
     Etcd(#[from] EtcdConfigError),
+    /// There are no credentials for the Kubernetes cluster.
+    #[cfg(feature = "kubernetes")]
+    #[error(transparent)]
+    Kubernetes(#[from] AccessError),
     /// This agent was built without support for that kind of store.
-    #[error("cannot use {0}: this agent was built without etcd; use another build, or a file")]
-    NotBuilt(RegistrySpec),
-    /// The setting is neither a file nor etcd.
     #[error(
-        "{0} cannot store identities; write it like file:/var/lib/identities.json or etcd:http://192.0.2.1:2379"
+        "cannot use {0}: this agent was built without support for it; use another build, or a file"
     )]
-    NoStore(RegistrySpec),
+    NotBuilt(RegistrySpec),
 }
 
 /// What to do while the store cannot be used.
@@ -210,6 +215,8 @@ enum Place {
     #[cfg(feature = "etcd")]
     Etcd(Source),
     File(PathBuf),
+    #[cfg(feature = "kubernetes")]
+    Kubernetes(Access),
 }
 
 impl Place {
@@ -217,17 +224,16 @@ impl Place {
     fn of(store: &RegistrySpec) -> Result<Self, OpenError> {
         match store {
             RegistrySpec::File(path) => Ok(Self::File(path.clone())),
-            RegistrySpec::Kubernetes(_) => Err(OpenError::NoStore(store.clone())),
+            #[cfg(feature = "kubernetes")]
+            RegistrySpec::Kubernetes(path) => Ok(Self::Kubernetes(Access::find(path.as_deref())?)),
             #[cfg(feature = "etcd")]
             RegistrySpec::Etcd(_) | RegistrySpec::EtcdConfig(_) => {
-                let source = Source::of(store).ok_or_else(|| OpenError::NoStore(store.clone()))?;
+                let source = Source::of(store).ok_or_else(|| OpenError::NotBuilt(store.clone()))?;
                 source.access()?;
                 Ok(Self::Etcd(source))
             }
-            #[cfg(not(feature = "etcd"))]
-            RegistrySpec::Etcd(_) | RegistrySpec::EtcdConfig(_) => {
-                Err(OpenError::NotBuilt(store.clone()))
-            }
+            #[cfg(not(all(feature = "etcd", feature = "kubernetes")))]
+            _ => Err(OpenError::NotBuilt(store.clone())),
         }
     }
 }
@@ -269,6 +275,11 @@ impl IdentityAllocator {
             }
             Place::File(path) => {
                 let run = file::run(shared.clone(), path, node, timing);
+                tokio::spawn(once(begun.clone(), run))
+            }
+            #[cfg(feature = "kubernetes")]
+            Place::Kubernetes(access) => {
+                let run = kubernetes::run(shared.clone(), access, node, timing);
                 tokio::spawn(once(begun.clone(), run))
             }
         };

@@ -1,7 +1,7 @@
 //! Security identities: one number per label set, the same on every node, and the identity of each address.
 //!
 //! Other crates use `allocator`. `wants` holds all that this node wants from the store, and `view` all that is known
-//! about the cluster; the stores `etcd` and `file` reconcile the two. `local` gives prefixes and labelled nodes
+//! about the cluster; the stores `etcd`, `file` and `kubernetes` reconcile the two. `local` gives prefixes and labelled nodes
 //! identities that are local to this node, and `ipcache` combines all addresses.
 
 mod allocator;
@@ -9,22 +9,26 @@ mod allocator;
 mod etcd;
 mod file;
 mod ipcache;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 #[cfg_attr(
-    not(feature = "etcd"),
-    allow(dead_code, reason = "the store in etcd alone asks for all of it")
+    not(any(feature = "etcd", feature = "kubernetes")),
+    allow(dead_code, reason = "the store in a file does not ask for all of it")
 )]
 mod lasting;
 mod local;
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
+mod sets;
 #[cfg(test)]
 mod testing;
 #[cfg_attr(
-    not(feature = "etcd"),
-    allow(dead_code, reason = "the store in etcd alone asks for all of it")
+    not(any(feature = "etcd", feature = "kubernetes")),
+    allow(dead_code, reason = "the store in a file does not ask for all of it")
 )]
 mod view;
 #[cfg_attr(
-    not(feature = "etcd"),
-    allow(dead_code, reason = "the store in etcd alone asks for all of it")
+    not(any(feature = "etcd", feature = "kubernetes")),
+    allow(dead_code, reason = "the store in a file does not ask for all of it")
 )]
 mod wants;
 

@@ -88,8 +88,23 @@ impl View {
         addresses: &BTreeSet<(IpAddr, String)>,
         now: Duration,
     ) {
+        self.retain_identities(identities, now);
+        self.retain_addresses(addresses, now);
+    }
+
+    /// Starts to replace all identities, see [`Self::retain`].
+    pub(super) fn retain_identities(&mut self, identities: &BTreeSet<Identity>, now: Duration) {
         let at = now + self.settle.unseen;
         self.identities.retain(at, |key| identities.contains(key));
+    }
+
+    /// Starts to replace all addresses and references, see [`Self::retain`].
+    pub(super) fn retain_addresses(
+        &mut self,
+        addresses: &BTreeSet<(IpAddr, String)>,
+        now: Duration,
+    ) {
+        let at = now + self.settle.unseen;
         self.addresses.retain(at, |key| addresses.contains(key));
         self.references.clear();
     }

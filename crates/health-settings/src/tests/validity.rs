@@ -37,7 +37,7 @@ fn dsr_and_hybrid_need_a_private_mesh_key() {
 #[test]
 fn an_invalid_setting_is_reported_with_flag_and_value() {
     type Change = fn(&mut Settings);
-    let cases: [(&str, &str, Change); 47] = [
+    let cases: [(&str, &str, Change); 46] = [
         ("--pod-manifests", "pods", |c| {
             c.containers.pod_manifests = Some("pods".into());
         }),
@@ -116,9 +116,6 @@ fn an_invalid_setting_is_reported_with_flag_and_value() {
         }),
         ("--remote-cluster", "a b", |c| {
             c.node.remote_clusters = vec!["a b=kubernetes".parse().expect("a registry")];
-        }),
-        ("--identity-store", "kubernetes", |c| {
-            c.node.identity_store = Some(RegistrySpec::Kubernetes(None));
         }),
         ("--node-address", "127.0.0.1", |c| {
             c.node.node_addresses = vec!["127.0.0.1".parse().expect("an address")];

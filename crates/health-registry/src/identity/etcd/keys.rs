@@ -2,15 +2,13 @@
 
 use std::net::IpAddr;
 
-use health_common::identity::{CLUSTER_FIRST, CLUSTER_LAST};
 use health_model::address::parse_ip;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
-use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::super::AddressAnnouncement;
-use super::super::allocator::not_for_endpoints;
+use super::super::sets;
 use crate::etcd::Value;
 
 /// Maximum length of a label set in bytes: 256 labels of 1024 bytes each, with quotes and escapes.
@@ -113,22 +111,13 @@ fn number(text: &str) -> Result<Identity, &'static str> {
     }
 }
 
-/// The total number of identities.
-pub(super) const NUMBERS: usize = (CLUSTER_LAST - CLUSTER_FIRST + 1) as usize;
-
 /// Returns a label set's digest: SHA-256 over its JSON form, as 64 hexadecimal digits.
 pub(super) fn digest_of(labels: &LabelSet) -> String {
-    let digest = digest::digest(&digest::SHA256, labels_text(labels).as_bytes());
+    let digest = sets::digest_of(labels);
     digest
         .as_ref()
         .iter()
         .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
-}
-
-/// Returns a label set as stored: a JSON array of strings, in order.
-pub(super) fn labels_text(labels: &LabelSet) -> String {
-    // Serializing strings to JSON cannot fail.
-    serde_json::to_string(labels).unwrap_or_default()
 }
 
 /// Reads a label set.
@@ -136,13 +125,7 @@ pub(super) fn read_labels(value: &Value) -> Result<LabelSet, String> {
     let bytes = value.within(MAX_LABELS_LEN)?;
     let labels: LabelSet =
         serde_json::from_slice(bytes).map_err(|error| format!("not a label set: {error}"))?;
-    if labels.is_empty() {
-        return Err("the label set is empty".to_owned());
-    }
-    match not_for_endpoints(&labels) {
-        Some(label) => Err(format!("label {label} is not allowed on endpoints")),
-        None => Ok(labels),
-    }
+    sets::checked(labels)
 }
 
 /// Reads the number of a label set.

@@ -8,7 +8,8 @@ use health_model::labels::LabelSet;
 
 use super::super::IdentityError;
 use super::super::allocator::shown;
-use super::keys::{Keys, NUMBERS, digest_of, labels_text, read_labels, read_number};
+use super::super::sets::{NUMBERS, labels_text};
+use super::keys::{Keys, digest_of, read_labels, read_number};
 use super::records::{LabelsKey, UnusedIdentity};
 use super::transactions::{
     Condition, KeyChange, StoredValue, Transaction, TransactionEnd, Transactions,
