@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use crate::Node;
 use crate::bed::agent_binary;
+use crate::image::Image;
 use crate::process::{RunOutput, run};
 
 /// Name of the network in podman.
@@ -38,15 +39,7 @@ impl Podman {
 
     fn write(&self, node: &Node) -> anyhow::Result<()> {
         let path = |name: &str| self.dir.path().join(name);
-        let rootfs = path("rootfs");
-        for folder in ["bin", "proc", "sys", "dev", "etc", "tmp", "run"] {
-            fs::create_dir_all(rootfs.join(folder))?;
-        }
-        // A static binary, which needs no libraries in the container.
-        fs::copy("/bin/busybox", rootfs.join("bin/busybox"))?;
-        for applet in APPLETS {
-            symlink("busybox", rootfs.join("bin").join(applet))?;
-        }
+        Image::new(&path("rootfs"))?.busybox(APPLETS)?;
         fs::create_dir(path("plugins"))?;
         symlink(agent_binary()?, path("plugins").join(LINK_NAME))?;
         fs::create_dir(path("networks"))?;

@@ -223,7 +223,10 @@ pub(super) async fn trace<S: Source>(
             only: query.only,
         };
         let ends = [&query.source, &query.destination];
-        let enforcement = ends.map(|end| enforcement(&*api.source, end));
+        let enforcement = ends.map(|end| match end {
+            TraceEndRequest::Endpoint(id) => enforcement_of(&*api.source, *id),
+            _ => PolicyMode::Default,
+        });
         let trace = enforcer.trace(&request, enforcement);
         Ok(TraceAnswer {
             text: trace.to_string(),
@@ -233,13 +236,10 @@ pub(super) async fn trace<S: Source>(
     .await
 }
 
-/// When policy is enforced for one end of a packet's path, apart from the node's mode.
-fn enforcement(source: &impl Source, end: &TraceEndRequest) -> PolicyMode {
-    let TraceEndRequest::Endpoint(id) = end else {
-        return PolicyMode::Default;
-    };
+/// When policy is enforced for an endpoint, apart from the node's mode.
+pub(crate) fn enforcement_of(source: &impl Source, id: u16) -> PolicyMode {
     let endpoints = source.endpoints();
-    let found = endpoints.iter().find(|endpoint| endpoint.id == *id);
+    let found = endpoints.iter().find(|endpoint| endpoint.id == id);
     found.map_or(PolicyMode::Default, |found| found.settings.enforcement)
 }
 

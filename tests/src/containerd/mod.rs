@@ -79,7 +79,9 @@ impl Containerd {
             .context("cannot create a folder for containerd")?;
         let config = dir.path().join("config.toml");
         let socket = socket.unwrap_or_else(|| dir.path().join("socket"));
-        fs::write(&config, configuration(dir.path(), &socket))?;
+        let (root, state) = (dir.path().join("root"), dir.path().join("state"));
+        let settings = configuration(&root, &state, &socket, IMAGE, "native");
+        fs::write(&config, settings)?;
         // containerd must not outlive its test.
         server
             .args(["--pdeathsig", "KILL", "containerd", "--log-level", "error"])
@@ -313,21 +315,28 @@ impl Drop for Containerd {
     }
 }
 
-fn configuration(dir: &Path, socket: &Path) -> String {
-    let (dir, socket) = (dir.display(), socket.display());
+/// The settings of a containerd with these folders and socket, and this image for the sandboxes of pods.
+pub(crate) fn configuration(
+    root: &Path,
+    state: &Path,
+    socket: &Path,
+    sandbox: &str,
+    snapshotter: &str,
+) -> String {
+    let (root, state, socket) = (root.display(), state.display(), socket.display());
     format!(
         r#"version = 2
-root = "{dir}/root"
-state = "{dir}/state"
+root = "{root}"
+state = "{state}"
 [grpc]
   address = "{socket}"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{IMAGE}"
+  sandbox_image = "{sandbox}"
   # What CI's machines allow.
   restrict_oom_score_adj = true
   disable_apparmor = true
   [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
+    snapshotter = "{snapshotter}"
 "#
     )
 }

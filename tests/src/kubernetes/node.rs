@@ -13,6 +13,7 @@ use super::control_plane::{ControlPlane, log_tail, own, start};
 use super::images::Images;
 use super::programs::program;
 use crate::bed::agent_binary;
+use crate::containerd;
 use crate::process::{Running, print_line, run};
 use crate::{PATIENCE, wait_for};
 
@@ -26,7 +27,7 @@ const ENTER: &str = r#"for group in /sys/fs/cgroup/*/; do
     echo $$ >"$group/cgroup.procs" || :
 done 2>/dev/null
 exec "$@""#;
-/// Packages without which CNI plugins of Debian are missing.
+/// The plugin for loopback devices, of the package containernetworking-plugins.
 const LOOPBACK: &str = "/usr/lib/cni/loopback";
 
 /// A node. Its processes, namespaces and control groups go with it.
@@ -144,7 +145,14 @@ impl ClusterNode {
 
     fn start_containerd(&mut self, images: &Images) -> anyhow::Result<()> {
         let config = self.folder.join("containerd.toml");
-        fs::write(&config, containerd_config()).context("cannot configure containerd")?;
+        let settings = containerd::configuration(
+            Path::new("/var/lib/containerd"),
+            Path::new("/run/containerd"),
+            Path::new("/run/containerd/containerd.sock"),
+            Images::WORKLOAD,
+            "overlayfs",
+        );
+        fs::write(&config, settings).context("cannot configure containerd")?;
         self.run(&format!("cp {LOOPBACK} /opt/cni/bin/"))
             .context("install containernetworking-plugins")?;
         let mut containerd = self.command("containerd");
@@ -272,25 +280,6 @@ pub(super) fn sh(words: &str) -> anyhow::Result<String> {
     let mut words = words.split_whitespace();
     let program = words.next().context("no program given")?;
     run(Command::new(program).args(words))?.success()
-}
-
-fn containerd_config() -> String {
-    format!(
-        r#"version = 2
-root = "/var/lib/containerd"
-state = "/run/containerd"
-[grpc]
-  address = "/run/containerd/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{}"
-  # What CI's machines allow.
-  restrict_oom_score_adj = true
-  disable_apparmor = true
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
-"#,
-        Images::WORKLOAD
-    )
 }
 
 fn kubelet_config(plane: &ControlPlane) -> serde_json::Value {

@@ -1,7 +1,6 @@
 //! The agent's own part of the report: its state, registries, programs and controllers, and the addresses it assigned.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 use health_model::api::{
     AgentReport, ControllerStatus, HealthStatus, ProgramStatus, RegistryState, TakenAddress,
@@ -178,14 +177,9 @@ fn program_lines(programs: &[ProgramStatus], error: Option<&str>, verbose: bool)
 }
 
 fn controller_row(one: &ControllerStatus, now: Timestamp) -> [String; 8] {
-    let ago = |time: Option<Timestamp>| match time {
-        Some(time) => {
-            let mut text = String::new();
-            // Writing to a string cannot fail.
-            let _ = write!(text, "{} ago", registries::age(time, now));
-            text
-        }
-        None => "never".to_owned(),
+    let ago = |time: Option<Timestamp>| {
+        let text = time.map(|time| format!("{} ago", registries::age(time, now)));
+        text.unwrap_or_else(|| "never".to_owned())
     };
     let none = || NONE.to_owned();
     [

@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    fn told(status: &HealthStatus, agent: &AgentReport) -> (Verdict, String) {
+    fn verdict_of(status: &HealthStatus, agent: &AgentReport) -> (Verdict, String) {
         brief(&Filter::default().apply(status).unwrap(), agent)
     }
 
@@ -170,9 +170,9 @@ mod tests {
             nodes: vec![],
             ..fixture::status()
         };
-        let read = told(&empty, &agent("Ok", None));
+        let read = verdict_of(&empty, &agent("Ok", None));
         assert_eq!(read, (Verdict::Well, "Ok: 0/0 reachable\n".into()));
-        let unread = told(&empty, &agent("Ok", Some("not connected yet")));
+        let unread = verdict_of(&empty, &agent("Ok", Some("not connected yet")));
         let line = "Unknown: etcd:http://192.0.2.1:2379: not connected yet\n";
         assert_eq!(unread, (Verdict::Unknown, line.into()));
         let starting = AgentReport {
@@ -180,29 +180,32 @@ mod tests {
             ..agent("Warning", None)
         };
         let line = "Unknown: the agent is starting\n";
-        assert_eq!(told(&empty, &starting), (Verdict::Unknown, line.into()));
+        assert_eq!(
+            verdict_of(&empty, &starting),
+            (Verdict::Unknown, line.into())
+        );
     }
 
     #[test]
     fn what_is_known_to_be_wrong_outweighs_what_is_not_known() {
         let mut status = fixture::status();
-        let (verdict, line) = told(&status, &agent("Ok", None));
+        let (verdict, line) = verdict_of(&status, &agent("Ok", None));
         assert_eq!(verdict, Verdict::Wrong, "{line}");
         status.nodes.remove(0);
         let line = "Unknown: 1 of 2 nodes not probed yet\n";
         assert_eq!(
-            told(&status, &agent("Ok", None)),
+            verdict_of(&status, &agent("Ok", None)),
             (Verdict::Unknown, line.into())
         );
         let line = "Failing: 1/2 reachable, 1 unknown; datapath: no device\n";
         assert_eq!(
-            told(&status, &agent("Failure", None)),
+            verdict_of(&status, &agent("Failure", None)),
             (Verdict::Wrong, line.into())
         );
         status.nodes.pop();
         let line = "Ok: 1/1 reachable\n";
         assert_eq!(
-            told(&status, &agent("Ok", None)),
+            verdict_of(&status, &agent("Ok", None)),
             (Verdict::Well, line.into())
         );
     }

@@ -1,6 +1,8 @@
 //! The identity allocator: uses a store shared by all nodes to give the same labels the same number on every node,
 //! whatever the races.
 
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +14,8 @@ use health_model::labels::{CIDR, Label, LabelSet, RESERVED};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
+use tracing::warn;
 
 #[cfg(feature = "etcd")]
 use super::etcd;
@@ -206,6 +210,31 @@ impl Shared {
         self.store_reporter
             .end(Some(Problem::warning(&reason)), None);
         self.hub.publish_stale(Staleness { since, reason });
+    }
+
+    /// Records that this node's wants cannot be written, and logs the error unless it is the `last` one.
+    #[cfg(any(feature = "etcd", feature = "kubernetes"))]
+    pub(super) fn fail_writing(&self, error: &impl Display, last: &mut Option<String>) {
+        let problem = error.to_string();
+        if last.as_ref() != Some(&problem) {
+            warn!(%error, "cannot write identities");
+        }
+        self.wants().fail(IdentityError::Unavailable {
+            store: self.store.clone(),
+            reason: problem.clone(),
+        });
+        let reported = format!("cannot write identities: {problem}");
+        self.store_reporter
+            .end(Some(Problem::warning(reported)), None);
+        *last = Some(problem);
+    }
+
+    /// Records that this node's wants are written, and will be compared again within `period`.
+    #[cfg(any(feature = "etcd", feature = "kubernetes"))]
+    pub(super) fn succeed_writing(&self, period: Duration, last: &mut Option<String>) {
+        *last = None;
+        self.wants().recover();
+        self.store_reporter.end(None, Some(period));
     }
 }
 

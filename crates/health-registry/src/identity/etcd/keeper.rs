@@ -12,7 +12,6 @@ use health_model::identity::Identity;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tracing::{info, warn};
 
-use super::super::IdentityError;
 use super::super::allocator::{Shared, Timing};
 use super::super::wants::{Announce, WantedIdentity};
 use super::SharedRecords;
@@ -87,19 +86,7 @@ impl Keeper {
             let Err(error) = self.keep_lease(&mut store, &mut backoff).await else {
                 continue;
             };
-            let problem = error.to_string();
-            if self.problem.as_ref() != Some(&problem) {
-                warn!(%error, "cannot write identities");
-            }
-            self.shared.wants().fail(IdentityError::Unavailable {
-                store: self.shared.store.clone(),
-                reason: problem.clone(),
-            });
-            let reported = format!("cannot write identities: {problem}");
-            self.shared
-                .store_reporter
-                .end(Some(Problem::warning(reported)), None);
-            self.problem = Some(problem);
+            self.shared.fail_writing(&error, &mut self.problem);
             tokio::time::sleep(backoff.pause(rand::random())).await;
         }
     }
@@ -133,9 +120,8 @@ impl Keeper {
             self.shared.hub.publish_held(self.shared.wants().held());
             done?;
             backoff.reset();
-            self.problem = None;
-            self.shared.wants().recover();
-            self.shared.store_reporter.end(None, Some(extend_period));
+            self.shared
+                .succeed_writing(extend_period, &mut self.problem);
             let idle = async {
                 match (is_idle, may_change) {
                     (false, _) => {}

@@ -7,10 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use health_model::activity::Problem;
 use health_model::identity::Identity;
 use tokio::time::{Instant, sleep};
-use tracing::warn;
 
 use super::super::IdentityError;
 use super::super::allocator::{Shared, Timing, shown};
@@ -83,7 +81,7 @@ impl Keeper {
                 match self.turn().await {
                     Ok(next) => wait = wait.min(next),
                     Err(error) => {
-                        self.fail(&error);
+                        self.shared.fail_writing(&error, &mut self.problem);
                         sleep(self.backoff.pause(rand::random())).await;
                         continue;
                     }
@@ -97,22 +95,6 @@ impl Keeper {
             }
             self.expire();
         }
-    }
-
-    fn fail(&mut self, error: &RequestError) {
-        let problem = error.to_string();
-        if self.problem.as_ref() != Some(&problem) {
-            warn!(%error, "cannot write identities");
-        }
-        self.shared.wants().fail(IdentityError::Unavailable {
-            store: self.shared.store.clone(),
-            reason: problem.clone(),
-        });
-        let reported = format!("cannot write identities: {problem}");
-        self.shared
-            .store_reporter
-            .end(Some(Problem::warning(reported)), None);
-        self.problem = Some(problem);
     }
 
     /// Drops expired entries, unless the store cannot be used.
@@ -139,9 +121,8 @@ impl Keeper {
         // Only reached after a success: after a failure, the credentials are read again.
         self.requests = Some(requests);
         self.backoff.reset();
-        self.problem = None;
-        self.shared.wants().recover();
-        self.shared.store_reporter.end(None, Some(REPORT_PERIOD));
+        self.shared
+            .succeed_writing(REPORT_PERIOD, &mut self.problem);
         let waits = sets.into_iter().chain(slices);
         Ok(waits.fold(collection, Duration::min))
     }

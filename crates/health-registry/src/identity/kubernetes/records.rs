@@ -534,7 +534,7 @@ mod tests {
             assert!(!records.confirms(&set("a=1"), Identity(300)));
             all.reverse();
         }
-        // Of the same second: the one that agents try first.
+        // Among objects of the same second, the number that agents try first wins.
         let mut records = records();
         let first = first_try(&set("a=1")).0;
         records.put_identity(object(first + 1, "a=1", 3), SECOND);

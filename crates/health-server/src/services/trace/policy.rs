@@ -13,6 +13,7 @@ use health_policy::{Peer, TraceRequest};
 
 use super::kernel::Kernel;
 use crate::answer::Refusal;
+use crate::policies::enforcement_of;
 use crate::source::Source;
 
 /// Judges packets of a client.
@@ -128,10 +129,7 @@ impl<S: Source> Judge<'_, S> {
             Direction::Egress => (&own, &peer),
             Direction::Ingress => (&peer, &own),
         };
-        let endpoints = self.source.endpoints();
-        let mut endpoints = endpoints.iter();
-        let found = endpoints.find(|endpoint| endpoint.id == side.endpoint.id);
-        let enforcement = found.map_or_else(Default::default, |found| found.settings.enforcement);
+        let enforcement = enforcement_of(self.source, side.endpoint.id);
         let request = TraceRequest {
             source: Peer::new(Identity(source.0), &source.1),
             destination: Peer::new(Identity(destination.0), &destination.1),
