@@ -7,7 +7,7 @@ use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use nix::errno::Errno;
 use serde_json::Value;
 
-use crate::Node;
+use crate::{Node, PATIENCE, wait_for};
 
 /// A program attached to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,15 +40,22 @@ pub fn take_off(node: &Node, device: &str) -> anyhow::Result<()> {
     }
     let folder = node.pins().join("links");
     let of_device = format!("_{device}");
+    let attached = || anyhow::Ok(programs(node, device)?.iter().map(Vec::len).sum::<usize>());
+    let mut left = attached()?;
     for entry in
         fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?
     {
         let pin = entry?.path();
         if pin.to_string_lossy().ends_with(&of_device) {
             fs::remove_file(&pin).with_context(|| format!("cannot remove {}", pin.display()))?;
+            left -= 1;
         }
     }
-    Ok(())
+    // The kernel detaches a program some time after the last reference to its link is gone (kernel/bpf/syscall.c,
+    // bpf_link_put).
+    wait_for("the programs to be detached", PATIENCE, || {
+        Ok((attached()? == left).then_some(()))
+    })
 }
 
 fn at_hook(
