@@ -2,24 +2,23 @@
 //! binary with a different map layout.
 
 use std::fs;
-use std::io::BufRead as _;
-use std::iter;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use aya::maps::{Array, Map, MapData};
 use health_common::config::DatapathConfig;
-use health_datapath::layout;
-use object::elf::{EM_BPF, FileHeader64};
-use object::read::elf::{ElfFile64, FileHeader as _};
+use health_datapath::{COMPRESSED_PROGRAMS, layout, programs};
+use memchr::memmem::Finder;
+use miniz_oxide::deflate::compress_to_vec;
+use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object as _, ObjectSection as _, SectionKind};
 
 use crate::Node;
 use crate::bed::agent_binary;
 
-/// Start of a little-endian 64-bit ELF file.
-const ELF: &[u8] = b"\x7fELF\x02\x01\x01";
+/// The best DEFLATE level: the changed programs must not need more space than the agent's.
+const BEST: u8 = 10;
 /// Size of an instruction in bytes.
 const INSTRUCTION: usize = 8;
 /// `BPF_LD | BPF_IMM | BPF_DW`, which takes two instruction slots.
@@ -33,58 +32,37 @@ const MOVE_32: u8 = 0xb4;
 /// non-negative immediate uses the other of two equivalent instructions. Returns the number of changed instructions.
 pub fn with_other_programs(path: &Path) -> anyhow::Result<usize> {
     let original = agent_binary()?;
-    fs::copy(&original, path).with_context(|| format!("cannot write {}", path.display()))?;
-    let mut binary = fs::read(path)?;
-    let sections = program_sections(&binary);
-    ensure!(
-        !sections.is_empty(),
-        "no BPF programs in {}",
-        original.display()
-    );
+    let mut binary =
+        fs::read(&original).with_context(|| format!("cannot read {}", original.display()))?;
+    let mut object = programs()?;
     let mut changed = 0;
-    for section in sections {
-        changed += exchange_moves(&mut binary[section]);
+    for section in program_sections(&object)? {
+        changed += exchange_moves(&mut object[section]);
     }
-    fs::write(path, &binary)?;
+    let compressed = compress_to_vec(&object, BEST);
+    let place = Finder::new(COMPRESSED_PROGRAMS)
+        .find(&binary)
+        .with_context(|| format!("other BPF programs in {}", original.display()))?;
+    // The agent ignores what follows the stream.
+    binary[place..][..COMPRESSED_PROGRAMS.len()]
+        .get_mut(..compressed.len())
+        .context("the changed programs need more space")?
+        .copy_from_slice(&compressed);
+    fs::write(path, &binary).with_context(|| format!("cannot write {}", path.display()))?;
+    fs::set_permissions(path, fs::metadata(&original)?.permissions())?;
     Ok(changed)
 }
 
-/// Byte ranges of the instructions in embedded BPF objects.
-fn program_sections(binary: &[u8]) -> Vec<Range<usize>> {
-    elf_files(binary)
-        .filter_map(|at| Some((at, bpf_object(&binary[at..])?)))
-        .flat_map(|(at, object)| {
-            let code = object
-                .sections()
-                .filter(|section| section.kind() == SectionKind::Text);
-            let ranges = code.filter_map(|section| section.file_range());
-            ranges
-                .map(|(offset, size)| at + offset as usize..at + (offset + size) as usize)
-                .collect::<Vec<_>>()
-        })
-        .collect()
-}
-
-/// Offsets of ELF files, including the binary itself. The standard library searches for the first byte: a loop here
-/// would take seconds per binary in an unoptimised build.
-fn elf_files(binary: &[u8]) -> impl Iterator<Item = usize> {
-    let mut rest = binary;
-    iter::from_fn(move || {
-        // Reading from memory cannot fail.
-        while rest.skip_until(ELF[0]).is_ok_and(|skipped| skipped > 0) {
-            let at = binary.len() - rest.len() - 1;
-            if binary[at..].starts_with(ELF) {
-                return Some(at);
-            }
-        }
-        None
-    })
-}
-
-fn bpf_object(bytes: &[u8]) -> Option<ElfFile64<'_, LittleEndian>> {
-    let header = FileHeader64::<LittleEndian>::parse(bytes).ok()?;
-    let is_bpf = header.e_machine(LittleEndian) == EM_BPF;
-    is_bpf.then(|| ElfFile64::parse(bytes).ok()).flatten()
+/// Byte ranges of an object's instructions.
+fn program_sections(object: &[u8]) -> anyhow::Result<Vec<Range<usize>>> {
+    let object = ElfFile64::<LittleEndian>::parse(object)?;
+    let code = object
+        .sections()
+        .filter(|section| section.kind() == SectionKind::Text);
+    let ranges = code.filter_map(|section| section.file_range());
+    Ok(ranges
+        .map(|(offset, size)| offset as usize..(offset + size) as usize)
+        .collect())
 }
 
 /// Replaces each load of a non-negative immediate with its equivalent. Returns the number of replaced instructions.

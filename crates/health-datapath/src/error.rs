@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use aya::maps::MapError;
 use aya::pin::PinError;
 use aya::programs::ProgramError;
+use miniz_oxide::inflate::TINFLStatus;
 
 use crate::program::DatapathProgram;
 
@@ -105,6 +106,9 @@ pub enum DatapathError {
         #[source]
         source: MapError,
     },
+    /// The embedded object cannot be decompressed.
+    #[error("the embedded eBPF object is damaged ({0:?}); install the agent again")]
+    Damaged(TINFLStatus),
     /// The embedded object lacks something: the build mixed two versions.
     #[error("the embedded eBPF object has no {0}")]
     Missing(String),

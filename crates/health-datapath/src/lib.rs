@@ -50,5 +50,5 @@ pub use datapath::{Datapath, LoadSettings};
 pub use error::{DatapathError, TrieError};
 pub use maps::MapSizes;
 pub use program::{AttachPoint, DatapathProgram, Direction};
-pub use programs::{LogError, PROGRAMS, ProgramLog};
+pub use programs::{COMPRESSED_PROGRAMS, LogError, ProgramLog, programs};
 pub use workloads::Workload;

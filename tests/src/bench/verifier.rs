@@ -1,6 +1,6 @@
 //! The work of this kernel's verifier for each program.
 
-use health_datapath::PROGRAMS;
+use health_datapath::programs;
 
 use super::{Figure, Report, Target};
 use crate::verifier::{VerifiedProgram, verify};
@@ -11,8 +11,8 @@ pub const BUDGET: u64 = 4;
 const STACK: f64 = 512.0;
 
 pub(super) fn run() -> anyhow::Result<Report> {
-    let programs = verify(PROGRAMS)?;
-    Report::new(programs.iter().flat_map(figures).collect(), 1)
+    let verified = verify(&programs()?)?;
+    Report::new(verified.iter().flat_map(figures).collect(), 1)
 }
 
 fn figures(program: &VerifiedProgram) -> [Figure; 5] {

@@ -2,7 +2,7 @@
 //! records how many instructions the verifier processed at the last review.
 
 use anyhow::{Context as _, ensure};
-use health_datapath::PROGRAMS;
+use health_datapath::programs;
 use nix::sys::utsname::uname;
 use tests::bench::verifier::BUDGET;
 use tests::verifier::{VerifiedProgram, verify};
@@ -49,7 +49,7 @@ fn documented_instructions(kernel: &str, name: &str) -> anyhow::Result<Option<u6
 #[ignore = "needs root"]
 fn the_verifier_looks_at_no_more_than_is_written_down() -> anyhow::Result<()> {
     let kernel = kernel()?;
-    let programs = verify(PROGRAMS)?;
+    let programs = verify(&programs()?)?;
     let table: Vec<String> = programs
         .iter()
         .map(|program| row(&kernel, program))

@@ -8,7 +8,7 @@ use aya::EbpfLoader;
 
 use super::Programs;
 use super::load_all::load_all;
-use super::object::{HOLDS_FROM, PROGRAMS, classifier, holds_from};
+use super::object::{HOLDS_FROM, classifier, holds_from, programs};
 use super::pins::reopened;
 use crate::error::DatapathError;
 use crate::layout::{CALLS, IP_CALLS};
@@ -48,7 +48,7 @@ impl Programs {
             .override_global(HOLDS_FROM, &from, true)
             // They log nothing: their logging code is removed at load time.
             .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
-            .load(PROGRAMS)?;
+            .load(&programs()?)?;
         let all = DatapathProgram::FOR_IP.into_iter();
         let wanted: Vec<_> = all.filter(|program| self.parts.have(*program)).collect();
         let refused = load_all(&mut ebpf, wanted.iter().map(|program| program.origin()));

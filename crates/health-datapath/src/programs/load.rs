@@ -8,7 +8,7 @@ use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 
 use super::load_all::load_all;
-use super::object::{HOLDS_FROM, PROGRAMS, classifier, holds_from};
+use super::object::{HOLDS_FROM, classifier, holds_from, programs};
 use super::pins::reopened;
 use super::sockets::SocketPrograms;
 use super::{ProgramLog, Programs};
@@ -45,7 +45,7 @@ impl LoadedObject {
             .default_map_pin_directory(pins)
             .override_global(aya_log::LEVEL, &level, false)
             .override_global(HOLDS_FROM, &from, true)
-            .load(PROGRAMS)?;
+            .load(&programs()?)?;
         let of_sockets = DatapathProgram::FOR_SOCKETS.into_iter();
         let of_sockets = of_sockets.filter(|_| parts.services);
         let mut refused = load_all(&mut ebpf, needed(parts).chain(of_sockets));

@@ -21,7 +21,7 @@ use crate::program::DatapathProgram;
 
 pub(crate) use load::LoadedObject;
 pub use log::{LogError, ProgramLog};
-pub use object::PROGRAMS;
+pub use object::{COMPRESSED_PROGRAMS, programs};
 pub(crate) use pins::open_classifier;
 pub(crate) use sockets::{SocketProgram, SocketPrograms};
 

@@ -6,7 +6,7 @@ use aya_obj::programs::XdpAttachType;
 
 use super::Programs;
 use super::load_all::load_program;
-use super::object::PROGRAMS;
+use super::object::programs;
 use super::pins::pin_at;
 use crate::error::{DatapathError, program_error};
 use crate::maps::Maps;
@@ -31,7 +31,7 @@ impl Programs {
             .default_map_pin_directory(folder.path())
             // It logs nothing, so its logging code is removed at load time; other programs are not affected.
             .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
-            .load(PROGRAMS)?;
+            .load(&programs()?)?;
         let name = XdpNetdev.object_name();
         let Some(Program::Xdp(program)) = ebpf.program_mut(name) else {
             return Err(DatapathError::Missing(name.to_owned()));

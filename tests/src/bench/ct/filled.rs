@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use aya::EbpfLoader;
 use aya::maps::{HashMap, Map, MapData};
 use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4};
-use health_datapath::{PROGRAMS, layout};
+use health_datapath::{layout, programs};
 use health_model::settings::Location;
 
 use crate::testrun::Bpffs;
@@ -36,7 +36,7 @@ impl FilledMaps {
         EbpfLoader::new()
             .default_map_pin_directory(location.pins())
             .map_max_entries(layout::CT4.name, capacity)
-            .load(PROGRAMS)?;
+            .load(&programs()?)?;
         let map = MapData::from_pin(location.pins().join(layout::CT4.name))?;
         let mut flows: HashMap<_, Tuple4, CtEntry> = HashMap::try_from(Map::from_map_data(map)?)?;
         for number in 0..entries {
