@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use health_model::identity::Identity;
 use health_model::labels::pod::{K8S, POD_NAMESPACE};
 use health_model::labels::{Label, LabelSet, UNSPEC};
 use health_model::manifest::check_port_name;
@@ -83,6 +84,7 @@ pub(super) fn read_rule(
     ])?;
     let subject_field = fields.required("endpointSelector")?;
     let mut subject = Selector::read(&subject_field)?;
+    subject_field.check(check_subject(&subject))?;
     let subject_is_init = subject.requires_init();
     scope.limit_subject(&mut subject, &subject_field)?;
     if let Some(description) = fields.get("description") {
@@ -112,6 +114,17 @@ pub(super) fn read_rule(
         ingress,
         egress,
     })
+}
+
+/// Fails if policy does not apply to what a rule selects.
+fn check_subject(subject: &Selector) -> Result<(), Problem> {
+    let init = Identity::INIT.reserved_name();
+    match subject.required_reserved().find(|name| Some(*name) != init) {
+        None => Ok(()),
+        Some(name) => Err(Problem::Conflict(format!(
+            "policy does not apply to reserved:{name}, so the rule would do nothing"
+        ))),
+    }
 }
 
 pub(super) fn place(policy: &Arc<PolicyName>, field: &Field<'_>) -> RuleRef {

@@ -268,10 +268,12 @@ fn read_object(field: &Field<'_>) -> Result<Policy, PolicyError> {
         Kind::NetworkPolicy => &["apiVersion", "kind", "metadata", "status", "spec"],
         _ => &["apiVersion", "kind", "metadata", "status", "spec", "specs"],
     };
-    let fields = field.fields(spec_names)?;
+    let fields = field.any_fields()?;
     read_api_version(&fields, kind)?;
     let name = Arc::new(read_name(&fields, kind)?);
-    let rules = read_specs(&fields, kind, &name).map_err(|error| error.of_policy(&name))?;
+    let fields = field.fields(spec_names);
+    let rules = fields.and_then(|fields| read_specs(&fields, kind, &name));
+    let rules = rules.map_err(|error| error.of_policy(&name))?;
     Ok(Policy {
         name,
         document: field.value().clone(),

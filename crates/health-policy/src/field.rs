@@ -8,13 +8,14 @@ use super::error::{Place, PolicyError, Problem};
 const ITEMS_MAX: usize = 10_000;
 
 /// Cilium's fields that would change the meaning of a policy, with their effect.
-const UNSUPPORTED: [(&str, &str); 18] = [
+const UNSUPPORTED: [(&str, &str); 19] = [
     ("nodeSelector", "host policy"),
     ("fromRequires", "a requirement on top of other rules"),
     ("toRequires", "a requirement on top of other rules"),
     ("fromGroups", "matching by a cloud provider's groups"),
     ("toGroups", "matching by a cloud provider's groups"),
     ("toFQDNs", "matching by DNS name"),
+    ("auth", "mutual authentication"),
     ("authentication", "mutual authentication"),
     ("rules", "matching inside connections (L7)"),
     ("listener", "redirection to a proxy"),

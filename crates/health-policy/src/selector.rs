@@ -112,15 +112,19 @@ impl Selector {
             .any(|requirement| requirement.key.source.as_deref() == Some(RESERVED))
     }
 
+    /// Returns the names of the reserved identities that the selector requires.
+    pub(super) fn required_reserved(&self) -> impl Iterator<Item = &str> {
+        let required = self.0.iter().filter(|requirement| {
+            requirement.key.source.as_deref() == Some(RESERVED)
+                && matches!(requirement.test, Test::In(_) | Test::Exists)
+        });
+        required.map(|requirement| requirement.key.name.as_str())
+    }
+
     /// Whether the selector selects only endpoints whose labels are not known yet.
     pub(super) fn requires_init(&self) -> bool {
         let init = Identity::INIT.reserved_name();
-        self.0.iter().any(|requirement| {
-            let key = &requirement.key;
-            key.source.as_deref() == Some(RESERVED)
-                && Some(key.name.as_str()) == init
-                && matches!(requirement.test, Test::In(_) | Test::Exists)
-        })
+        self.required_reserved().any(|name| Some(name) == init)
     }
 
     /// Returns the values that the selector lists for the namespace's name.

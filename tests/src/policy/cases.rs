@@ -13,7 +13,7 @@ pub struct Endpoint {
 }
 
 /// The endpoints of all scenarios.
-pub const ENDPOINTS: [Endpoint; 7] = [
+pub const ENDPOINTS: [Endpoint; 9] = [
     Endpoint {
         name: "web",
         labels: &["app=web", "tier=front"],
@@ -52,6 +52,24 @@ pub const ENDPOINTS: [Endpoint; 7] = [
             "k8s:app=web",
             "k8s:io.kubernetes.pod.namespace=bank",
             "k8s:io.cilium.k8s.namespace.labels.stage=test",
+        ],
+    },
+    Endpoint {
+        name: "one-web",
+        labels: &[
+            "k8s:app=web",
+            "k8s:io.kubernetes.pod.namespace=shop",
+            "k8s:io.cilium.k8s.policy.cluster=one",
+            "k8s:io.cilium.k8s.policy.serviceaccount=web",
+        ],
+    },
+    Endpoint {
+        name: "two-db",
+        labels: &[
+            "k8s:app=db",
+            "k8s:io.kubernetes.pod.namespace=shop",
+            "k8s:io.cilium.k8s.policy.cluster=two",
+            "k8s:io.cilium.k8s.policy.serviceaccount=db",
         ],
     },
 ];
@@ -115,15 +133,17 @@ pub struct Scenario {
 use End::{Host, RemoteNode, World};
 use Outcome::{EgressDenies, EgressDrops, IngressDenies, IngressDrops, Passes};
 
-const WEB: End = End::Endpoint("web");
-const DB: End = End::Endpoint("db");
-const BATCH: End = End::Endpoint("batch");
-const NEW: End = End::Endpoint("new");
-const SHOP_WEB: End = End::Endpoint("shop-web");
-const SHOP_DB: End = End::Endpoint("shop-db");
-const BANK_WEB: End = End::Endpoint("bank-web");
+pub(super) const WEB: End = End::Endpoint("web");
+pub(super) const DB: End = End::Endpoint("db");
+pub(super) const BATCH: End = End::Endpoint("batch");
+pub(super) const NEW: End = End::Endpoint("new");
+pub(super) const SHOP_WEB: End = End::Endpoint("shop-web");
+pub(super) const SHOP_DB: End = End::Endpoint("shop-db");
+pub(super) const BANK_WEB: End = End::Endpoint("bank-web");
+pub(super) const ONE_WEB: End = End::Endpoint("one-web");
+pub(super) const TWO_DB: End = End::Endpoint("two-db");
 
-const fn case(from: End, to: End, l4: L4, outcome: Outcome) -> Case {
+pub(super) const fn case(from: End, to: End, l4: L4, outcome: Outcome) -> Case {
     Case {
         from,
         to,
@@ -132,11 +152,11 @@ const fn case(from: End, to: End, l4: L4, outcome: Outcome) -> Case {
     }
 }
 
-const fn tcp(port: u16) -> L4 {
+pub(super) const fn tcp(port: u16) -> L4 {
     L4::new(Protocol::TCP, port)
 }
 
-const fn udp(port: u16) -> L4 {
+pub(super) const fn udp(port: u16) -> L4 {
     L4::new(Protocol::UDP, port)
 }
 
@@ -144,11 +164,11 @@ const fn sctp(port: u16) -> L4 {
     L4::new(Protocol::SCTP, port)
 }
 
-const fn icmp(kind: u16) -> L4 {
+pub(super) const fn icmp(kind: u16) -> L4 {
     L4::new(Protocol::ICMP, kind)
 }
 
-const fn icmpv6(kind: u16) -> L4 {
+pub(super) const fn icmpv6(kind: u16) -> L4 {
     L4::new(Protocol::ICMPV6, kind)
 }
 
@@ -182,7 +202,7 @@ const FROM_INIT: &str = r#"[{
     }]
 }]"#;
 
-const DB_FROM_WEB: &str = r"
+pub(super) const DB_FROM_WEB: &str = r"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: db-from-web}

@@ -1,5 +1,5 @@
-//! The policy table with real packets: each case sends a packet from one network namespace to another, which must
-//! arrive, or be counted as dropped on the side that must drop it.
+//! The policy table and Cilium's published examples with real packets: each case sends a packet from one network
+//! namespace to another, which must arrive, or be counted as dropped on the side that must drop it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +19,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tests::bed::add_address;
 use tests::packet::{Ipv4, Ipv6, echo, echo4};
 use tests::policy::cases::{Case, ENDPOINTS, End, Outcome, SCENARIOS, Scenario};
+use tests::policy::examples::{EXAMPLES, Example, Expected};
+use tests::process::RunOutput;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 /// Raw socket protocol for packets with their own IP header (`IPPROTO_RAW`).
@@ -37,13 +39,14 @@ struct Stand {
 }
 
 impl Stand {
-    fn new(folder: &std::path::Path) -> anyhow::Result<Self> {
+    /// Starts the bed. The names of the endpoints' namespaces begin with `prefix`: tests run at the same time.
+    fn new(folder: &std::path::Path, prefix: &str) -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(2).ipv6(true).start()?;
         bed.wait_all_reachable(PATIENCE)?;
         let (node, other) = (bed.node(1), bed.node(2));
         let mut endpoints = BTreeMap::new();
         for endpoint in ENDPOINTS {
-            let name = format!("hcase-{}", endpoint.name);
+            let name = format!("{prefix}-{}", endpoint.name);
             // Removes a leftover of a killed test.
             netns::remove(&name)?;
             let namespace = NetNs::create(&name)?;
@@ -200,12 +203,37 @@ impl Stand {
         })?;
         node.cli("policy delete --all")?.success()?;
         for document in scenario.documents {
-            fs::write(&self.documents, document)?;
-            let said = node
-                .cli(&format!("policy import {}", self.documents.display()))?
-                .success()?;
+            let said = self.import(document)?.success()?;
             ensure!(said.contains("is in force after"), "{said}");
         }
+        Ok(())
+    }
+
+    fn import(&self, document: &str) -> anyhow::Result<RunOutput> {
+        fs::write(&self.documents, document)?;
+        let command = format!("policy import {}", self.documents.display());
+        self.node().cli(&command)
+    }
+
+    /// Shows the cases of a scenario. Restarts the agent if the settings differ from the last scenario's.
+    fn show_all(&mut self, scenario: &Scenario, last: Option<&Scenario>) -> anyhow::Result<()> {
+        self.prepare(scenario, last)
+            .with_context(|| scenario.name)?;
+        for case in scenario.cases {
+            self.show(case)
+                .with_context(|| format!("{}: {case:?}", scenario.name))?;
+        }
+        Ok(())
+    }
+
+    /// Shows that the import of a document fails with a message that contains these words, and changes nothing.
+    fn show_refused(&self, document: &str, words: &str) -> anyhow::Result<()> {
+        let before = self.node().listing("policy get")?;
+        let refused = self.import(document)?;
+        ensure!(refused.code != Some(0), "it was accepted");
+        ensure!(refused.stderr.contains(words), "{}", refused.stderr);
+        let after = self.node().listing("policy get")?;
+        ensure!(before == after, "before: {before}, after: {after}");
         Ok(())
     }
 }
@@ -223,8 +251,9 @@ impl Drop for Stand {
 
 /// All addresses outside the cluster that the cases use.
 fn world() -> anyhow::Result<Vec<IpAddr>> {
-    let ends = SCENARIOS
-        .iter()
+    let examples = EXAMPLES.iter().filter_map(Example::scenario);
+    let scenarios = SCENARIOS.into_iter().chain(examples);
+    let ends = scenarios
         .flat_map(|scenario| scenario.cases)
         .flat_map(|case| [case.from, case.to]);
     let addresses = ends.filter_map(|end| match end {
@@ -290,17 +319,30 @@ fn transport(l4: L4, ports: &[u8], marker: &[u8]) -> Vec<u8> {
 #[ignore = "needs root"]
 fn every_case_of_the_table_comes_true_in_packets() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
-    let mut stand = Stand::new(folder.path())?;
+    let mut stand = Stand::new(folder.path(), "hcase")?;
     let mut last = None;
     for scenario in &SCENARIOS {
-        stand
-            .prepare(scenario, last)
-            .with_context(|| scenario.name)?;
+        stand.show_all(scenario, last)?;
         last = Some(scenario);
-        for case in scenario.cases {
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn each_published_example_is_in_force_or_refused_by_name() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut stand = Stand::new(folder.path(), "hexample")?;
+    let mut last: Option<Scenario> = None;
+    for example in EXAMPLES {
+        if let Expected::Refused(words) = example.expected {
             stand
-                .show(case)
-                .with_context(|| format!("{}: {case:?}", scenario.name))?;
+                .show_refused(example.document, words)
+                .with_context(|| example.published)?;
+        }
+        if let Some(scenario) = example.scenario() {
+            stand.show_all(&scenario, last.as_ref())?;
+            last = Some(scenario);
         }
     }
     Ok(())

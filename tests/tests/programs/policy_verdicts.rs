@@ -1,15 +1,17 @@
-//! The policy test table, evaluated by the library: once from the rules themselves, once from compiled entries.
+//! The policy test table and Cilium's published examples, evaluated by the library: once from the rules themselves, once
+//! from compiled entries.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
 use health_model::policy::Direction;
-use health_policy::{Peer, PolicySettings, Repository, TraceRequest, Verdict};
+use health_policy::{Peer, Policy, PolicySettings, Repository, TraceRequest, Verdict};
 use tests::policy::cases::{Case, ENDPOINTS, End, Outcome, SCENARIOS, Scenario};
+use tests::policy::examples::{EXAMPLES, Example, Expected};
 
 /// A scenario's policies, and the identities of all endpoints and addresses in its cases.
 struct World {
@@ -128,25 +130,65 @@ fn outcome(egress: Verdict, ingress: Verdict) -> Outcome {
     }
 }
 
-#[test]
-fn every_case_of_the_table_is_decided_as_it_says() -> Result<()> {
-    for scenario in &SCENARIOS {
-        let world = World::of(scenario)?;
-        for case in scenario.cases {
-            let name = scenario.name;
-            assert_eq!(
-                world.by_rules(case)?,
-                case.outcome,
-                "rules: {name}: {case:?}"
-            );
-            assert_eq!(
-                world.by_entries(case)?,
-                case.outcome,
-                "entries: {name}: {case:?}"
-            );
-        }
+fn check(scenario: &Scenario) -> Result<()> {
+    let world = World::of(scenario)?;
+    for case in scenario.cases {
+        let name = scenario.name;
+        assert_eq!(
+            world.by_rules(case)?,
+            case.outcome,
+            "rules: {name}: {case:?}"
+        );
+        assert_eq!(
+            world.by_entries(case)?,
+            case.outcome,
+            "entries: {name}: {case:?}"
+        );
     }
     Ok(())
+}
+
+#[test]
+fn every_case_of_the_table_is_decided_as_it_says() -> Result<()> {
+    SCENARIOS.iter().try_for_each(check)
+}
+
+#[test]
+fn each_published_example_is_decided_as_it_says() -> Result<()> {
+    let mut scenarios = EXAMPLES.iter().filter_map(Example::scenario);
+    scenarios.try_for_each(|scenario| check(&scenario))
+}
+
+#[test]
+fn each_other_published_example_is_refused_by_name() -> Result<()> {
+    for example in EXAMPLES {
+        let Expected::Refused(words) = example.expected else {
+            continue;
+        };
+        let read = health_policy::parse(example.document);
+        let read = read.and_then(|found| {
+            let mut policies = found.policies.iter();
+            policies.try_for_each(Policy::check_without_cluster)
+        });
+        let Err(refused) = read else {
+            bail!("{} was accepted", example.published);
+        };
+        let refused = refused.to_string();
+        assert!(refused.contains(words), "{}: {refused}", example.published);
+    }
+    Ok(())
+}
+
+#[test]
+fn each_example_in_force_allows_something_and_not_everything() {
+    for example in EXAMPLES {
+        let Expected::InForce(cases) = example.expected else {
+            continue;
+        };
+        let is_passed = |case: &Case| case.outcome == Outcome::Passes;
+        assert!(cases.iter().any(is_passed), "{}", example.published);
+        assert!(!cases.iter().all(is_passed), "{}", example.published);
+    }
 }
 
 #[test]

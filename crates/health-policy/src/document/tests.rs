@@ -780,6 +780,34 @@ fn peers_of_a_network_policy_are_pods_of_namespaces_or_addresses() {
     );
 }
 
+#[test]
+fn a_rule_for_identities_that_policy_does_not_apply_to_is_refused() {
+    for name in ["health", "host", "remote-node"] {
+        let selector = json!({"matchLabels": {format!("reserved:{name}"): ""}});
+        let document = cnp(None, json!({"endpointSelector": selector, "ingress": [{}]}));
+        let message = format!(
+            "CiliumNetworkPolicy p: spec.endpointSelector: policy does not apply to reserved:{name}, \
+             so the rule would do nothing"
+        );
+        assert_eq!(error(&document), message);
+    }
+    let others =
+        json!({"matchExpressions": [{"key": "reserved:health", "operator": "DoesNotExist"}]});
+    let document = cnp(None, json!({"endpointSelector": others, "ingress": [{}]}));
+    parse(&document).unwrap();
+}
+
+#[test]
+fn an_unknown_field_of_an_object_is_reported_with_its_name() {
+    let document = json!({
+        "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy", "metadata": {"name": "p"},
+        "description": "beside the spec",
+        "spec": {"endpointSelector": {}, "ingress": [{}]},
+    });
+    let message = "CiliumNetworkPolicy p: description: unknown field";
+    assert_eq!(error(&document.to_string()), message);
+}
+
 /// Two apps that give the name `web` to different ports.
 const NAMED: [&[&str]; 2] = [
     &[
