@@ -23,7 +23,7 @@ if [ ${#missing[@]} -eq 0 ]; then
     exit
 fi
 
-apt-get install --yes --no-install-recommends dpkg-dev golang-1.19-go
+apt-get install --yes --no-install-recommends dpkg-dev golang-1.19-go golang-github-modern-go-reflect2-dev
 mkdir -p lists/partial
 # Sources from where this machine has its packages.
 apt-get indextargets --format 'deb-src $(REPO_URI) $(RELEASE) main' \
@@ -36,6 +36,10 @@ source=gopath/src/k8s.io/kubernetes
 mkdir -p "$source"
 archives=(kubernetes_*.orig.tar.gz)
 tar --extract --strip-components=1 --directory="$source" --file="${archives[0]}"
+# The vendored reflect2 1.0.1 reads maps in a way that Go 1.18 dropped: the API server crashes on custom objects.
+reflect2=github.com/modern-go/reflect2
+rm --recursive "$source/vendor/$reflect2"
+cp --recursive --dereference "/usr/share/gocode/src/$reflect2" "$source/vendor/$reflect2"
 export GO111MODULE=off GOPATH=$PWD/gopath GOCACHE=$PWD/cache CGO_ENABLED=0
 PATH=/usr/lib/go-1.19/bin:$PATH
 

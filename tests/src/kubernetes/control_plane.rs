@@ -70,17 +70,25 @@ impl ControlPlane {
     /// Starts all programs at this address of the machine, with files in `folder`. `nodes` get the access of kubelets.
     /// Returns when the API server is ready.
     pub fn start(folder: &Path, address: Ipv4Addr, nodes: &[&str]) -> anyhow::Result<Self> {
+        let mut plane = Self::without_controllers(folder, address, nodes)?;
+        plane.start_controllers()?;
+        Ok(plane)
+    }
+
+    /// Like [`ControlPlane::start`], with etcd and the API server alone.
+    pub fn without_controllers(
+        folder: &Path,
+        address: Ipv4Addr,
+        nodes: &[&str],
+    ) -> anyhow::Result<Self> {
         fs::create_dir_all(folder.join("log")).context("cannot create a folder for logs")?;
-        let (client, public, peer) = (
-            format!("http://127.0.0.1:{ETCD_PORT}"),
-            format!("http://{address}:{ETCD_PORT}"),
-            format!("http://127.0.0.1:{ETCD_PEER_PORT}"),
-        );
+        let client = format!("http://127.0.0.1:{ETCD_PORT}");
+        let peer = format!("http://127.0.0.1:{ETCD_PEER_PORT}");
         let mut etcd = own("etcd".as_ref());
         etcd.arg("--data-dir")
             .arg(folder.join("etcd"))
-            .args(["--listen-client-urls", &format!("{client},{public}")])
-            .args(["--advertise-client-urls", &public])
+            .args(["--listen-client-urls", &client])
+            .args(["--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer])
             .args(["--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("default={peer}")])
@@ -95,7 +103,6 @@ impl ControlPlane {
         };
         plane.write_credentials(nodes)?;
         plane.start_api_server()?;
-        plane.start_controllers()?;
         Ok(plane)
     }
 
@@ -156,29 +163,30 @@ impl ControlPlane {
                 "{0},{1},{1},{2}",
                 user.name, user.account, user.group
             )?;
-            self.write_kubeconfig(user.name)?;
+            self.write_kubeconfig(user.name, user.name)?;
         }
         for node in nodes {
             writeln!(tokens, "{node},system:node:{node},{node},system:nodes")?;
-            self.write_kubeconfig(node)?;
+            self.write_kubeconfig(node, node)?;
         }
         write("tokens.csv", &tokens)
     }
 
-    /// Writes the kubeconfig of a user, whose token is its name.
-    fn write_kubeconfig(&self, user: &str) -> anyhow::Result<()> {
+    /// Writes the kubeconfig of a user with this token.
+    pub fn write_kubeconfig(&self, user: &str, token: &str) -> anyhow::Result<PathBuf> {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "cluster",
             "clusters": [{ "name": "cluster", "cluster": {
                 "server": format!("https://{}:{API_PORT}", self.address),
                 "certificate-authority": self.authority(),
             } }],
-            "users": [{ "name": "user", "user": { "token": user } }],
+            "users": [{ "name": "user", "user": { "token": token } }],
             "contexts": [{ "name": "cluster", "context": { "cluster": "cluster", "user": "user" } }],
         });
         let path = self.kubeconfig_of(user);
         fs::write(&path, config.to_string())
-            .with_context(|| format!("cannot write {}", path.display()))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
     }
 
     /// Starts the API server, and waits until it is ready.
@@ -281,6 +289,16 @@ impl ControlPlane {
         run_with_input(apply.args(["apply", "-f", "-"]), &list.to_string())?
             .success()
             .map(drop)
+    }
+
+    /// Runs etcdctl on the API server's store, with arguments separated by spaces, and returns its output.
+    pub fn etcdctl(&self, words: &str) -> anyhow::Result<String> {
+        let mut command = Command::new("etcdctl");
+        command
+            .env("ETCDCTL_API", "3")
+            .arg(format!("--endpoints=127.0.0.1:{ETCD_PORT}"))
+            .args(words.split_whitespace());
+        run(&mut command)?.success()
     }
 
     /// Returns objects as `kubectl get WORDS -o json` prints them.

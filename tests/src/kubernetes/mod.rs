@@ -11,8 +11,10 @@ mod node;
 mod programs;
 mod slices;
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Context as _, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use self::images::Images;
@@ -58,15 +60,8 @@ impl Cluster {
         let folder = tempfile::Builder::new().prefix("hkube-").tempdir();
         let folder = folder.context("cannot create a folder for a cluster")?;
         let path = folder.path();
-        for words in [
-            format!("ip link add {BRIDGE} type bridge"),
-            format!("ip address add {CONTROL_PLANE}/24 dev {BRIDGE}"),
-            format!("ip link set {BRIDGE} up"),
-        ] {
-            sh(&words)?;
-        }
         let images = Images::make(&path.join("images"))?;
-        let plane = ControlPlane::start(path, CONTROL_PLANE, names)?;
+        let plane = ControlPlane::start(path, connect()?, names)?;
         let slices = Slices::serve(&plane, path)?;
         let nodes = (FIRST_SUFFIX..)
             .zip(names)
@@ -87,15 +82,7 @@ impl Cluster {
 
     /// Creates the objects of `deploy/kubernetes`.
     fn deploy(&self) -> anyhow::Result<()> {
-        let mut objects = manifests::render(&COMPONENTS, &CONTROL_PLANE.to_string(), MESH_KEY)?;
-        let agents = objects.iter_mut().find(|it| it["kind"] == "DaemonSet");
-        let agents = agents.context("deploy/kubernetes has no DaemonSet")?;
-        let arguments = &mut agents["spec"]["template"]["spec"]["containers"][0]["args"];
-        let arguments = arguments
-            .as_array_mut()
-            .context("the agent has no arguments")?;
-        // The API server, of Debian's source and a newer Go, crashes on objects of custom kinds.
-        arguments.push(json!("--identity-store=etcd:http://10.9.0.1:2379"));
+        let objects = manifests::render(&COMPONENTS, &CONTROL_PLANE.to_string(), MESH_KEY)?;
         self.plane.apply(&objects)
     }
 
@@ -145,6 +132,18 @@ impl Cluster {
         let objects: Vec<Value> = serde_saphyr::from_multiple(yaml)?;
         self.plane.apply(&objects)
     }
+}
+
+/// Makes the bridge that connects the machines of nodes, and returns the control plane's address on it.
+pub fn connect() -> anyhow::Result<Ipv4Addr> {
+    for words in [
+        format!("ip link add {BRIDGE} type bridge"),
+        format!("ip address add {CONTROL_PLANE}/24 dev {BRIDGE}"),
+        format!("ip link set {BRIDGE} up"),
+    ] {
+        sh(&words)?;
+    }
+    Ok(CONTROL_PLANE)
 }
 
 /// Whether a node or pod has the condition `Ready`.

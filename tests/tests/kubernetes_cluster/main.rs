@@ -1,5 +1,7 @@
-//! A real Kubernetes cluster of two nodes, whose agents run as pods of `deploy/kubernetes`: what its users see.
+//! A real Kubernetes cluster of two nodes, whose agents run as pods of `deploy/kubernetes`: what its users see. And what agents
+//! read and write at its API server.
 
+mod api_server;
 mod client;
 mod faults;
 mod policies;
