@@ -10,6 +10,7 @@ mod echo;
 mod endpoint;
 mod endpoints;
 mod files;
+mod identities;
 mod iperf;
 mod lookups;
 mod mesh;
@@ -83,6 +84,11 @@ pub const ALL: &[Benchmark] = &[
         name: "endpoints",
         about: "Creating and deleting endpoints, compared with Debian's CNI plugins, and a node with 1000 endpoints",
         run: endpoints::run,
+    },
+    Benchmark {
+        name: "identities",
+        about: "Identities of a Kubernetes cluster of 1000 nodes: an agent's memory and requests",
+        run: identities::run,
     },
     Benchmark {
         name: "mesh",
