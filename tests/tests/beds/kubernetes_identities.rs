@@ -29,14 +29,14 @@ fn hasty() -> Timing {
 }
 
 /// An API server, and a kubeconfig for it.
-struct Cluster {
-    server: ApiServer,
+pub(crate) struct Cluster {
+    pub(crate) server: ApiServer,
     kubeconfig: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 impl Cluster {
-    fn start() -> anyhow::Result<Self> {
+    pub(crate) fn start() -> anyhow::Result<Self> {
         let server = ApiServer::start()?;
         let folder = tempfile::tempdir()?;
         let kubeconfig = folder.path().join("config");
@@ -48,7 +48,11 @@ impl Cluster {
         })
     }
 
-    fn open(&self, node: &str, timing: Timing) -> anyhow::Result<Arc<IdentityAllocator>> {
+    pub(crate) fn open(
+        &self,
+        node: &str,
+        timing: Timing,
+    ) -> anyhow::Result<Arc<IdentityAllocator>> {
         let store = RegistrySpec::Kubernetes(Some(self.kubeconfig.clone()));
         let opened = IdentityAllocator::open(&store, "default", node, timing)?;
         Ok(Arc::new(opened))
@@ -68,7 +72,7 @@ impl Cluster {
     }
 
     /// The label sets in the store, by number.
-    fn stored(&self) -> BTreeMap<String, Value> {
+    pub(crate) fn stored(&self) -> BTreeMap<String, Value> {
         let objects = self.server.list_of(Kind::HealthIdentity).into_iter();
         let named = |object: Value| {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();

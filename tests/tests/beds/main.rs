@@ -30,6 +30,7 @@ mod hosts_only;
 mod identities;
 mod kubernetes;
 mod kubernetes_identities;
+mod kubernetes_identities_model;
 mod kubernetes_labels;
 mod kubernetes_labels_model;
 mod kubernetes_peers;

@@ -132,6 +132,8 @@ impl Keeper {
         loop {
             let (due, wait) = self.due_sets();
             if due.is_empty() {
+                // Label sets may have been released.
+                self.shared.hub.publish_held(self.shared.wants().held());
                 return Ok(wait);
             }
             let taken = join_all(due.iter().map(|wanted| self.take(requests, wanted))).await;
