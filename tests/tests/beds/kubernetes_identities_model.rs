@@ -38,6 +38,7 @@ const OUTAGES: [Option<Behaviour>; 7] = [
 fn timing() -> Timing {
     Timing {
         settle_seen: Duration::from_millis(200),
+        settle_unseen: Duration::from_secs(2),
         collect_after: Duration::from_secs(2),
         look_period: Duration::from_millis(100),
         reuse_after: Duration::from_secs(4),
