@@ -14,6 +14,8 @@ pub mod bench;
 pub mod conntrack;
 pub mod containerd;
 #[cfg(feature = "all")]
+pub mod deploy;
+#[cfg(feature = "all")]
 pub mod frames;
 #[cfg(feature = "all")]
 pub mod fuzz;

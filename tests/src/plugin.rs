@@ -14,6 +14,9 @@ use crate::bed::agent_binary;
 /// The code of an error after which a runtime tries again (CNI specification, "Error").
 pub const TRY_AGAIN_LATER: u64 = 11;
 
+/// The code of a failed STATUS (the same): no container can be added.
+pub const NOT_AVAILABLE: u64 = 50;
+
 /// A plugin and its network configuration.
 #[derive(Clone, Debug)]
 pub struct Plugin {

@@ -87,6 +87,7 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("nginx", "nginx-light"),
     tool("curl", "curl"),
     tool("mandoc", "mandoc"),
+    tool("strace", "strace"),
 ];
 
 /// Needed for a Kubernetes cluster, besides its own programs.

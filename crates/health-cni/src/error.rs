@@ -71,7 +71,6 @@ impl CniError {
         }
     }
 
-    #[cfg(test)]
     pub(super) fn code(&self) -> Code {
         self.code
     }

@@ -74,7 +74,7 @@ impl Installation {
             None => CONFIG_NAME,
         };
         for folder in [&self.bin_dir, &self.config_dir] {
-            fs::create_dir_all(folder).map_err(error("create", folder))?;
+            make_folder(folder)?;
         }
         let plugin = self.bin_dir.join(LINK_NAME);
         if plugin.is_dir() {
@@ -206,7 +206,8 @@ fn replace(
             .open(&temporary)?;
         write(&mut file)?;
         file.sync_all()?;
-        fs::rename(&temporary, path)
+        fs::rename(&temporary, path)?;
+        sync_names(path)
     })();
     written.map_err(|source| {
         // The first error counts; the next attempt removes the file.
@@ -215,8 +216,33 @@ fn replace(
     })
 }
 
+/// Removes a file durably. Returns whether it existed.
 fn remove(path: &Path) -> Result<bool, InstallError> {
-    durable::remove(path).map_err(error("remove", path))
+    let removed = durable::remove(path).and_then(|was_there| {
+        if was_there {
+            sync_names(path)?;
+        }
+        Ok(was_there)
+    });
+    removed.map_err(error("remove", path))
+}
+
+/// Creates a folder and those above it durably, as far as they are missing.
+fn make_folder(path: &Path) -> Result<(), InstallError> {
+    let missing = path.ancestors().take_while(|folder| !folder.exists());
+    let missing: Vec<_> = missing.collect();
+    fs::create_dir_all(path).map_err(error("create", path))?;
+    for folder in missing.into_iter().rev() {
+        sync_names(folder).map_err(error("create", folder))?;
+    }
+    Ok(())
+}
+
+/// Waits until the disk has the names in the folder that `path` is in: a rename or removal may be lost otherwise, even if
+/// the file itself is on the disk.
+fn sync_names(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn error(attempt: &'static str, path: &Path) -> impl Fn(io::Error) -> InstallError {

@@ -14,6 +14,7 @@ mod environment;
 mod error;
 pub mod install;
 mod result;
+mod status;
 mod version;
 
 use std::io::{self, Read, Write};
@@ -21,12 +22,11 @@ use std::process::ExitCode;
 
 use health_api::client::{Client, ClientError};
 use health_endpoint::lifecycle::State;
-use health_model::api::{Deleted, Endpoint, EndpointRequest, TakenAddress};
+use health_model::api::{Deleted, Endpoint, EndpointRequest};
 use health_model::settings::Location;
 use health_net::stdout::stdout;
 use hyper::StatusCode;
 use serde::Serialize;
-use tracing::debug;
 
 use self::config::NetworkConfig;
 use self::environment::{Attachment, CniCommand, Environment};
@@ -188,9 +188,7 @@ impl Request {
                 Ok(None)
             }
             CniCommand::Status => {
-                available(&client)
-                    .await
-                    .map_err(|error| error.with_code(Code::NotAvailable))?;
+                status::status(&client).await?;
                 Ok(None)
             }
             CniCommand::Del | CniCommand::Version => Ok(None),
@@ -236,13 +234,6 @@ async fn living(client: &Client) -> Result<Vec<Endpoint>, ClientError> {
     let mut endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
     endpoints.retain(|one| State::of(one) != Some(State::Disconnected));
     Ok(endpoints)
-}
-
-/// Checks that the agent can create endpoints now.
-async fn available(client: &Client) -> Result<(), CniError> {
-    let taken: Vec<TakenAddress> = client.get("/v1/ipam").await?;
-    debug!(addresses = taken.len(), "the agent manages endpoints");
-    Ok(())
 }
 
 async fn delete_one(client: &Client, id: u16) -> Result<(), ClientError> {

@@ -12,14 +12,15 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
 use axum::http::StatusCode;
 use futures_util::stream;
+use health_endpoint::enforcement::Enforcer;
 use health_endpoint::error::{EndpointError, ErrorKind};
 use health_endpoint::health::ENDPOINT_IDS;
 use health_endpoint::log::LogEntry;
 use health_endpoint::manager::{Manager, NewEndpoint, Selector};
 use health_model::address::parse_ip;
 use health_model::api::{
-    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, EndpointSettingsChange,
-    LabelChange, PodName, TakenAddress,
+    AgentState, Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest,
+    EndpointSettingsChange, LabelChange, PodName, TakenAddress,
 };
 use health_model::labels::pod::PORT;
 use health_model::labels::{LABELS_MAX, Label, LabelError, LabelSet};
@@ -261,6 +262,28 @@ pub(super) async fn change_settings<S: Source>(
 ) -> Result<Answer<Endpoint>, Refusal> {
     let changed = manager(&*api.source)?.change_settings(id, change).await?;
     answer(move || Ok(Arc::unwrap_or_clone(changed))).await
+}
+
+/// Answers like [`create`] would for a valid request, as far as it does not depend on free addresses.
+pub(super) async fn readiness<S: Source>(
+    State(api): Shared<S>,
+) -> Result<Answer<AgentState>, Refusal> {
+    let manager = manager(&*api.source)?;
+    let unknown = api.source.enforcer().and_then(Enforcer::unknown_policies);
+    if let Some(reason) = unknown {
+        return Err(Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{reason}; try again later"),
+        ));
+    }
+    manager.taken_addresses()?;
+    answer(|| {
+        Ok(AgentState {
+            state: "Ok".to_owned(),
+            msg: String::new(),
+        })
+    })
+    .await
 }
 
 pub(super) async fn ipam<S: Source>(

@@ -1,5 +1,5 @@
-//! The `/healthz` report on the agent itself: one line per check, and the worst check as the overall state. Peers and
-//! registries never cause a failure.
+//! The reports on the agent itself: one line per check, and the worst check as the overall state. Peers and registries
+//! never cause a failure.
 
 use std::io;
 use std::path::Path;
@@ -22,6 +22,9 @@ use super::page_server::Answer;
 const WARN_AFTER: Duration = Duration::from_secs(15);
 /// A check fails after this time without news.
 const FAIL_AFTER: Duration = Duration::from_secs(60);
+/// The checks whose problem is that a part of the agent does not answer. The problems of others come from the kernel or the
+/// host, and may outlast any restart.
+const HANGS: [&str; 3] = ["api-socket", "responders", "services"];
 /// Time allowed for repairing a fault before it counts as a failure.
 const REPAIR_TIME: Duration = Duration::from_secs(2);
 
@@ -110,6 +113,14 @@ impl Observation {
         }
     }
 
+    /// The same observation as far as it shows that the agent hangs, which only a restart ends: a lack of news, and the
+    /// problems of [`HANGS`].
+    #[must_use]
+    pub fn of_hang(self) -> Self {
+        let problem = self.problem.filter(|_| HANGS.contains(&self.check));
+        Self { problem, ..self }
+    }
+
     fn judged(self, now: Timestamp) -> Check {
         let stale = match self.overdue {
             age if age >= FAIL_AFTER => Level::Failure,
@@ -135,7 +146,7 @@ const fn whole_seconds(age: Duration) -> Duration {
     Duration::from_secs(age.as_secs())
 }
 
-/// Body of `GET /healthz`.
+/// Body of `GET /healthz` and `GET /livez`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Liveness {
@@ -209,7 +220,7 @@ impl Liveness {
             .collect()
     }
 
-    /// The response to `GET /healthz`: 503 for a failure, otherwise 200.
+    /// The response: 503 for a failure, otherwise 200.
     pub fn answer(&self) -> Answer {
         match serde_json::to_string(self) {
             Ok(body) => {
@@ -338,6 +349,23 @@ mod tests {
         }
         let (liveness, _) = judged(vec![Observation::aged("prober", None, SECOND * 75)]);
         assert_eq!(liveness.msg, "prober: no news for 1m15s");
+    }
+
+    #[test]
+    fn only_what_does_not_answer_is_a_hang() {
+        let problem = || Some("why".to_owned());
+        for (observation, is_hang) in [
+            (Observation::now("datapath", problem()), false),
+            (Observation::aged("prober", problem(), SECOND * 59), false),
+            (Observation::aged("prober", None, SECOND * 60), true),
+            (Observation::now("api-socket", problem()), true),
+            (Observation::now("responders", problem()), true),
+            (Observation::now("services", problem()).warning(), false),
+        ] {
+            let named = format!("{observation:?}");
+            let (liveness, _) = judged(vec![observation.of_hang()]);
+            assert_eq!(liveness.state == Level::Failure, is_hang, "{named}");
+        }
     }
 
     #[test]

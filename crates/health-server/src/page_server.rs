@@ -111,7 +111,7 @@ pub struct Answer {
 
 impl Answer {
     /// A response with a complete body.
-    pub(crate) fn of_text(status: StatusCode, content_type: &'static str, text: String) -> Self {
+    pub fn of_text(status: StatusCode, content_type: &'static str, text: String) -> Self {
         Self {
             status,
             content_type,

@@ -186,6 +186,12 @@ operations! {
         503: "The endpoint is incomplete or being deleted, or the agent has not taken over its endpoints yet.",
     }
 
+    /// Whether endpoints can be created now.
+    getEndpointReadiness: get "/v1/endpoints/readiness" => endpoints::readiness {
+        200: "They can.",
+        503: "They cannot, with the reason: the node has no pod CIDR, the policies of the Kubernetes cluster are not known yet, or the agent has not taken over its endpoints yet.",
+    }
+
     /// The security identities that this node knows.
     getIdentities: get "/v1/identities" => server::identities {
         200: "All identities, sorted by number: the reserved ones, those of the cluster, and this node's own for CIDRs.",

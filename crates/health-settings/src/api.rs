@@ -18,7 +18,7 @@ pub struct ApiSettings {
     /// Export series for every target, not only for failing ones
     #[arg(long, add = Live)]
     pub metrics_per_target: bool,
-    /// Address of GET /healthz: ADDRESS:PORT, localhost:PORT (both IP versions) or off
+    /// Address of GET /healthz, /livez and /readyz: ADDRESS:PORT, localhost:PORT (both IP versions) or off
     #[arg(long, value_name = "ADDRESS", default_value = "localhost:9879")]
     pub healthz_address: ListenAddress,
 }

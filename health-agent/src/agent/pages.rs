@@ -9,11 +9,36 @@ use hyper::{HeaderMap, StatusCode};
 
 use super::source::AgentSource;
 
+/// The pages about the agent itself.
+pub(super) fn health(source: &Arc<AgentSource>) -> [Page; 3] {
+    [healthz, livez, readyz].map(|page| page(source.clone()))
+}
+
 /// `GET /healthz`: whether this agent is healthy.
-pub(super) fn healthz(source: Arc<AgentSource>) -> Page {
+fn healthz(source: Arc<AgentSource>) -> Page {
     Page {
         path: "/healthz",
         answer: Box::new(move |_| source.liveness().answer()),
+    }
+}
+
+/// `GET /livez`: whether the agent answers and none of its parts hangs.
+fn livez(source: Arc<AgentSource>) -> Page {
+    Page {
+        path: "/livez",
+        answer: Box::new(move |_| source.hangs().answer()),
+    }
+}
+
+/// `GET /readyz`: whether the agent does all its work, as `ok` or the reason why not.
+fn readyz(source: Arc<AgentSource>) -> Page {
+    let answer = move |_: &HeaderMap| match source.unready() {
+        None => Answer::of_text(StatusCode::OK, "text/plain", "ok".to_owned()),
+        Some(reason) => Answer::of_text(StatusCode::SERVICE_UNAVAILABLE, "text/plain", reason),
+    };
+    Page {
+        path: "/readyz",
+        answer: Box::new(answer),
     }
 }
 

@@ -78,8 +78,8 @@ impl Preflight {
         );
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
         let page_servers = [
-            PageServer::start(healthz, [pages::healthz(source.clone())])
-                .context("cannot serve GET /healthz")?,
+            PageServer::start(healthz, pages::health(source))
+                .context("cannot serve the pages of --healthz-address")?,
             PageServer::start(scrapes, [pages::metrics(exporter.clone())])
                 .context("cannot serve GET /metrics")?,
         ];

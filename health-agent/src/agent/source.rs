@@ -135,6 +135,29 @@ impl AgentSource {
     /// The health of the agent itself, check by check.
     pub(super) fn liveness(&self) -> Liveness {
         let now = Timestamp::now();
+        Liveness::judge(self.observations(now), now)
+    }
+
+    /// Whether a part of the agent hangs, check by check.
+    pub(super) fn hangs(&self) -> Liveness {
+        let now = Timestamp::now();
+        let observations = self.observations(now).into_iter();
+        Liveness::judge(observations.map(Observation::of_hang).collect(), now)
+    }
+
+    /// Why the agent does not do all its work, if so: it starts, refuses endpoints, or a check fails.
+    pub(super) fn unready(&self) -> Option<String> {
+        let starting = Source::starting(self);
+        let unknown = || self.enforcer().and_then(Enforcer::unknown_policies);
+        let failing = || {
+            let liveness = self.liveness();
+            (liveness.state == Level::Failure).then_some(liveness.msg)
+        };
+        starting.or_else(unknown).or_else(failing)
+    }
+
+    /// What is known about each part at `now`.
+    fn observations(&self, now: Timestamp) -> Vec<Observation> {
         let config = self.settings.at_start();
         let socket = liveness::socket_problem(&config.location.socket());
         let mut observations = vec![Observation::now("api-socket", socket)];
@@ -143,7 +166,7 @@ impl AgentSource {
         let Some(started) = self.started.get() else {
             observations.push(Observation::now("start", self.starting()).warning());
             observations.extend(settings);
-            return Liveness::judge(observations, now);
+            return observations;
         };
         observations.extend([
             Observation::reported("prober", started.mesh.prober()),
@@ -158,7 +181,7 @@ impl AgentSource {
             observations.push(Observation::now("service-xdp", slower.clone()).warning());
         }
         observations.extend(started.observed_registries(now));
-        Liveness::judge(observations, now)
+        observations
     }
 
     fn observed_maps(&self) -> Observation {

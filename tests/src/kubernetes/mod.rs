@@ -6,7 +6,6 @@
 
 mod control_plane;
 mod images;
-mod manifests;
 mod node;
 mod programs;
 mod slices;
@@ -20,6 +19,7 @@ use tempfile::TempDir;
 use self::images::Images;
 use self::node::{BRIDGE, CONTROL_PLANE, sh};
 use self::slices::Slices;
+use crate::deploy::{self, Inputs};
 use crate::{PATIENCE, wait_for};
 
 pub use self::control_plane::ControlPlane;
@@ -82,7 +82,11 @@ impl Cluster {
 
     /// Creates the objects of `deploy/kubernetes`.
     fn deploy(&self) -> anyhow::Result<()> {
-        let objects = manifests::render(&COMPONENTS, &CONTROL_PLANE.to_string(), MESH_KEY)?;
+        let inputs = Inputs {
+            api_server: &CONTROL_PLANE.to_string(),
+            mesh_key: MESH_KEY,
+        };
+        let objects = deploy::objects(&COMPONENTS, inputs)?;
         self.plane.apply(&objects)
     }
 

@@ -1,12 +1,18 @@
 //! The CNI plugin: its replies to runtimes, and real podman containers.
 
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tests::bed::agent_binary;
 use tests::namespace::Namespace;
-use tests::plugin::{Answer, Plugin, TRY_AGAIN_LATER};
+use tests::plugin::{Answer, NOT_AVAILABLE, Plugin, TRY_AGAIN_LATER};
 use tests::podman::Podman;
+use tests::process::run;
 use tests::{Bed, Node, PATIENCE, Snapshot, is_long, wait_for};
 
 struct Stand {
@@ -254,7 +260,8 @@ fn without_an_agent_runtimes_are_asked_to_try_again() -> anyhow::Result<()> {
     node.kill_agent(Signal::SIGKILL)?;
     assert_eq!(stand.call("ADD")?.code(), TRY_AGAIN_LATER);
     assert_eq!(stand.check_after(&added)?.code(), TRY_AGAIN_LATER);
-    assert_eq!(stand.call("STATUS")?.code(), 50);
+    let status = stand.call("STATUS")?;
+    assert_eq!(status.code(), NOT_AVAILABLE, "{}", status.json);
     // Traffic continues in the meantime.
     let peer = stand.bed.node(2).ipv4();
     stand
@@ -582,5 +589,62 @@ fn many_containers_of_podman_come_and_go() -> anyhow::Result<()> {
     podman.remove(&names)?;
     assert_eq!(endpoints(node)?, 1);
     before.wait_nothing_left(node)?;
+    Ok(())
+}
+
+/// The calls of a traced command that change or sync names in folders, as `NAME PATH`, in order.
+fn traced(words: &str, folder: &Path) -> anyhow::Result<Vec<String>> {
+    let trace = folder.join("trace");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-y", "-e", "trace=fsync,rename,unlink,mkdir", "-o"]);
+    strace.arg(&trace).arg(agent_binary()?);
+    run(strace.args(words.split_whitespace()))?.success()?;
+    let trace = fs::read_to_string(trace)?;
+    let calls = trace.lines().filter(|line| line.ends_with(" = 0"));
+    let calls = calls.filter_map(|line| {
+        let (_, call) = line.split_once(' ')?;
+        let (name, arguments) = call.trim().split_once('(')?;
+        // The path of a file descriptor is in angle brackets; of a rename, the last path counts.
+        let paths = arguments.split(['"', '<', '>']).skip(1).step_by(2);
+        let path = paths.last()?.strip_prefix(folder.to_str()?)?;
+        Some(format!("{name} {path}"))
+    });
+    Ok(calls.collect())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_installation_and_its_removal_are_on_the_disk_when_they_are_reported() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let at = folder.path().display();
+    let folders = format!("--bin-dir {at}/opt/bin --config-dir {at}/net.d");
+    let installed = traced(&format!("cni install {folders}"), folder.path())?;
+    assert_eq!(
+        installed,
+        [
+            "mkdir /opt",
+            "mkdir /opt/bin",
+            "fsync ",
+            "fsync /opt",
+            "mkdir /net.d",
+            "fsync ",
+            "fsync /opt/bin/health-agent-cni.new",
+            "rename /opt/bin/health-agent-cni",
+            "fsync /opt/bin",
+            "fsync /net.d/10-health-agent.conflist.new",
+            "rename /net.d/10-health-agent.conflist",
+            "fsync /net.d",
+        ]
+    );
+    let removed = traced(&format!("cni uninstall {folders}"), folder.path())?;
+    assert_eq!(
+        removed,
+        [
+            "unlink /net.d/10-health-agent.conflist",
+            "fsync /net.d",
+            "unlink /opt/bin/health-agent-cni",
+            "fsync /opt/bin",
+        ]
+    );
     Ok(())
 }

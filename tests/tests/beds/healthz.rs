@@ -9,7 +9,7 @@ use health_server::liveness::{Level, Liveness};
 use nix::sys::signal::Signal;
 use tests::bed::Node;
 use tests::http::get;
-use tests::liveness::{HEALTHZ_PORT, liveness};
+use tests::liveness::{HEALTHZ_PORT, liveness, page};
 use tests::{Bed, PATIENCE, wait_for};
 
 use super::metrics::{Samples, scrape};
@@ -63,6 +63,7 @@ fn healthz_fails_when_the_socket_is_gone_or_another_process_has_it() -> anyhow::
     fs::rename(node.socket(), &aside)?;
     let message = wait_failing(node, &["api-socket"])?;
     assert!(message.contains("health.sock"), "{message}");
+    assert_eq!(page(node, "/livez")?.0, 503);
     assert_eq!(scrape(node)?["health_agent_healthy"], 0.0);
 
     let other = UnixListener::bind(node.socket())?;
@@ -87,6 +88,10 @@ fn healthz_fails_while_the_datapath_cannot_be_repaired() -> anyhow::Result<()> {
     node.exec("ip link set dev lxc_health alias foreign")?;
     let message = wait_failing(node, &["datapath"])?;
     assert!(message.contains("lxc_health"), "{message}");
+    let (code, reason) = page(node, "/readyz")?;
+    assert!(code == 503 && reason.contains("lxc_health"), "{reason}");
+    let (code, hangs) = page(node, "/livez")?;
+    assert_eq!(code, 200, "a restart does not end it: {hangs}");
     let shown = node.cli("status")?;
     let own = format!("health-agent/{}", node.name());
     node.exec(&format!("ip link set dev lxc_health alias {own}"))?;
@@ -157,6 +162,10 @@ fn healthz_is_the_agents_own_whatever_peers_do() -> anyhow::Result<()> {
         let liveness: Liveness = serde_json::from_str(&body)?;
         assert_eq!(liveness.state, Level::Ok, "{body}");
         assert!(liveness.failing.is_empty(), "{body}");
+        for path in ["/livez", "/readyz"] {
+            let (code, body) = get(node, address, path)?;
+            assert_eq!(code, 200, "{path}: {body}");
+        }
     }
     Ok(())
 }

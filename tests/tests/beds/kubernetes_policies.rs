@@ -9,8 +9,9 @@ use health_model::policy::PolicyOrigin;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::apiserver::{Behaviour, Kind};
+use tests::liveness::page;
 use tests::ping::is_answered;
-use tests::plugin::TRY_AGAIN_LATER;
+use tests::plugin::{NOT_AVAILABLE, TRY_AGAIN_LATER};
 use tests::{PATIENCE, wait_for};
 
 use crate::kubernetes_labels::Stand;
@@ -275,6 +276,12 @@ fn no_pod_is_connected_before_the_policies_of_the_cluster_are_known() -> anyhow:
         message.contains(expected) && message.contains("502"),
         "{message}"
     );
+    let status = stand.plugin.call_with(&[("CNI_COMMAND", "STATUS")])?;
+    assert_eq!(status.code(), NOT_AVAILABLE, "{}", status.json);
+    assert!(status.message().contains(expected), "{}", status.json);
+    let (code, reason) = page(stand.node(), "/readyz")?;
+    assert!(code == 503 && reason.contains(expected), "{reason}");
+    assert_eq!(page(stand.node(), "/livez")?.0, 200);
     stand.server.behave(Behaviour::Serve);
     stand.connect("web", "u-1")?;
     Ok(())

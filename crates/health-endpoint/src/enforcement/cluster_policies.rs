@@ -292,7 +292,7 @@ impl Enforcer {
     }
 
     /// Returns why the policies of the cluster are not known yet, if so.
-    pub(super) fn unknown_policies(&self) -> Option<String> {
+    pub fn unknown_policies(&self) -> Option<String> {
         self.0.unknown_policies.borrow().clone()
     }
 }
