@@ -13,6 +13,7 @@ mod doc_checks;
 mod docs;
 mod features;
 mod fuzz;
+mod helm;
 mod kubernetes;
 mod man;
 mod openapi;
@@ -65,6 +66,8 @@ enum Command {
     Docs,
     /// Write the OpenAPI document from the handlers and types of the API
     Openapi,
+    /// Write the Helm chart from deploy/kubernetes
+    Helm,
     /// Write the man pages of all commands and of the settings file
     Man(man::Args),
     /// Compile the crates with eBPF or system calls for aarch64, without running them
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Vm(args) => vm::command(&workspace, &args),
         Command::Docs => docs::write(&workspace).map(success),
         Command::Openapi => openapi::write(&workspace).map(success),
+        Command::Helm => helm::write(&workspace).map(success),
         Command::Man(args) => man::write(&workspace, &args).map(success),
         Command::CheckAarch64 => aarch64::check(&workspace).map(success),
         Command::CheckCrates => crates::check(&workspace).map(success),

@@ -1,9 +1,11 @@
 //! `health-agent cleanup`: removes what an agent left on this machine.
 
+use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use health_model::settings::Location;
 use health_settings::ServiceProxyMode;
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::Daemon;
 use super::output::OutputArgs;
@@ -12,6 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   health-agent cleanup
   health-agent cleanup --services ipvs
+  health-agent cleanup --stay
   health-agent cleanup --instance hnode1 --runtime-dir /run/health-agent/hnode1";
 
 /// Flags of `cleanup`.
@@ -21,6 +24,9 @@ pub struct CleanupArgs {
     /// Remove only the services of this proxy mode; connections of ebpf continue, those of ipvs end
     #[arg(long, value_enum, value_name = "MODE")]
     services: Option<ServiceRules>,
+    /// Do not exit after the removal, but at SIGTERM or SIGINT, like a pod of a DaemonSet
+    #[arg(long)]
+    stay: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -60,8 +66,25 @@ impl CleanupArgs {
             .into_iter()
             .map(|removed| RemovedRow { removed })
             .collect();
-        self.output.output.print_rows(&removed, removed_text)
+        self.output.output.print_rows(&removed, removed_text)?;
+        if self.stay {
+            until_ended().await?;
+        }
+        Ok(())
     }
+}
+
+/// Waits for SIGINT or SIGTERM, which the first process of a container ignores unless it handles them.
+async fn until_ended() -> anyhow::Result<()> {
+    let mut interrupted =
+        signal(SignalKind::interrupt()).context("cannot install the SIGINT handler")?;
+    let mut terminated =
+        signal(SignalKind::terminate()).context("cannot install the SIGTERM handler")?;
+    tokio::select! {
+        _ = interrupted.recv() => {}
+        _ = terminated.recv() => {}
+    }
+    Ok(())
 }
 
 /// A removed item.

@@ -31,6 +31,7 @@ use super::kubernetes_policies::KubernetesPolicies;
 use super::node::NodeDatapath;
 use super::own_addresses;
 use super::own_node;
+use super::pages;
 use super::preflight::{OpenedResources, Preflight};
 use super::probing::{Probing, ProbingInputs};
 use super::registration;
@@ -64,11 +65,13 @@ pub(super) async fn start(
         registry,
         own,
     } = inputs;
+    let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
+    // Served before the wait for this node's entry: nobody should restart an agent that waits.
+    let page_servers = pages::serve(config, &source, &exporter)?;
     let context = start_context(config, own, &*registry, &source).await?;
     let Preflight {
         uplinks,
         survey,
-        page_servers,
         opened,
     } = Preflight::run(&context, &source).await?;
     let node =
@@ -79,7 +82,7 @@ pub(super) async fn start(
         registry: &*registry,
         source: &source,
     };
-    let (core, extras) = match assembly.start_parts(opened, survey).await {
+    let (core, extras) = match assembly.start_parts(&exporter, opened, survey).await {
         Ok(parts) => parts,
         Err(error) => {
             node.take_back().await;
@@ -167,12 +170,12 @@ struct Extras {
 impl Assembly<'_> {
     async fn start_parts(
         &self,
+        exporter: &Exporter<AgentSource, Location>,
         opened: OpenedResources,
         survey: Survey,
     ) -> anyhow::Result<(Core, Extras)> {
         let OpenedResources {
             listeners,
-            exporter,
             kubernetes_pods,
             kubernetes_policies,
             pods,
@@ -180,7 +183,7 @@ impl Assembly<'_> {
         } = opened;
         let kubernetes = (kubernetes_pods, kubernetes_policies);
         let core = self
-            .start_core(&exporter, listeners, survey, kubernetes)
+            .start_core(exporter, listeners, survey, kubernetes)
             .await?;
         self.node.remove_former_endpoint().await;
         // Before any client can request endpoints.

@@ -133,6 +133,8 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
         containers::STATE_FILE.to_owned(),
         kept_checks::FILE.to_owned(),
         enforcement::FILE.to_owned(),
+        enforcement::CLUSTER_FILE.to_owned(),
+        format!("{}.damaged", enforcement::CLUSTER_FILE),
         enforcement::MODE_FILE.to_owned(),
         identity::LOCAL_FILE.to_owned(),
         health_settings::IDENTITIES_FILE.to_owned(),

@@ -2,15 +2,38 @@
 
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use health_metrics::{Exporter, Format};
 use health_model::settings::Location;
-use health_server::page_server::{Answer, Page};
+use health_server::page_server::{self, Answer, Page, PageServer};
+use health_settings::{ApiSettings, Settings};
 use hyper::{HeaderMap, StatusCode};
 
 use super::source::AgentSource;
 
+/// Serves all pages. Must be called in a tokio runtime.
+pub(super) fn serve(
+    config: &Settings,
+    source: &Arc<AgentSource>,
+    exporter: &Arc<Exporter<AgentSource, Location>>,
+) -> anyhow::Result<[PageServer; 2]> {
+    let ApiSettings {
+        healthz_address,
+        metrics_address,
+        ..
+    } = &config.api;
+    let healthz = page_server::bind("--healthz-address", healthz_address)?;
+    let scrapes = page_server::bind("--metrics-address", metrics_address)?;
+    Ok([
+        PageServer::start(healthz, health(source))
+            .context("cannot serve the pages of --healthz-address")?,
+        PageServer::start(scrapes, [metrics(exporter.clone())])
+            .context("cannot serve GET /metrics")?,
+    ])
+}
+
 /// The pages about the agent itself.
-pub(super) fn health(source: &Arc<AgentSource>) -> [Page; 3] {
+fn health(source: &Arc<AgentSource>) -> [Page; 3] {
     [healthz, livez, readyz].map(|page| page(source.clone()))
 }
 
@@ -43,7 +66,7 @@ fn readyz(source: Arc<AgentSource>) -> Page {
 }
 
 /// `GET /metrics`: the agent's counters and measurements.
-pub(super) fn metrics(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
+fn metrics(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
     let answer = move |headers: &HeaderMap| {
         let format = Format::accepted(headers);
         let exporter = exporter.clone();

@@ -4,18 +4,13 @@
 use std::net::TcpListener;
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use health_endpoint::manager::Survey;
 use health_mesh::hello;
-use health_metrics::Exporter;
-use health_model::settings::Location;
-use health_server::page_server::{self, PageServer};
 
 use super::containers::Sources;
 use super::endpoints;
 use super::kubernetes_pods::KubernetesPods;
 use super::kubernetes_policies::KubernetesPolicies;
-use super::pages;
 use super::services;
 use super::source::AgentSource;
 use super::start_context::StartContext;
@@ -26,8 +21,6 @@ pub(super) struct Preflight {
     pub(super) uplinks: (Uplinks, UplinkSurvey),
     /// The endpoints of previous agents.
     pub(super) survey: Survey,
-    /// The monitoring pages, which are already being served.
-    pub(super) page_servers: [PageServer; 2],
     pub(super) opened: OpenedResources,
 }
 
@@ -35,7 +28,6 @@ pub(super) struct Preflight {
 pub(super) struct OpenedResources {
     /// Listeners at this node's addresses.
     pub(super) listeners: Vec<TcpListener>,
-    pub(super) exporter: Arc<Exporter<AgentSource, Location>>,
     /// `None` if the settings name no API server.
     pub(super) kubernetes_pods: Option<KubernetesPods>,
     /// `None` if the settings name no API server.
@@ -58,10 +50,8 @@ impl Preflight {
             netlink,
         } = context;
         let uplinks = Uplinks::find(netlink, config, own).await?;
-        // Comes first, because a port in use is the most likely conflict.
+        // Comes first, because a port in use is a likely conflict.
         let listeners = hello::bind(&own.addresses, config.mesh.health_port)?;
-        let healthz = page_server::bind("--healthz-address", &config.api.healthz_address)?;
-        let scrapes = page_server::bind("--metrics-address", &config.api.metrics_address)?;
         let services = services::ProxyParts::open(config, own)?;
         let kubernetes_pods = KubernetesPods::open(config)?;
         let kubernetes_policies = KubernetesPolicies::open(config)?;
@@ -76,20 +66,11 @@ impl Preflight {
                 )
                 .chain(services.iter().flat_map(services::ProxyParts::controllers)),
         );
-        let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
-        let page_servers = [
-            PageServer::start(healthz, pages::health(source))
-                .context("cannot serve the pages of --healthz-address")?,
-            PageServer::start(scrapes, [pages::metrics(exporter.clone())])
-                .context("cannot serve GET /metrics")?,
-        ];
         Ok(Self {
             uplinks,
             survey: endpoints::survey(context).await?,
-            page_servers,
             opened: OpenedResources {
                 listeners,
-                exporter,
                 kubernetes_pods,
                 kubernetes_policies,
                 pods,

@@ -80,7 +80,10 @@ impl Stand {
     }
 
     /// Like [`Self::start_with`], but the API server has the nodes, too.
-    pub(crate) fn start_in_cluster(prepare: impl FnOnce(&ApiServer)) -> anyhow::Result<Self> {
+    pub(crate) fn start_in_cluster(
+        prepare: impl FnOnce(&ApiServer),
+        flags: &str,
+    ) -> anyhow::Result<Self> {
         let bed = Bed::builder()
             .nodes(1)
             .registry(|_| format!("--registry kubernetes:{NODES_KUBECONFIG}"))
@@ -99,7 +102,7 @@ impl Stand {
             prepare(server);
             Ok(())
         };
-        Self::start_on(bed, prepare, "")
+        Self::start_on(bed, prepare, flags)
     }
 
     fn start_on(

@@ -259,10 +259,11 @@ fn ingress_from_nodes_takes_packets_of_nodes_with_these_labels() -> anyhow::Resu
         far["metadata"]["labels"] = json!({ "zone": zone });
         far
     };
-    let pods = Pods::connect_to(Stand::start_in_cluster(|server| {
+    let prepare = |server: &ApiServer| {
         server.define_cilium();
         server.put(far("a"));
-    })?)?;
+    };
+    let pods = Pods::connect_to(Stand::start_in_cluster(prepare, "")?)?;
     let server = &pods.stand.server;
     add_far(&pods.stand)?;
     let wait = |is_expected: bool, what: &str| {

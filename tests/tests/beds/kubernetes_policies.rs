@@ -12,7 +12,7 @@ use tests::apiserver::{Behaviour, Kind};
 use tests::liveness::page;
 use tests::ping::is_answered;
 use tests::plugin::{NOT_AVAILABLE, TRY_AGAIN_LATER};
-use tests::{PATIENCE, wait_for};
+use tests::{Node, PATIENCE, wait_for};
 
 use crate::kubernetes_labels::Stand;
 
@@ -20,6 +20,14 @@ use crate::kubernetes_labels::Stand;
 pub(crate) struct Pods {
     pub(crate) stand: Stand,
     pub(crate) web: IpAddr,
+}
+
+fn wait_saved(node: &Node, text: &str) -> anyhow::Result<()> {
+    let folder = node.runtime_dir().join("state");
+    wait_for("the saved policies", PATIENCE, || {
+        let saved = fs::read_to_string(folder.join("policies-kubernetes.json"));
+        Ok(saved.is_ok_and(|saved| saved.contains(text)).then_some(()))
+    })
 }
 
 impl Pods {
@@ -61,11 +69,7 @@ impl Pods {
 
     /// Waits until the agent has saved policies with this text.
     pub(crate) fn wait_saved(&self, text: &str) -> anyhow::Result<()> {
-        let folder = self.stand.node().runtime_dir().join("state");
-        wait_for("the saved policies", PATIENCE, || {
-            let saved = fs::read_to_string(folder.join("policies-kubernetes.json"));
-            Ok(saved.is_ok_and(|saved| saved.contains(text)).then_some(()))
-        })
+        wait_saved(self.stand.node(), text)
     }
 
     /// Waits for exactly these policies, by name.
@@ -252,6 +256,19 @@ fn what_cannot_be_enforced_is_refused_whole_in_an_event_and_in_the_listing() -> 
     refused["spec"]["egress"] = json!([{ "toEndpoints": [{}] }]);
     server.put(refused);
     pods.wait_reached(true, "the mended policy to be in force")?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_cleanup_forgets_the_policies_of_the_cluster() -> anyhow::Result<()> {
+    let stand = Stand::start_with(FOLLOWING)?;
+    stand.server.put(network_policy("web"));
+    wait_saved(stand.node(), "\"web\"")?;
+    stand.node().kill_agent(Signal::SIGTERM)?;
+    stand.node().cli("cleanup")?.success()?;
+    let state = stand.node().runtime_dir().join("state");
+    ensure!(!state.exists(), "{:?} is left", fs::read_dir(&state)?);
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use tests::apiserver::{ApiServer, node};
+use tests::liveness::page;
 use tests::served::Manifests;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
@@ -139,6 +140,12 @@ fn an_agent_that_waits_for_its_entry_stops_in_order() -> anyhow::Result<()> {
         let node = stand.node();
         node.start_agent()?;
         stand.wait_logged(&["waiting for node"])?;
+        assert_eq!(page(node, "/livez")?.0, 200, "nobody should restart it");
+        let (code, reason) = page(node, "/readyz")?;
+        ensure!(
+            code == 503 && reason.contains("waiting for node"),
+            "{reason}"
+        );
         node.kill_agent(signal)?;
         stand.wait_logged(&["agent stopped before it finished starting"])?;
         let pid_file = node.runtime_dir().join("health-agent.pid");
