@@ -60,7 +60,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         hostns::enter(path).context("--netns")?;
     }
     let runtime = runtime(&cli.command).context("cannot start the runtime")?;
-    let result = runtime.block_on(cli.command.execute(location, &Agent));
+    let result = runtime.block_on(cli.command.execute(location, &cli.global.api, &Agent));
     // The command is done; a thread that is still busy must not delay the exit.
     runtime.shutdown_background();
     result

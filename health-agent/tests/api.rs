@@ -5,6 +5,8 @@
 mod common;
 #[path = "api/probes.rs"]
 mod probes;
+#[path = "api/remote.rs"]
+mod remote;
 #[path = "api/services.rs"]
 mod services;
 

@@ -1,8 +1,9 @@
-//! The client for an agent's socket.
+//! The client for an agent's API.
 
+mod access;
 mod error;
+mod tls_error;
 
-use std::io;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,8 +19,9 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
 
+use self::access::Access;
+pub use self::access::{ApiUrl, ApiUrlError, TlsMaterial, TlsSetupError};
 pub use self::error::ClientError;
 
 /// Read requests return at once with whatever is known.
@@ -30,21 +32,33 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Creating an endpoint takes milliseconds, unless its namespace or the disk is slow.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Pause between two attempts to connect to an overloaded agent.
-const CONNECT_PAUSE: Duration = Duration::from_millis(10);
-
 /// A client of one agent. Each request opens a connection.
 #[derive(Clone, Debug)]
 pub struct Client {
-    socket: PathBuf,
+    access: Access,
 }
 
 impl Client {
     /// A client of the agent that listens on `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
-            socket: socket.into(),
+            access: Access::Unix(socket.into()),
         }
+    }
+
+    /// A client of the agent that listens on a TCP port with TLS. Fails if the certificates are of no use.
+    pub fn over_tls(
+        host: &str,
+        port: u16,
+        material: &TlsMaterial<'_>,
+    ) -> Result<Self, TlsSetupError> {
+        let access = Access::over_tls(host, port, material)?;
+        Ok(Self { access })
+    }
+
+    /// Whether the agent may be on another machine.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.access, Access::Tls(_))
     }
 
     /// Reads `path`, within 5 s.
@@ -216,7 +230,7 @@ impl Client {
         read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
         let begin = async {
-            let stream = self.connect().await.map_err(|e| self.connect_error(e))?;
+            let stream = self.access.connect().await?;
             http1::handshake(TokioIo::new(stream))
                 .await
                 .map_err(|source| self.broken(name, source))
@@ -243,18 +257,6 @@ impl Client {
         }
     }
 
-    async fn connect(&self) -> io::Result<UnixStream> {
-        loop {
-            match UnixStream::connect(&self.socket).await {
-                // The listener's backlog is full, and there is no notification when that changes.
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    tokio::time::sleep(CONNECT_PAUSE).await;
-                }
-                connected => return connected,
-            }
-        }
-    }
-
     /// Reads the agent's message from an error response.
     async fn refusal(
         &self,
@@ -278,7 +280,7 @@ impl Client {
     fn decode<T: DeserializeOwned>(&self, name: &str, text: &[u8]) -> Result<T, ClientError> {
         serde_json::from_slice(text).map_err(|source| ClientError::Decode {
             request: name.to_owned(),
-            path: self.socket.clone(),
+            agent: self.access.to_string(),
             source,
         })
     }
@@ -286,33 +288,28 @@ impl Client {
     fn timeout(&self, name: &str, limit: Duration) -> ClientError {
         ClientError::Timeout {
             request: name.to_owned(),
-            path: self.socket.clone(),
+            agent: self.access.to_string(),
             seconds: limit.as_secs(),
         }
     }
 
     fn broken(&self, name: &str, source: hyper::Error) -> ClientError {
-        ClientError::Broken {
-            request: name.to_owned(),
-            path: self.socket.clone(),
-            source,
+        let agent = self.access.to_string();
+        // The agent verifies a client's certificate after the client has sent its request.
+        match tls_error::reason(&source) {
+            Some(reason) => ClientError::Tls { agent, reason },
+            None => ClientError::Broken {
+                request: name.to_owned(),
+                agent,
+                source,
+            },
         }
     }
 
     fn cut(&self, name: &str) -> ClientError {
         ClientError::Cut {
             request: name.to_owned(),
-            path: self.socket.clone(),
-        }
-    }
-
-    fn connect_error(&self, source: io::Error) -> ClientError {
-        let path = self.socket.clone();
-        match source.kind() {
-            io::ErrorKind::NotFound => ClientError::NoAgent(path),
-            io::ErrorKind::ConnectionRefused => ClientError::Stale(path),
-            io::ErrorKind::PermissionDenied => ClientError::Permission(path),
-            _ => ClientError::Connect { path, source },
+            agent: self.access.to_string(),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod api;
 mod bpf;
 mod cleanup;
 mod cni;
@@ -31,10 +32,10 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use exit::Failure;
-use health_api::client::Client;
 use health_model::settings::{InvalidSetting, Location};
 use health_settings::absolute_path;
 
+pub use self::api::ApiArgs;
 pub use self::daemon::{Daemon, Task};
 pub use self::parse::{ParseError, command, parse, reread};
 
@@ -103,6 +104,9 @@ pub struct GlobalArgs {
     /// Use the network namespace at PATH instead of the current one
     #[arg(long, global = true, env = "HEALTH_AGENT_NETNS", value_name = "PATH", value_parser = absolute_path())]
     pub netns: Option<PathBuf>,
+    /// How to reach the agent's API.
+    #[command(flatten)]
+    pub api: ApiArgs,
 }
 
 impl GlobalArgs {
@@ -165,34 +169,54 @@ pub enum Command {
 }
 
 impl Command {
-    /// Runs the command for the agent at `location`. Returns exit code 0, or one specific to the command.
-    pub fn execute(self, location: Location, daemon: &dyn Daemon) -> Task<'_, ExitCode, Failure> {
-        Box::pin(self.execute_with(location, daemon))
+    /// Runs the command for the agent at `location`, or for the one that `api` names. Returns exit code 0, or one
+    /// specific to the command.
+    pub fn execute<'a>(
+        self,
+        location: Location,
+        api: &'a ApiArgs,
+        daemon: &'a dyn Daemon,
+    ) -> Task<'a, ExitCode, Failure> {
+        Box::pin(self.execute_with(location, api, daemon))
     }
 
     async fn execute_with(
         self,
         location: Location,
+        api: &ApiArgs,
         daemon: &dyn Daemon,
     ) -> Result<ExitCode, Failure> {
-        let client = Client::new(location.socket());
+        if let Some(what) = self.local_part() {
+            api.require_local(what)?;
+        }
+        let client = || api.client(&location);
         match self {
             Self::Run(args) => daemon.run(args.settings).await?,
-            Self::Status(args) => return Ok(args.execute(&client, &location).await?),
-            Self::PathMtu(args) => args.execute(&client).await?,
-            Self::Node(command) => command.execute(&client, &location).await?,
-            Self::Endpoint(command) => command.execute(&client).await?,
-            Self::Identity(command) => command.execute(&client).await?,
-            Self::Policy(command) => command.execute(&client).await?,
-            Self::Probe(command) => return Ok(command.execute(&client, &location).await?),
-            Self::Service(command) => return Ok(command.execute(&client).await?),
-            Self::Bpf(command) => command.execute(&client, &location).await?,
+            Self::Status(args) => return Ok(args.execute(&client()?, &location).await?),
+            Self::PathMtu(args) => args.execute(&client()?).await?,
+            Self::Node(command) => command.execute(&client()?, &location).await?,
+            Self::Endpoint(command) => command.execute(&client()?).await?,
+            Self::Identity(command) => command.execute(&client()?).await?,
+            Self::Policy(command) => command.execute(&client()?).await?,
+            Self::Probe(command) => return Ok(command.execute(&client()?, &location).await?),
+            Self::Service(command) => return Ok(command.execute(&client()?).await?),
+            Self::Bpf(command) => command.execute(&client()?, &location).await?,
             Self::Cni(args) => return Ok(args.execute(&location).await?),
-            Self::Monitor(args) => args.execute(&client).await?,
-            Self::Config(args) => args.execute(&client, location).await?,
+            Self::Monitor(args) => args.execute(&client()?).await?,
+            Self::Config(args) => args.execute(&client()?, location).await?,
             Self::Cleanup(args) => args.execute(&location, daemon).await?,
             Self::Completion(args) => args.execute()?,
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// What the command works on besides the agent's API, if there is no way without it.
+    const fn local_part(&self) -> Option<&'static str> {
+        match self {
+            Self::Bpf(_) => Some("reads the maps of this machine"),
+            Self::Cni(_) => Some("connects containers of this machine"),
+            Self::Cleanup(_) => Some("removes what agents left on this machine"),
+            _ => None,
+        }
     }
 }

@@ -93,6 +93,7 @@ impl From<ClientError> for CniError {
                 _ => Code::Failed,
             },
             ClientError::Permission(_)
+            | ClientError::Tls { .. }
             | ClientError::Request { .. }
             | ClientError::Decode { .. } => Code::Failed,
         };

@@ -1,4 +1,4 @@
-//! Network namespaces, devices, addresses, routes and sysctls, by netlink and system calls.
+//! Network namespaces, devices, addresses, routes and sysctls, by netlink and system calls; certificates for TLS.
 //!
 //! Functions that take a [`netlink::Handle`] work in the namespace where the handle was opened; all others work in
 //! the calling thread's namespace.
@@ -28,6 +28,7 @@ pub mod sysctl;
 pub mod tc;
 pub mod tcp;
 pub mod testing;
+pub mod tls;
 pub mod xdp;
 
 pub use error::KernelError;

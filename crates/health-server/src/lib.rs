@@ -1,10 +1,12 @@
-//! The agent's HTTP servers: the API on a Unix socket, and the pages for monitoring, load balancers and supervisors on
+//! The agent's HTTP servers: the API on Unix sockets and over TLS, and the pages for monitoring, load balancers and supervisors on
 //! TCP ports. Responses come from a [`source`], which the agent implements. This crate keeps no state of the agent.
 
 #![forbid(unsafe_code)]
 
 mod answer;
+mod audience;
 mod body;
+pub mod certificates;
 mod endpoints;
 pub mod liveness;
 mod node_feed;

@@ -1,4 +1,4 @@
-//! Serves HTTP on listeners of any kind. There may be many silent or slow clients; none of them delays another.
+//! Serves HTTP on listeners of any kind, plain or over TLS. There may be many silent or slow clients; none of them delays another.
 //!
 //! A connection carries one request. It is closed if the request head does not arrive in time, or if the client has
 //! made the server wait too long in total. When all slots are taken and a new client is waiting, the clients that have
@@ -6,6 +6,7 @@
 //! slots.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,7 +42,7 @@ pub(super) struct Limits {
     /// Maximum number of concurrent connections on each listener, not counting clients that [stay](Client::stay).
     /// Further clients wait in the listener's backlog.
     pub(super) connections: usize,
-    /// Time limit for receiving a request's head.
+    /// Time limit for letting a client in, and another for receiving its request's head.
     pub(super) head: Duration,
     /// Total time that a client may make the server wait, whether for the request head or for buffer space to write the
     /// response.
@@ -56,16 +57,16 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves `router` on `listeners`. Must be called in a tokio runtime.
+    /// Serves those on `listeners` whom `admit` lets in. Must be called in a tokio runtime.
     pub(super) fn start<L: Listener>(
         listeners: impl IntoIterator<Item = L>,
-        router: &Router,
+        admit: &impl Admit<L::Io>,
         limits: Limits,
     ) -> Self {
         let (stop, stopped) = watch::channel(false);
         let mut acceptors = JoinSet::new();
         for listener in listeners {
-            acceptors.spawn(accept(listener, router.clone(), limits, stopped.clone()));
+            acceptors.spawn(accept(listener, admit.clone(), limits, stopped.clone()));
         }
         Self { acceptors, stop }
     }
@@ -77,6 +78,24 @@ impl Server {
     }
 }
 
+/// Lets a client in: makes the stream that carries HTTP out of an accepted one, and chooses the router of the client.
+pub(super) trait Admit<S>: Clone + Send + 'static {
+    /// Carries HTTP.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Fails if the client may not come in. Must end within [`Limits::head`]; later, the connection is closed.
+    fn admit(self, stream: S) -> impl Future<Output = io::Result<(Self::Stream, Router)>> + Send;
+}
+
+/// Lets everyone in.
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Admit<S> for Router {
+    type Stream = S;
+
+    async fn admit(self, stream: S) -> io::Result<(S, Router)> {
+        Ok((stream, self))
+    }
+}
+
 /// Whether a request has a body. Few paths accept one.
 pub(super) fn has_body(request: &Request) -> bool {
     !request.body().is_end_stream()
@@ -84,7 +103,7 @@ pub(super) fn has_body(request: &Request) -> bool {
 
 async fn accept<L: Listener>(
     mut listener: L,
-    router: Router,
+    admit: impl Admit<L::Io>,
     limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
@@ -98,9 +117,9 @@ async fn accept<L: Listener>(
         {
             let waits = Arc::new(Waits::default());
             waits.begin();
-            let exchange = exchange(stream, router.clone(), limits, waits.clone(), stop.clone());
+            let exchange = exchange(stream, admit.clone(), limits, waits.clone(), stop.clone());
             let task = connections.spawn(async move {
-                // Errors are the client's own fault: it disconnected, was slow, or did not speak HTTP.
+                // Errors are the client's own fault: it disconnected, was slow, did not speak HTTP, or may not come in.
                 let _ = exchange.await;
             });
             clients.insert(task.id(), (task, waits));
@@ -143,13 +162,18 @@ fn close_slowest(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, slots: usize)
     }
 }
 
-async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+async fn exchange<S, A: Admit<S>>(
     stream: S,
-    router: Router,
+    admit: A,
     limits: Limits,
     waits: Arc<Waits>,
     mut stop: watch::Receiver<bool>,
-) -> hyper::Result<()> {
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let admitted = tokio::time::timeout(limits.head, admit.admit(stream));
+    let (stream, router) = tokio::select! {
+        admitted = admitted => admitted??,
+        _ = stop.wait_for(|stop| *stop) => return Ok(()),
+    };
     let paced = PacedStream {
         stream,
         waits: waits.clone(),
@@ -170,10 +194,10 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .max_buf_size(MAX_HEAD);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(paced), service));
     tokio::select! {
-        served = connection.as_mut() => return served,
+        served = connection.as_mut() => return Ok(served?),
         _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
     }
-    connection.await
+    Ok(connection.await?)
 }
 
 /// The sender of a request.
@@ -466,6 +490,38 @@ mod tests {
         half.write_all(b"GET /sma").await.unwrap();
         rest(&mut silent).await;
         rest(&mut half).await;
+    }
+
+    /// Lets nobody in, and never says so.
+    #[derive(Clone)]
+    struct Undecided;
+
+    impl Admit<UnixStream> for Undecided {
+        type Stream = UnixStream;
+
+        async fn admit(self, stream: UnixStream) -> io::Result<(UnixStream, Router)> {
+            std::future::pending::<()>().await;
+            Ok((stream, Router::new()))
+        }
+    }
+
+    #[tokio::test]
+    async fn one_who_is_not_let_in_is_given_up_or_gives_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let head = Duration::from_millis(200);
+        for (name, limits) in [
+            ("given up", Limits { head, ..LIMITS }),
+            ("gives way", LIMITS),
+        ] {
+            let path = dir.path().join(name);
+            let listener = UnixListener::bind(&path).unwrap();
+            let _server = Server::start([listener], &Undecided, limits);
+            let mut waiting = Vec::new();
+            for _ in 0..=LIMITS.connections {
+                waiting.push(UnixStream::connect(&path).await.unwrap());
+            }
+            assert_eq!(rest(&mut waiting[0]).await, b"", "{name}");
+        }
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! Serves the API.
+//! Serves the API on its sockets and ports.
 
 use std::future::Future;
 use std::path::Path;
@@ -12,6 +12,7 @@ use axum::extract::{Extension, MatchedPath, Query, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::join_all;
 use futures_util::stream;
 use health_api::rtt::RttEntry;
 use health_model::api::{
@@ -24,10 +25,13 @@ use health_model::identity::Identity;
 use health_settings::SettingList;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::task::JoinSet;
 
 use super::answer::{Answer, AnswerOrLines, Batch, Lines, Refusal, answer, cannot_write};
+use super::audience::Audience;
+use super::certificates::Certificates;
 use super::node_feed::{self, NodeFeed};
 use super::path_id::PathId;
 use super::serve::{Client, Limits, Server, has_body};
@@ -47,31 +51,71 @@ const LIMITS: Limits = Limits {
 const PROBE_REQUESTS: usize = 16;
 /// Maximum number of concurrent clients that watch endpoints, and of those that watch container probes.
 const WATCHES: usize = 16;
+/// Maximum number of clients that monitor, for each audience but that of the unix socket. The agent serves 16 in all, so
+/// that at least four of these can always be local.
+const GUEST_MONITORS: usize = 4;
 /// Maximum number of events written at once.
 const EVENT_BATCH: usize = 256;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
+/// Where the API is served.
+pub struct Entrances {
+    /// The unix socket.
+    pub socket: UnixListener,
+    /// The unix socket for reading.
+    pub read_only_socket: Option<UnixListener>,
+    /// The TCP ports for clients with certificates.
+    pub remote: Option<Remote>,
+}
+
+/// The API over TLS.
+pub struct Remote {
+    /// The TCP ports.
+    pub listeners: Vec<TcpListener>,
+    /// The agent's certificate, and the authorities of its clients.
+    pub certificates: Certificates,
+}
+
 /// Serves the API until `shutdown` completes, then finishes requests in flight for up to 2 s and removes the socket
-/// file.
+/// files. Each entrance has limits of its own.
 pub async fn serve<S: Source>(
-    listener: UnixListener,
+    entrances: Entrances,
     source: Arc<S>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let path = listener.local_addr()?.as_pathname().map(Path::to_path_buf);
-    let server = Server::start([listener], &router(source), LIMITS);
-    shutdown.await;
-    // Requests that take longer are cut off.
-    let _ = tokio::time::timeout(SHUTDOWN_GRACE, server.shutdown()).await;
-    match path {
-        Some(path) => fs::remove_file(path),
-        None => Ok(()),
+    let mut files = Vec::new();
+    let mut servers = Vec::new();
+    let sockets = [
+        (Some(entrances.socket), Audience::Local),
+        (entrances.read_only_socket, Audience::LocalReaders),
+    ];
+    for (socket, audience) in sockets {
+        let Some(socket) = socket else { continue };
+        let address = socket.local_addr()?;
+        files.extend(address.as_pathname().map(Path::to_path_buf));
+        let router = router(source.clone(), audience);
+        servers.push(Server::start([socket], &router, LIMITS));
     }
+    let mut following = JoinSet::new();
+    if let Some(remote) = entrances.remote {
+        let door = remote.certificates.door(
+            router(source.clone(), Audience::Remote),
+            router(source, Audience::RemoteReaders),
+        );
+        servers.push(Server::start(remote.listeners, &door, LIMITS));
+        following.spawn(remote.certificates.follow());
+    }
+    shutdown.await;
+    let ends = servers.into_iter().map(Server::shutdown);
+    // Requests that take longer are cut off.
+    let _ = tokio::time::timeout(SHUTDOWN_GRACE, join_all(ends)).await;
+    files.iter().try_for_each(fs::remove_file)
 }
 
 /// The state of the API's handlers.
 pub(super) struct Api<S> {
     pub(super) source: S,
+    audience: Audience,
     started: Instant,
     feed: Mutex<NodeFeed>,
     /// Limits requests that last as long as probes.
@@ -80,21 +124,26 @@ pub(super) struct Api<S> {
     pub(super) watches: Slots,
     /// Limits watches of container probes.
     pub(super) container_watches: Slots,
+    /// Limits clients that monitor, if it is not for this audience that the agent limits their number.
+    monitors: Option<Slots>,
 }
 
 pub(super) type Shared<S> = State<Arc<Api<Arc<S>>>>;
 
-fn router<S: Source>(source: Arc<S>) -> Router {
+fn router<S: Source>(source: Arc<S>, audience: Audience) -> Router {
+    let is_guest = audience != Audience::Local;
     let api = Api {
         source,
+        audience,
         started: Instant::now(),
         feed: Mutex::new(NodeFeed::new(node_feed::random_generation())),
         probes: Slots::new(PROBE_REQUESTS, "requests to probe nodes"),
         watches: Slots::new(WATCHES, "watches of endpoints"),
         container_watches: Slots::new(WATCHES, "watches of container probes"),
+        monitors: is_guest.then(|| Slots::new(GUEST_MONITORS, "clients that monitor")),
     };
     let api = Arc::new(api);
-    routes::routes()
+    routes::routes(audience)
         .fold(Router::new(), |router, (path, method)| {
             router.route(path, method)
         })
@@ -329,6 +378,7 @@ pub(super) async fn monitor<S: Source>(
     query: Result<Query<EventFilter>, QueryRejection>,
 ) -> Result<Lines<MonitorLine>, Refusal> {
     let Query(filter) = query?;
+    let slot = api.monitors.as_ref().map(Slots::take).transpose()?;
     let unavailable = |reason: String| Refusal(StatusCode::SERVICE_UNAVAILABLE, reason);
     let subscription = api.source.monitor(filter).ok_or_else(|| {
         unavailable("the agent has not loaded its programs yet; try again later".to_owned())
@@ -336,13 +386,13 @@ pub(super) async fn monitor<S: Source>(
     let subscription = subscription.map_err(|error| unavailable(error.to_string()))?;
     client.stay();
     Ok(Lines::of_stream(stream::try_unfold(
-        subscription,
-        async |mut subscription| {
+        (subscription, slot),
+        async |(mut subscription, slot)| {
             let lines = subscription.next(EVENT_BATCH).await;
             if lines.is_empty() {
                 return Ok(None);
             }
-            Ok(Some((Batch::write(&lines)?, subscription)))
+            Ok(Some((Batch::write(&lines)?, (subscription, slot))))
         },
     )))
 }
@@ -406,6 +456,12 @@ pub(super) async fn openapi() -> Answer<Map<String, Value>> {
     Answer::of_json(OPENAPI)
 }
 
+/// Takes the place of operations that the audience may not use.
+pub(super) async fn refuse_change<S: Source>(State(api): Shared<S>, request: Request) -> Refusal {
+    let operation = format!("{} {}", request.method(), request.uri().path());
+    api.audience.refusal(&operation)
+}
+
 async fn refuse_bodies(request: Request, next: Next) -> Response {
     // Unknown paths match none.
     let path = request.extensions().get::<MatchedPath>();
@@ -454,6 +510,14 @@ mod tests {
     use crate::socket::bind;
     use crate::source::testing::Unasked;
 
+    fn only(socket: UnixListener) -> Entrances {
+        Entrances {
+            socket,
+            read_only_socket: None,
+            remote: None,
+        }
+    }
+
     /// Covers every operation in the document, except those on the agent's own state: reading anything else from the
     /// source would panic.
     #[tokio::test]
@@ -463,7 +527,7 @@ mod tests {
         let path = dir.path().join("health.sock");
         let listener = bind(&path, None).unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let served = tokio::spawn(serve(listener, Arc::new(Unasked), async {
+        let served = tokio::spawn(serve(only(listener), Arc::new(Unasked), async {
             let _ = stopped.await;
         }));
         let mut refused = 0;
@@ -492,7 +556,9 @@ mod tests {
             }
         }
         assert!(refused > 30 - ANSWERED_WHILE_STARTING.len(), "{refused}");
-        let known: BTreeSet<_> = routes::routes::<Unasked>().map(|(path, _)| path).collect();
+        let known: BTreeSet<_> = routes::routes::<Unasked>(Audience::Local)
+            .map(|(path, _)| path)
+            .collect();
         assert!(
             ANSWERED_WHILE_STARTING
                 .iter()
@@ -507,7 +573,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("health.sock");
         let listener = bind(&path, None).unwrap();
-        serve(listener, Arc::new(Unasked), async {}).await.unwrap();
+        serve(only(listener), Arc::new(Unasked), async {})
+            .await
+            .unwrap();
         assert!(!path.exists());
     }
 
@@ -520,7 +588,9 @@ mod tests {
         client.write_all(b"GET /v1beta/sta").unwrap();
         let shutdown = tokio::time::sleep(Duration::from_secs(1));
         let begun = tokio::time::Instant::now();
-        serve(listener, Arc::new(Unasked), shutdown).await.unwrap();
+        serve(only(listener), Arc::new(Unasked), shutdown)
+            .await
+            .unwrap();
         assert!(begun.elapsed() <= Duration::from_secs(4));
         assert!(!path.exists());
     }

@@ -1,4 +1,4 @@
-//! Opens the API's Unix socket.
+//! Opens the API's Unix sockets.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -49,11 +49,18 @@ pub enum BindError {
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// No group has that name.
-    #[error("--socket-group '{0}': no such group; `getent group` lists the existing ones")]
-    Unknown(String),
+    #[error("{flag} '{name}': no such group; `getent group` lists the existing ones")]
+    Unknown {
+        /// The flag.
+        flag: &'static str,
+        /// The group's name.
+        name: String,
+    },
     /// The system's group database cannot be read.
-    #[error("--socket-group '{name}': cannot look it up: {source}")]
+    #[error("{flag} '{name}': cannot look it up: {source}")]
     Lookup {
+        /// The flag.
+        flag: &'static str,
         /// The group's name.
         name: String,
         /// The system's error.
@@ -61,19 +68,24 @@ pub enum GroupError {
     },
 }
 
-/// The group named `name`.
-pub fn group(name: &str) -> Result<Gid, GroupError> {
+/// The group named `name`, the value of `flag`.
+pub fn group(flag: &'static str, name: &str) -> Result<Gid, GroupError> {
+    let owned = || name.to_owned();
     match Group::from_name(name) {
         Ok(Some(group)) => Ok(group.gid),
-        Ok(None) => Err(GroupError::Unknown(name.to_owned())),
+        Ok(None) => Err(GroupError::Unknown {
+            flag,
+            name: owned(),
+        }),
         Err(source) => Err(GroupError::Lookup {
-            name: name.to_owned(),
+            flag,
+            name: owned(),
             source,
         }),
     }
 }
 
-/// Opens the API's socket at `path`, whose folder must exist. The socket is readable and writable by its owner and by
+/// Opens a socket of the API at `path`, whose folder must exist. The socket is readable and writable by its owner and by
 /// `group`, by default the process's own group. Replaces a socket without a listener.
 ///
 /// Two processes that call this at the same time could replace each other's socket, so the caller must hold the pid
@@ -104,7 +116,7 @@ pub fn bind(path: &Path, group: Option<Gid>) -> Result<UnixListener, BindError> 
 }
 
 /// Removes a socket that has no listener; fails if it has one.
-fn remove_stale(path: &Path) -> Result<(), BindError> {
+pub fn remove_stale(path: &Path) -> Result<(), BindError> {
     let failed = |what| {
         move |source| BindError::Io {
             what,
@@ -179,7 +191,7 @@ mod tests {
         // A process may give a socket to its own group without being root.
         let own = nix::unistd::getgid();
         let name = Group::from_gid(own).unwrap().unwrap().name;
-        let _listener = bind(&path, Some(group(&name).unwrap())).unwrap();
+        let _listener = bind(&path, Some(group("--socket-group", &name).unwrap())).unwrap();
         let there = fs::metadata(&path).unwrap();
         assert_eq!(there.permissions().mode() & 0o777, 0o660);
         assert_eq!(there.gid(), own.as_raw());
@@ -194,7 +206,9 @@ mod tests {
 
     #[test]
     fn an_unknown_group_is_named() {
-        let error = group("no-such-group").expect_err("no group").to_string();
+        let error = group("--socket-group", "no-such-group")
+            .expect_err("no group")
+            .to_string();
         assert!(error.contains("--socket-group 'no-such-group'"), "{error}");
     }
 }

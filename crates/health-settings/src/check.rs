@@ -44,7 +44,8 @@ pub(super) fn check(settings: &Settings) -> Result<(), Invalid> {
     settings.containers.check()?;
     settings.services.check(settings)?;
     settings.masquerade.validate()?;
-    check_monitoring(settings)
+    settings.api.check()?;
+    check_listeners(settings)
 }
 
 impl NodeSettings {
@@ -115,16 +116,18 @@ impl MeshSettings {
     }
 }
 
-/// Checks the addresses of the monitoring pages.
-fn check_monitoring(settings: &Settings) -> Result<(), Invalid> {
+/// Checks the addresses of the monitoring pages and of the API.
+fn check_listeners(settings: &Settings) -> Result<(), Invalid> {
     let mut listens = vec![
         ("--metrics-address", settings.api.metrics_address),
         ("--healthz-address", settings.api.healthz_address),
     ];
     listens.extend(settings.services.listens());
+    let api = settings.api.api_addresses.iter();
+    listens.extend(api.map(|address| ("--api-address", ListenAddress::Address(*address))));
     for (i, &(flag, address)) in listens.iter().enumerate() {
         if address.port() == Some(0) {
-            let why = "must have a port from 1 to 65535: monitoring has to know it";
+            let why = "must have a port from 1 to 65535: clients have to know it";
             return Err(InvalidSetting::new(flag, address, why).into());
         }
         let is_same = |(_, other): &&(_, ListenAddress)| *other == address;

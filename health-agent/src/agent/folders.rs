@@ -25,6 +25,32 @@ const OTHERS_USE: u32 = 0o006;
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
+/// The groups whose members may reach a socket.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SocketGroups {
+    /// The group of the socket for everything.
+    pub(super) full: Option<Gid>,
+    /// The group of the socket for reading.
+    pub(super) readers: Option<Gid>,
+}
+
+impl SocketGroups {
+    /// Whether there are any.
+    pub(super) fn is_any(self) -> bool {
+        self.of_folder().is_some()
+    }
+
+    /// The group that owns the folder of the sockets.
+    fn of_folder(self) -> Option<Gid> {
+        self.full.or(self.readers)
+    }
+
+    /// Whether there is another group, which can reach the folder only if all users can traverse it.
+    fn is_another(self) -> bool {
+        matches!(self, Self { full: Some(full), readers: Some(readers) } if full != readers)
+    }
+}
+
 /// The folders that this agent created, outermost first.
 #[derive(Debug, Default)]
 pub(super) struct NewFolders(Vec<PathBuf>);
@@ -71,14 +97,14 @@ impl NewFolders {
     }
 
     /// Closes the runtime folder, the state folder and everything in them to other users, except that members of
-    /// `group` may use the runtime folder. Earlier versions left them open. A folder that contains other programs'
+    /// `groups` may use the runtime folder. Earlier versions left them open. A folder that contains other programs'
     /// files stays unchanged. If one instance's runtime folder is inside another's, others may traverse the outer one
     /// while a group has access to the inner one.
-    pub(super) fn close(&self, location: &Location, group: Option<Gid>) -> anyhow::Result<()> {
+    pub(super) fn close(&self, location: &Location, groups: SocketGroups) -> anyhow::Result<()> {
         let (runtime_dir, state_dir) = (&location.runtime_dir, &location.state_dir);
         if self.is_own(runtime_dir, |path| is_of_runtime(path, location))? {
-            let is_passed = leads_to_a_group(location)?;
-            admit(runtime_dir, group, is_passed)
+            let is_passed = groups.is_another() || leads_to_a_group(location)?;
+            admit(runtime_dir, groups.of_folder(), is_passed)
                 .with_context(|| format!("cannot set the mode of {}", runtime_dir.display()))?;
         }
         let mut folders = vec![state_dir.join("endpoints"), location.deletions()];
@@ -95,9 +121,16 @@ impl NewFolders {
         for folder in [runtime_dir, state_dir] {
             require_unwritable(folder)?;
         }
-        if let Some(group) = group {
+        if groups.is_any() {
             open_outer(location).context("cannot let the group reach the socket")?;
-            warn_if_unreachable(runtime_dir, group);
+        }
+        for (flag, group) in [
+            ("--socket-group", groups.full),
+            ("--read-only-socket-group", groups.readers),
+        ] {
+            if let Some(group) = group {
+                warn_if_unreachable(runtime_dir, flag, group);
+            }
         }
         Ok(())
     }
@@ -126,6 +159,7 @@ fn entries(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
 fn is_of_runtime(path: &Path, location: &Location) -> bool {
     *path == location.pid_file()
         || *path == location.socket()
+        || *path == location.read_only_socket()
         || *path == location.deletions()
         || location.state_dir.starts_with(path)
         || is_runtime_folder(path, location)
@@ -211,7 +245,7 @@ fn require_unwritable(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Logs which folder keeps the group's members from reaching the socket.
-fn warn_if_unreachable(runtime_dir: &Path, group: Gid) {
+fn warn_if_unreachable(runtime_dir: &Path, flag: &str, group: Gid) {
     let is_passable = |metadata: &Metadata| {
         let mode = metadata.mode();
         mode & 0o001 != 0 || metadata.gid() == group.as_raw() && mode & 0o010 != 0
@@ -223,7 +257,7 @@ fn warn_if_unreachable(runtime_dir: &Path, group: Gid) {
         warn!(
             folder = %closed.display(),
             group = group.as_raw(),
-            "members of --socket-group cannot reach the socket: this folder denies them access"
+            "members of {flag} cannot reach the socket: this folder denies them access"
         );
     }
 }
@@ -234,6 +268,14 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    /// A group for the socket, and none for the one for reading.
+    fn groups(full: Option<Gid>) -> SocketGroups {
+        SocketGroups {
+            full,
+            readers: None,
+        }
+    }
 
     fn location(root: &Path) -> Location {
         Location {
@@ -271,7 +313,7 @@ mod tests {
             fs::write(folder.join("notes.txt"), "somebody else's").unwrap();
             open(folder, 0o755);
         }
-        let close = || NewFolders::default().close(&place, None);
+        let close = || NewFolders::default().close(&place, SocketGroups::default());
         close().unwrap();
         assert_eq!(folders.map(|folder| mode(folder)), [0o755; 2]);
         assert_eq!(mode(&place.state_dir.join("endpoints")), 0o700);
@@ -308,7 +350,7 @@ mod tests {
             new.make(&place.runtime_dir).unwrap();
             new.make(&place.state_dir).unwrap();
             fs::write(place.pid_file(), "").unwrap();
-            new.close(place, group).unwrap();
+            new.close(place, groups(group)).unwrap();
             [&outer, &inner].map(|place| match place.runtime_dir.exists() {
                 true => mode(&place.runtime_dir),
                 false => 0,
@@ -324,6 +366,29 @@ mod tests {
         // Others no longer need to traverse the outer folder.
         assert_eq!(start(&inner, None), [0o751, 0o700]);
         assert_eq!(start(&outer, None), [0o700, 0o700]);
+    }
+
+    #[test]
+    fn both_groups_reach_the_sockets() {
+        let root = tempfile::tempdir().unwrap();
+        let place = location(root.path());
+        let own = nix::unistd::getgid();
+        let other = Gid::from_raw(own.as_raw() + 1);
+        for (full, readers, expected) in [
+            (None, Some(own), 0o750),
+            (Some(own), Some(own), 0o750),
+            (Some(own), Some(other), 0o751),
+            (Some(own), None, 0o750),
+        ] {
+            let mut new = NewFolders::default();
+            new.make(&place.runtime_dir).unwrap();
+            new.make(&place.state_dir).unwrap();
+            fs::write(place.read_only_socket(), "").unwrap();
+            new.close(&place, SocketGroups { full, readers }).unwrap();
+            let metadata = fs::metadata(&place.runtime_dir).unwrap();
+            assert_eq!(metadata.mode() & 0o7777, expected, "{full:?}, {readers:?}");
+            assert_eq!(metadata.gid(), own.as_raw());
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! it until it stops. The assembly imports the parts; no part imports the assembly. The API and the metrics read
 //! `source`.
 
+mod api_access;
 mod assembly;
 mod check_schedule;
 mod cleanup;

@@ -8,13 +8,13 @@ use health_datapath::process;
 use health_mesh::mesh_key;
 use health_mesh::proof::HelloKeys;
 use health_registry::nodes;
-use health_server::{server, socket};
+use health_server::server;
 use health_settings::Settings;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::Gid;
 use tokio::sync::watch::{Receiver, channel};
 use tracing::{info, warn};
 
+use super::api_access::ApiAccess;
 use super::assembly::{self, StartInputs};
 use super::folders::NewFolders;
 use super::own_node;
@@ -34,12 +34,7 @@ pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
     // Comes before the first request to a registry: services left by an earlier agent must not intercept that request.
     process::spare_own_sockets(&config.location)
         .context("cannot exempt this agent's sockets from services")?;
-    let socket_group = config
-        .api
-        .socket_group
-        .as_deref()
-        .map(socket::group)
-        .transpose()?;
+    let access = ApiAccess::open(&config.api)?;
     let keys = mesh_key::of_mesh(config.node.mesh_key_file.as_deref())?;
     config
         .services
@@ -54,13 +49,7 @@ pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
     };
 
     let mut folders = NewFolders::default();
-    let result = run_in_folders(
-        (reloadable, stop),
-        kernel,
-        socket_group,
-        inputs,
-        &mut folders,
-    );
+    let result = run_in_folders((reloadable, stop), kernel, access, inputs, &mut folders);
     let result = result.await;
     if result.is_err() {
         folders.remove();
@@ -71,7 +60,7 @@ pub async fn run(config: Settings, reread: Reread) -> anyhow::Result<()> {
 async fn run_in_folders(
     (reloadable, mut stop): (Reloadable, StopRequests),
     kernel: SuitableKernel,
-    socket_group: Option<Gid>,
+    access: ApiAccess,
     inputs: StartInputs,
     new_folders: &mut NewFolders,
 ) -> anyhow::Result<()> {
@@ -82,19 +71,19 @@ async fn run_in_folders(
         requests: mut reloads,
     } = reloadable;
     let config = &config;
-    match socket_group {
-        Some(_) => new_folders.make_reachable(&config.location.runtime_dir)?,
-        None => new_folders.make(&config.location.runtime_dir)?,
+    match access.groups.is_any() {
+        true => new_folders.make_reachable(&config.location.runtime_dir)?,
+        false => new_folders.make(&config.location.runtime_dir)?,
     }
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
     // A cleanup may have removed this folder in the meantime.
     new_folders.make(&config.location.state_dir)?;
-    new_folders.close(&config.location, socket_group)?;
-    let socket = socket::bind(&config.location.socket(), socket_group)?;
+    new_folders.close(&config.location, access.groups)?;
+    let entrances = access.listen(config)?;
     let source = Arc::new(AgentSource::new(config.clone(), &inputs.keys.hello));
     source.list_controllers(inputs.registry.controllers());
     let (end, ended) = channel(false);
-    let api = tokio::spawn(server::serve(socket, source.clone(), until(ended)));
+    let api = tokio::spawn(server::serve(entrances, source.clone(), until(ended)));
 
     let started = tokio::select! {
         started = assembly::start(config, inputs, source.clone()) => Some(started),

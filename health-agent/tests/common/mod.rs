@@ -29,13 +29,14 @@ use health_model::events::EventFilter;
 use health_model::settings::Location;
 use health_probe::source::PodSet;
 use health_probe::supervisor::Supervisor;
-use health_server::server;
+use health_server::server::{self, Entrances, Remote};
 use health_server::services::ServiceCatalog;
 use health_server::socket;
 use health_server::source::Source;
 use health_settings::{Origin, SettingValue, Settings};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::net::UnixListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 
@@ -490,6 +491,14 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts an agent whose data `change` modifies. Without modifications, everything is reachable.
     pub(crate) fn start(change: impl FnOnce(&mut Fixture)) -> Self {
+        Self::start_with(change, |_| (None, None))
+    }
+
+    /// Like [`start`](Self::start), with further entrances, which `open` opens in a runtime for an agent there.
+    pub(crate) fn start_with(
+        change: impl FnOnce(&mut Fixture),
+        open: impl FnOnce(&Location) -> (Option<UnixListener>, Option<Remote>),
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut fixture = Fixture {
             state: "Ok",
@@ -525,13 +534,17 @@ impl Agent {
             .serves_services
             .then(|| runtime.block_on(services::served(dir.path())));
         fixture.services = services.as_ref().map(|served| served.catalog.clone());
-        let socket = fixture.location.socket();
-        let listener = {
+        let entrances = {
             let _inside = runtime.enter();
-            socket::bind(&socket, None).unwrap()
+            let (read_only_socket, remote) = open(&fixture.location);
+            Entrances {
+                socket: socket::bind(&fixture.location.socket(), None).unwrap(),
+                read_only_socket,
+                remote,
+            }
         };
         runtime.spawn(server::serve(
-            listener,
+            entrances,
             Arc::new(fixture),
             std::future::pending(),
         ));

@@ -327,3 +327,48 @@ fn a_lock_on_the_folder_of_namespaces_keeps_no_agent_from_its_start() -> anyhow:
     ensure!(member.endpoint.state == "ready", "{:?}", member.endpoint);
     Ok(())
 }
+
+#[test]
+#[ignore = "needs root"]
+fn each_group_reaches_only_its_socket() -> anyhow::Result<()> {
+    const ADMINS: &str = "daemon";
+    const READERS: &str = "bin";
+    let bed = Bed::builder().nodes(1).without_agents().start()?;
+    let node = bed.node(1);
+    let place = Place::new()?;
+    let reader = place.runtime_dir().join("reader.sock");
+    let reached = |group: u32| -> anyhow::Result<[bool; 2]> {
+        let reaches = |socket: &Path| {
+            let mut test = as_nobody(group);
+            test.args(["test", "-w"]).arg(socket);
+            anyhow::Ok(run(&mut test)?.code == Some(0))
+        };
+        Ok([reaches(&place.socket())?, reaches(&reader)?])
+    };
+    let group = |name: &str| -> anyhow::Result<u32> {
+        let group = Group::from_name(name)?.context("no such group")?;
+        Ok(group.gid.as_raw())
+    };
+    let flags = [
+        "--socket-group",
+        ADMINS,
+        "--read-only-socket-group",
+        READERS,
+    ];
+    let agent = place.start(node, &flags)?;
+    ensure!(reached(group(ADMINS)?)? == [true, false]);
+    ensure!(reached(group(READERS)?)? == [false, true]);
+    ensure!(reached(NOBODY)? == [false, false]);
+    let url = format!("unix:{}", reader.display());
+    let ask = |words: &[&str]| run(place.cli(node)?.args(words).args(["--api-url", &url]));
+    ask(&["endpoint", "list"])?.success()?;
+    let refused = ask(&["policy", "mode", "always"])?;
+    ensure!(refused.stderr.contains("may only read"), "{refused:?}");
+    drop(agent);
+
+    // Without the flag, the socket of the last start goes.
+    let _agent = place.start(node, &[])?;
+    ensure!(!reader.exists());
+    ensure!(mode(&place.runtime_dir())? == 0o700);
+    Ok(())
+}

@@ -2,6 +2,7 @@
 //! several of them in parallel.
 
 mod agent_status;
+mod api_access;
 mod attachment;
 mod bad_input;
 mod chaos;

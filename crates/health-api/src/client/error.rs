@@ -26,45 +26,53 @@ pub enum ClientError {
         source: hyper::http::Error,
     },
     /// The connection failed.
-    #[error("cannot connect to the agent at {path}: {source}")]
+    #[error("cannot connect to the agent at {agent}: {source}")]
     Connect {
-        /// The socket.
-        path: PathBuf,
+        /// The socket or the URL.
+        agent: String,
         /// The system's error.
         source: io::Error,
     },
+    /// A certificate is of no use to the other side.
+    #[error("cannot connect to the agent at {agent}: {reason}")]
+    Tls {
+        /// The URL.
+        agent: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The agent took too long.
     #[error(
-        "{request} at {path}: no answer in {seconds} s; is the agent stopped or overloaded? see its \
+        "{request} at {agent}: no answer in {seconds} s; is the agent stopped or overloaded? see its \
          log"
     )]
     Timeout {
         /// Method and path.
         request: String,
-        /// The socket.
-        path: PathBuf,
+        /// The socket or the URL.
+        agent: String,
         /// How long the client waited.
         seconds: u64,
     },
     /// The connection broke.
-    #[error("{request} at {path}: the connection was lost: {source}; see the agent's log")]
+    #[error("{request} at {agent}: the connection was lost: {source}; see the agent's log")]
     Broken {
         /// Method and path.
         request: String,
-        /// The socket.
-        path: PathBuf,
+        /// The socket or the URL.
+        agent: String,
         /// The error.
         source: hyper::Error,
     },
     /// The response ended before its last line.
     #[error(
-        "{request} at {path}: the agent's answer ended early; was the agent stopped? see its log"
+        "{request} at {agent}: the agent's answer ended early; was the agent stopped? see its log"
     )]
     Cut {
         /// Method and path.
         request: String,
-        /// The socket.
-        path: PathBuf,
+        /// The socket or the URL.
+        agent: String,
     },
     /// The agent refused the request.
     #[error("{request}: {message}")]
@@ -78,14 +86,14 @@ pub enum ClientError {
     },
     /// The response is invalid.
     #[error(
-        "{request} at {path}: cannot read the answer: {source}; do the agent and the command line \
+        "{request} at {agent}: cannot read the answer: {source}; do the agent and the command line \
          have the same version?"
     )]
     Decode {
         /// Method and path.
         request: String,
-        /// The socket.
-        path: PathBuf,
+        /// The socket or the URL.
+        agent: String,
         /// The error.
         source: serde_json::Error,
     },

@@ -1,7 +1,7 @@
 use super::*;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
 /// The error of a `GET /x` if the server sends `answer` and closes the connection.
 async fn error_for(answer: &'static str) -> ClientError {

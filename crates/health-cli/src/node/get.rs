@@ -62,7 +62,7 @@ pub(super) async fn print(
     };
     args.output.output.print_object(&details, |details| {
         let figures = Figures {
-            rtt: rtt_rows(location),
+            rtt: rtt_rows(client, location),
             history: BTreeMap::from([(details.name.clone(), details.history.clone())]),
             last_results: LAST_RESULTS,
             path_mtus,

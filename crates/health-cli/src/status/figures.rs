@@ -46,7 +46,7 @@ impl Figures {
             history.entry(target.node.clone()).or_default().push(target);
         }
         Ok(Self {
-            rtt: rtt_rows(location),
+            rtt: rtt_rows(client, location),
             history,
             last_results: 0,
             path_mtus: read_path_mtus(client).await?,
@@ -107,7 +107,10 @@ async fn read_containers(client: &Client) -> Result<ContainerProbeSummary, Clien
 }
 
 /// Reads the statistics from the pinned map, which only root may read. Returns the reason if that fails.
-pub(crate) fn rtt_rows(location: &Location) -> Result<RttRows, String> {
+pub(crate) fn rtt_rows(client: &Client, location: &Location) -> Result<RttRows, String> {
+    if client.is_remote() {
+        return Err("the map is on the agent's machine".to_owned());
+    }
     Pinned::open(location)
         .and_then(|pinned| pinned.rtt())
         .map(|rows| rows.into_iter().collect())

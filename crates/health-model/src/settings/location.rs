@@ -87,6 +87,11 @@ impl Location {
         self.runtime_dir.join("health.sock")
     }
 
+    /// The API's unix socket for requests that only read. Its path is as long as that of the other.
+    pub fn read_only_socket(&self) -> PathBuf {
+        self.runtime_dir.join("reader.sock")
+    }
+
     /// The file that holds the running agent's process id, locked while it runs.
     pub fn pid_file(&self) -> PathBuf {
         self.runtime_dir.join("health-agent.pid")

@@ -12,12 +12,12 @@ use std::pin::Pin;
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 
+use health_net::tls::{AuthoritiesError, Identity, IdentityError, authorities, provider};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WantsClientCert};
 use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::pem::{self, PemObject as _};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -37,24 +37,15 @@ static UNVERIFIED: LazyLock<TlsClient> = LazyLock::new(|| TlsClient {
 /// Why TLS settings are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The authority certificates cannot be read.
-    #[error("cannot read the CA certificates: {0}")]
-    Authorities(#[source] pem::Error),
-    /// There is no authority certificate.
-    #[error("no CA certificate found")]
-    NoAuthority,
-    /// A certificate is not an authority's.
-    #[error("cannot use a CA certificate: {0}")]
-    Authority(#[source] rustls::Error),
+    /// There are no usable authority certificates.
+    #[error(transparent)]
+    Authorities(#[from] AuthoritiesError),
     /// The name is not a valid server name.
     #[error("invalid server name {0:?}")]
     ServerName(String),
-    /// The client's certificate cannot be read.
-    #[error("cannot read the client certificate: {0}")]
-    Certificate(#[source] pem::Error),
-    /// The client's key cannot be read.
-    #[error("cannot read the client key: {0}")]
-    Key(#[source] pem::Error),
+    /// The client's certificate or key cannot be read.
+    #[error("cannot read the client {0}")]
+    Unreadable(#[from] IdentityError),
     /// The client's certificate and key cannot be used together.
     #[error("cannot use the client certificate with its key: {0}")]
     Identity(#[source] rustls::Error),
@@ -138,10 +129,8 @@ impl TlsClient {
         let config = match &settings.identity {
             None => builder.with_no_client_auth(),
             Some(identity) => {
-                let chain = CertificateDer::pem_slice_iter(&identity.certificates)
-                    .collect::<Result<_, _>>()
-                    .map_err(TlsError::Certificate)?;
-                let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(TlsError::Key)?;
+                let Identity { chain, key } =
+                    Identity::from_pem(&identity.certificates, &identity.key)?;
                 builder
                     .with_client_auth_cert(chain, key)
                     .map_err(TlsError::Identity)?
@@ -191,12 +180,6 @@ impl TlsClient {
 
 type Builder = rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>;
 
-fn provider() -> Arc<CryptoProvider> {
-    static PROVIDER: LazyLock<Arc<CryptoProvider>> =
-        LazyLock::new(|| Arc::new(ring::default_provider()));
-    PROVIDER.clone()
-}
-
 /// A provider that accepts everything that Go's clients accept.
 fn lenient_provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
@@ -223,18 +206,6 @@ fn unverified_builder() -> rustls::ConfigBuilder<ClientConfig, WantsClientCert> 
 
 fn unverified() -> ClientConfig {
     unverified_builder().with_no_client_auth()
-}
-
-fn authorities(pem: &[u8]) -> Result<RootCertStore, TlsError> {
-    let mut store = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(TlsError::Authorities)?;
-        store.add(certificate).map_err(TlsError::Authority)?;
-    }
-    if store.is_empty() {
-        return Err(TlsError::NoAuthority);
-    }
-    Ok(store)
 }
 
 /// Accepts any certificate, even an unreadable one, and any signature.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 const WIDTH: usize = 120;
 
 /// Members that come first, in this order; all others follow, sorted by name.
-const FIRST: [&str; 20] = [
+const FIRST: [&str; 21] = [
     "openapi",
     "info",
     "title",
@@ -16,6 +16,7 @@ const FIRST: [&str; 20] = [
     "paths",
     "operationId",
     "summary",
+    "x-access",
     "$ref",
     "name",
     "in",

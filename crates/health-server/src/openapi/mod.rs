@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use self::schemas::Schemas;
 pub(super) use self::signature::Handler;
 use self::signature::Signature;
+use crate::audience::Access;
 use crate::body::MAX_JSON;
 use crate::routes::operations;
 use crate::server::ANSWERED_WHILE_STARTING;
@@ -22,6 +23,7 @@ pub(super) struct Operation {
     pub(super) id: &'static str,
     pub(super) method: &'static str,
     pub(super) path: &'static str,
+    pub(super) access: Access,
     pub(super) summary: &'static str,
     /// Meanings of status codes.
     pub(super) meanings: &'static [(u16, &'static str)],
@@ -35,6 +37,7 @@ impl Operation {
         let mut document = json!({
             "operationId": self.id,
             "summary": self.summary,
+            "x-access": self.access.word(),
             "responses": self.responses(&mut signature),
         });
         if !signature.parameters.is_empty() {
@@ -92,7 +95,9 @@ fn document() -> Value {
 
 fn description() -> String {
     format!(
-        "The API of an agent, on the unix socket health.sock in its runtime folder. A connection carries one request. \
+        "The API of an agent, on the unix socket health.sock in its runtime folder. If the agent's settings say so, it \
+         is also on reader.sock beside it, for operations whose x-access is read only, and on TCP ports over TLS. A \
+         connection carries one request. \
          Only operations that say so take a body; others answer 413 to one. A body of JSON may have up to {} KiB. While the agent \
          starts, all paths except {} answer 503 with an error that says what the start is waiting for. Everything \
          under /v1beta except status/path-mtu has the paths and fields of Cilium's health API; fields that Cilium \

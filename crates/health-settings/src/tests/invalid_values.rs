@@ -3,7 +3,7 @@
 use super::*;
 
 /// Settings that accept any text.
-const ANY: [&str; 1] = ["socket-group"];
+const ANY: [&str; 2] = ["read-only-socket-group", "socket-group"];
 
 #[test]
 fn a_bad_value_of_any_setting_is_named_in_one_line_with_its_place() {

@@ -37,7 +37,7 @@ fn dsr_and_hybrid_need_a_private_mesh_key() {
 #[test]
 fn an_invalid_setting_is_reported_with_flag_and_value() {
     type Change = fn(&mut Settings);
-    let cases: [(&str, &str, Change); 46] = [
+    let cases: [(&str, &str, Change); 48] = [
         ("--pod-manifests", "pods", |c| {
             c.containers.pod_manifests = Some("pods".into());
         }),
@@ -177,6 +177,12 @@ fn an_invalid_setting_is_reported_with_flag_and_value() {
         ("--healthz-address", "127.0.0.1:9962", |c| {
             c.api.healthz_address = c.api.metrics_address;
         }),
+        ("--api-address", "[::1]:0", |c| {
+            c.api = api_over_tls("[::1]:0");
+        }),
+        ("--api-address", "127.0.0.1:9962", |c| {
+            c.api = api_over_tls("127.0.0.1:9962");
+        }),
     ];
     for (flag, value, change) in cases {
         let mut bad = settings();
@@ -190,6 +196,43 @@ fn an_invalid_setting_is_reported_with_flag_and_value() {
                 .starts_with(&format!("{flag} '{value}': "))
         );
     }
+}
+
+/// The API on one address over TLS, for clients that may do everything.
+fn api_over_tls(address: &str) -> ApiSettings {
+    ApiSettings {
+        api_addresses: vec![address.parse().expect("an address")],
+        api_certificate: Some("/tls.crt".into()),
+        api_key: Some("/tls.key".into()),
+        api_client_ca: Some("/ca.crt".into()),
+        ..settings().api
+    }
+}
+
+#[test]
+fn the_api_over_tls_needs_a_certificate_a_key_and_a_client_ca() {
+    let complete = api_over_tls("[fd00::1]:4245");
+    let missing = |change: fn(&mut ApiSettings)| {
+        let mut bad = settings();
+        bad.api = complete.clone();
+        change(&mut bad.api);
+        bad.validated().map_err(|error| error.to_string())
+    };
+    assert!(missing(|_| {}).is_ok());
+    for (change, named) in [
+        (
+            (|c| c.api_certificate = None) as fn(&mut ApiSettings),
+            "--api-certificate",
+        ),
+        (|c| c.api_key = None, "--api-key"),
+        (|c| c.api_client_ca = None, "--api-client-ca, "),
+    ] {
+        let error = missing(change).expect_err(named);
+        let expected = format!("--api-address '[fd00::1]:4245': needs {named}");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    let readers = missing(|c| c.api_client_ca_read_only = c.api_client_ca.take());
+    assert!(readers.is_ok(), "{readers:?}");
 }
 
 #[test]

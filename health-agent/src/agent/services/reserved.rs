@@ -198,7 +198,10 @@ fn ports(config: &Settings) -> BTreeMap<(Protocol, u16), String> {
     let pages = pages
         .into_iter()
         .filter_map(|(flag, address)| Some((address.port()?, flag)));
-    let all = pages.chain([(config.mesh.health_port, "--health-port")]);
+    let api = config.api.api_addresses.iter();
+    let all = pages
+        .chain(api.map(|address| (address.port(), "--api-address")))
+        .chain([(config.mesh.health_port, "--health-port")]);
     all.map(|(port, flag)| ((Protocol::TCP, port), flag.to_owned()))
         .collect()
 }
