@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
+use tests::ping::{Pace, Pinging};
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
 /// Drop reason for packets that no rule allows.
@@ -59,6 +60,15 @@ const INIT_JSON: &str = r#"[
 {"labels": [{"key": "name", "value": "from-init"}],
  "endpointSelector": {"matchLabels": {"app": "myService"}},
  "ingress": [{"fromEntities": ["init"]}, {"toPorts": [{"ports": [{"port": "53", "protocol": "UDP"}]}]}]}
+]"#;
+
+/// A friend may send to a web server, and nothing else: both directions of their traffic are enforced in every mode but
+/// `never`.
+const FRIENDS_JSON: &str = r#"[
+{"endpointSelector": {"matchLabels": {"app": "web"}},
+ "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}]}]},
+{"endpointSelector": {"matchLabels": {"role": "friend"}},
+ "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}]}]}
 ]"#;
 
 fn socket(member: &Member, address: IpAddr, port: u16) -> anyhow::Result<UdpSocket> {
@@ -457,17 +467,13 @@ fn the_enforcement_of_one_endpoint_changes_while_it_runs_and_lasts() -> anyhow::
 #[test]
 #[ignore = "needs root"]
 fn a_commanded_mode_outranks_the_settings_until_it_is_withdrawn() -> anyhow::Result<()> {
-    const RULES: &str = r#"[{"endpointSelector": {"matchLabels": {"app": "web"}},
-        "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}]}]},
-        {"endpointSelector": {"matchLabels": {"role": "friend"}},
-        "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}]}]}]"#;
     let (bed, folder) = bed(1)?;
     let node = bed.node(1);
     let web = Member::on(node, "web", "--label app=web")?;
     let friend = Member::on(node, "friend", "--label role=friend")?;
     let other = Member::on(node, "other", "--label role=other")?;
     let third = Member::on(node, "third", "--label role=third")?;
-    import(node, folder.path(), RULES)?;
+    import(node, folder.path(), FRIENDS_JSON)?;
     reaches(&third, &other, 8000)?;
     let said = node.cli("policy mode always")?.success()?;
     assert_eq!(said, "mode always, set by `policy mode`\n");
@@ -483,4 +489,38 @@ fn a_commanded_mode_outranks_the_settings_until_it_is_withdrawn() -> anyhow::Res
     assert_eq!(said, "mode never, as the settings say\n");
     reaches(&third, &other, 8000)?;
     reaches(&third, &web, 8000)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nothing_that_both_modes_allow_is_lost_while_the_mode_changes() -> anyhow::Result<()> {
+    const ROUNDS: usize = 3;
+    let (bed, folder) = bed(1)?;
+    let node = bed.node(1);
+    let web = Member::on(node, "web", "--label app=web")?;
+    let friend = Member::on(node, "friend", "--label role=friend")?;
+    let other = Member::on(node, "other", "--label role=other")?;
+    let third = Member::on(node, "third", "--label role=third")?;
+    import(node, folder.path(), FRIENDS_JSON)?;
+    reaches(&friend, &web, 8000)?;
+    let targets = web.addresses();
+    let pinging: Vec<_> = targets
+        .iter()
+        .map(|address| Pinging::start(&friend.name, *address, Pace::DENSE))
+        .collect();
+    for _ in 0..ROUNDS {
+        node.cli("policy mode always")?.success()?;
+        is_kept_from(&third, &other, 8000, node)?;
+        node.cli("policy mode default")?.success()?;
+        reaches(&third, &other, 8000)?;
+        is_kept_from(&third, &web, 8000, node)?;
+        node.cli("policy mode never")?.success()?;
+        reaches(&third, &web, 8000)?;
+    }
+    for (target, pinging) in targets.iter().zip(pinging) {
+        let summary = pinging.end()?;
+        assert!(summary.transmitted > 0, "{target}: {summary:?}");
+        assert_eq!(summary.lost(), 0, "{target}: {summary:?}");
+    }
+    Ok(())
 }
