@@ -192,7 +192,7 @@ operations! {
     }
 
     /// Whether endpoints can be created now.
-    getEndpointReadiness: get "/v1/endpoints/readiness" => endpoints::readiness {
+    getEndpointReadiness: Read get "/v1/endpoints/readiness" => endpoints::readiness {
         200: "They can.",
         503: "They cannot, with the reason: the node has no pod CIDR, the policies of the Kubernetes cluster are not known yet, or the agent has not taken over its endpoints yet.",
     }
