@@ -192,7 +192,7 @@ async fn what_is_released_is_collected_and_what_is_announced_is_known_until_it_i
     let identity = a.acquire(&app(1), OnOutage::Wait).await.unwrap();
     assert_eq!(a.acquire(&app(1), OnOutage::Wait).await, Ok(identity));
     let (ip, node) = ("10.244.1.9".parse().unwrap(), "172.30.0.1".parse().unwrap());
-    a.announce(ip, identity, node);
+    a.announce(7, identity, &[(ip, node)]);
     let mut addresses = b.addresses();
     let known = until(&mut addresses, "the address", |now| !now.0.is_empty()).await;
     let announced = &known.0[&"10.244.1.9/32".parse().unwrap()];

@@ -18,7 +18,7 @@ use health_net::netlink;
 use health_probe::supervisor::Supervisor;
 use health_registry::identity::{self, IdentityAllocator, Timing};
 use health_registry::nodes::{Node, Registry};
-use health_settings::{GcInterval, Settings};
+use health_settings::{GcInterval, RegistrySpec, Settings};
 use tokio::sync::watch::{Receiver, Sender, channel};
 use tracing::info;
 
@@ -322,7 +322,7 @@ impl Assembly<'_> {
     }
 
     /// Publishes the started agent, registers this node, and starts the tasks that follow changes.
-    fn complete(&self, core: &Core, extras: &Extras) -> [AbortOnDrop; 4] {
+    fn complete(&self, core: &Core, extras: &Extras) -> Vec<AbortOnDrop> {
         let StartContext {
             config,
             own,
@@ -344,7 +344,7 @@ impl Assembly<'_> {
         );
         info!(node = own.full_name(), uplinks = ?self.node.uplinks(), "agent is up");
         let WorkloadEndpoints { manager, enforcer } = &core.endpoints;
-        [
+        let mut tasks = vec![
             AbortOnDrop::spawn(self.source.clone().report_problems()),
             AbortOnDrop::spawn(routes::keep(
                 netlink.clone(),
@@ -362,7 +362,14 @@ impl Assembly<'_> {
                 surroundings,
                 policy_reporter,
             )),
-        ]
+        ];
+        if let RegistrySpec::Kubernetes(_) = config.identity_store() {
+            tasks.push(endpoints::describe(
+                manager.clone(),
+                core.identities.clone(),
+            ));
+        }
+        tasks
     }
 }
 

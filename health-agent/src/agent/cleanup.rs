@@ -20,8 +20,8 @@ use super::registration;
 use super::services::kept_checks;
 use crate::pidfile::PidFile;
 
-/// Removes an instance's pins, programs, endpoint devices, routes, settings and files, and its node's record in etcd.
-/// Returns a list of everything removed. Missing objects are not an error; a running agent is.
+/// Removes an instance's pins, programs, endpoint devices, routes, settings and files, its node's record in etcd, and the
+/// slices of its endpoints in Kubernetes. Returns a list of everything removed. Missing objects are not an error; a running agent is.
 pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     let runtime_dir = &location.runtime_dir;
     let was_there = runtime_dir.exists();
@@ -134,7 +134,7 @@ async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
         kept_checks::FILE.to_owned(),
         enforcement::FILE.to_owned(),
         enforcement::CLUSTER_FILE.to_owned(),
-        format!("{}.damaged", enforcement::CLUSTER_FILE),
+        enforcement::DAMAGED_CLUSTER_FILE.to_owned(),
         enforcement::MODE_FILE.to_owned(),
         identity::LOCAL_FILE.to_owned(),
         health_settings::IDENTITIES_FILE.to_owned(),

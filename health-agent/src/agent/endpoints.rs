@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use health_datapath::pin_folder;
@@ -14,11 +15,13 @@ use health_endpoint::pods::PodLabels;
 use health_endpoint::workload::{HostDevices, StateDir};
 use health_model::api::PolicyLag;
 use health_model::ipam::NodeIpam;
+use health_model::task::AbortOnDrop;
 use health_policy::PolicySettings;
-use health_registry::identity::IdentityAllocator;
+use health_registry::identity::{EndpointDetails, IdentityAllocator};
 use health_registry::nodes::Registry;
 use jiff::Timestamp;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
 use super::deletions;
@@ -28,6 +31,9 @@ use super::start_context::StartContext;
 
 /// Maximum number of concurrent regenerations.
 const PARALLEL: usize = 4;
+
+/// Minimum time between two descriptions of all endpoints for the identity store.
+const DESCRIBE_GAP: Duration = Duration::from_millis(200);
 
 /// The running parts that serve workload endpoints.
 pub(super) struct WorkloadEndpoints {
@@ -113,6 +119,31 @@ pub(super) fn start(
     Ok(WorkloadEndpoints {
         manager: Manager::start(options, survey),
         enforcer,
+    })
+}
+
+/// Keeps the identity store informed about the pods and states of endpoints, until dropped.
+pub(super) fn describe(manager: Manager, identities: Arc<IdentityAllocator>) -> AbortOnDrop {
+    AbortOnDrop::spawn(async move {
+        let mut changes = manager.changes();
+        loop {
+            changes.mark_unchanged();
+            let next = Instant::now() + DESCRIBE_GAP;
+            let endpoints = manager.endpoints();
+            let details = endpoints.iter().map(|endpoint| {
+                let pod = endpoint.pod.as_ref();
+                let details = EndpointDetails {
+                    pod: pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)),
+                    state: endpoint.state.clone(),
+                };
+                (endpoint.id, details)
+            });
+            identities.describe(details.collect());
+            if changes.changed().await.is_err() {
+                return;
+            }
+            sleep_until(next).await;
+        }
     })
 }
 

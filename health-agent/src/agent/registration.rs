@@ -1,4 +1,4 @@
-//! A record of where this agent has registered its node, so that a cleanup can delete that entry.
+//! A record of where this agent has registered its node and its endpoints, so that a cleanup can delete these entries.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use health_model::durable;
+use health_registry::identity;
 use health_registry::nodes::{self, NodeSet};
 use health_settings::{RegistrySpec, Settings};
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,9 @@ struct RegistrationNote {
     /// earlier versions.
     #[serde(default = "yes")]
     is_reached: bool,
+    /// The identity store that holds slices of this node's endpoints, if it is in Kubernetes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slices: Option<RegistrySpec>,
 }
 
 fn yes() -> bool {
@@ -33,7 +37,9 @@ fn yes() -> bool {
 
 impl RegistrationNote {
     fn of(config: &Settings, is_reached: bool) -> Self {
+        let store = config.identity_store();
         Self {
+            slices: Some(store).filter(|store| matches!(store, RegistrySpec::Kubernetes(_))),
             registry: config.node.registry.clone(),
             cluster: config.node.cluster_name.clone(),
             node: config.node.node_name.clone(),
@@ -63,13 +69,13 @@ impl RegistrationNote {
     }
 }
 
-/// Records that this node is about to be registered, for [`forget`].
+/// Records that this node or its endpoints are about to be registered, for [`forget`].
 pub(super) fn remember(config: &Settings) -> anyhow::Result<()> {
-    if !config.node.registry.is_written_by_nodes() {
+    let reached = RegistrationNote::of(config, true);
+    if !config.node.registry.is_written_by_nodes() && reached.slices.is_none() {
         return Ok(());
     }
     let state_dir = &config.location.state_dir;
-    let reached = RegistrationNote::of(config, true);
     // A damaged note counts as missing.
     let known = RegistrationNote::read(state_dir).unwrap_or_default();
     let is_reached = known.is_some_and(|known| known == reached);
@@ -88,8 +94,9 @@ pub(super) fn note_reached(config: &Settings, set: &NodeSet) -> anyhow::Result<b
     Ok(true)
 }
 
-/// Deletes this node's record if an earlier agent registered it, and returns a list of what was removed. On failure,
-/// keeps the note for the next attempt.
+/// Deletes this node's record and the slices of its endpoints if an earlier agent registered them, and returns a list of
+/// what was removed. If the record cannot be deleted, fails and keeps the note for the next attempt. Slices that cannot
+/// be deleted remain until Kubernetes deletes them with the Node.
 pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
     let path = RegistrationNote::path(state_dir);
     let Some(registered) = RegistrationNote::read(state_dir)? else {
@@ -107,6 +114,16 @@ pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
             registered.registry,
             path.display()
         ),
+    }
+    if let Some(store) = &registered.slices {
+        let node = &registered.node;
+        match identity::remove_slices(store, node).await {
+            Ok(0) => {}
+            Ok(count) => removed.push(format!("endpoint slices of {node} in Kubernetes ({count})")),
+            Err(reason) => eprintln!(
+                "warning: the endpoint slices of {node} stay in Kubernetes until its Node is deleted: {reason}"
+            ),
+        }
     }
     fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     removed.push(format!("file {}", path.display()));

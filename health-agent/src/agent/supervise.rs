@@ -62,8 +62,8 @@ pub(super) struct Agent {
     pub(super) host_responder: Responder,
     pub(super) events: EventRelay,
     pub(super) page_servers: [PageServer; 2],
-    /// Publishes problems, keeps routes, carries out deletions, enforces policy.
-    pub(super) tasks: [AbortOnDrop; 4],
+    /// Publishes problems, keeps routes, carries out deletions, enforces policy, describes endpoints.
+    pub(super) tasks: Vec<AbortOnDrop>,
     /// Stops when dropped.
     pub(super) _collector: Collector,
     /// Likewise.

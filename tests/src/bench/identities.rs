@@ -90,7 +90,7 @@ impl Stand {
         let slice = wait_for("a slice with the endpoint", PATIENCE, || {
             let slices = server.list_of(Kind::HealthEndpointSlice).into_iter();
             let mut with_address =
-                slices.filter(|slice| !slice["spec"]["endpoints"][0]["address"].is_null());
+                slices.filter(|slice| !slice["spec"]["endpoints"][0]["addresses"].is_null());
             Ok(with_address.next())
         })?;
         Ok(Self {
@@ -134,8 +134,11 @@ impl Stand {
         let entries = (0..ENDPOINTS).map(|endpoint| {
             let mut entry = entry.clone();
             let (high, low) = (node / 250, node % 250);
-            entry["address"] = format!("10.{}.{low}.{}", 100 + high, endpoint + 1).into();
-            entry["nodeAddress"] = format!("172.30.{high}.{low}").into();
+            entry["id"] = (endpoint + 1).into();
+            entry["addresses"] = json!([{
+                "ip": format!("10.{}.{low}.{}", 100 + high, endpoint + 1),
+                "node": format!("172.30.{high}.{low}"),
+            }]);
             entry
         });
         object["spec"]["endpoints"] = entries.collect();

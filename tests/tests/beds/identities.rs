@@ -54,6 +54,17 @@ fn with_etcd<F: Future<Output = anyhow::Result<()>>>(
     })?
 }
 
+/// Announces an address of the endpoint 9.
+pub(crate) fn announce(
+    agent: &IdentityAllocator,
+    address: &str,
+    identity: Identity,
+) -> anyhow::Result<()> {
+    let addresses = [(address.parse()?, "172.30.0.1".parse()?)];
+    agent.announce(9, identity, &addresses);
+    Ok(())
+}
+
 pub(crate) async fn until<T>(
     watch: &mut watch::Receiver<Arc<T>>,
     what: &str,
@@ -127,7 +138,7 @@ fn two_nodes_that_race_agree_and_an_outage_takes_nothing_from_them() -> anyhow::
             matches!(refused, Err(IdentityError::Unavailable { .. })),
             "{refused:?}"
         );
-        nodes[1].announce("10.244.2.9".parse()?, Identity::INIT, "172.30.0.2".parse()?);
+        announce(&nodes[1], "10.244.2.9", Identity::INIT)?;
         let waiting = tokio::spawn({
             let node = nodes[0].clone();
             async move { node.acquire(&app(SETS), OnOutage::Wait).await }
@@ -153,7 +164,7 @@ fn what_a_wiped_store_lost_is_written_again_with_the_same_numbers() -> anyhow::R
     with_etcd(async |etcd| {
         let nodes = [open("a", Timing::default())?, open("b", Timing::default())?];
         let numbers = acquire_all(&nodes, 20).await?;
-        nodes[0].announce("10.244.1.9".parse()?, numbers[&0], "172.30.0.1".parse()?);
+        announce(&nodes[0], "10.244.1.9", numbers[&0])?;
         let mut addresses = nodes[1].addresses();
         until(&mut addresses, "the address", |now| now.0.len() == 1).await?;
         for loss in ["references/", "numbers/", "labels/", "addresses/", ""] {
@@ -190,7 +201,7 @@ fn what_only_a_dead_node_used_is_collected_and_its_addresses_go() -> anyhow::Res
         let [dead, alive] = [open("dead", hasty())?, open("alive", hasty())?];
         let numbers = acquire_all(std::slice::from_ref(&dead), 3).await?;
         assert_eq!(alive.acquire(&app(0), OnOutage::Wait).await?, numbers[&0]);
-        dead.announce("10.244.1.9".parse()?, numbers[&0], "172.30.0.1".parse()?);
+        announce(&dead, "10.244.1.9", numbers[&0])?;
         let mut addresses = alive.addresses();
         until(&mut addresses, "the address", |now| now.0.len() == 1).await?;
         drop(dead);

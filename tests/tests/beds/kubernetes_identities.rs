@@ -8,13 +8,17 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use health_model::identity::Identity;
-use health_registry::identity::{IdentityAllocator, IdentityError, OnOutage, Timing};
+use health_registry::identity::{
+    EndpointDetails, IdentityAllocator, IdentityError, OnOutage, Timing,
+};
 use health_settings::RegistrySpec;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tests::apiserver::{ApiServer, Kind};
 use tests::{Bed, Member, PATIENCE, wait_for};
 
-use crate::identities::{acquire_all, app, count, has, until};
+use crate::identities::{acquire_all, announce, app, count, has, until};
+use crate::kubernetes_labels::Stand;
 use crate::policy::{import, is_kept_from, reaches};
 
 /// Timing short enough for a test to see what takes an agent minutes.
@@ -155,19 +159,17 @@ async fn a_restarted_agent_has_the_same_numbers_and_drops_what_it_no_longer_need
         let agents = cluster.open_all(["a", "b"])?;
         let numbers = acquire_all(&agents, 20).await?;
         for (set, identity) in &numbers {
-            let ip = format!("10.244.1.{set}").parse()?;
-            agents[0].announce(ip, *identity, "172.30.0.1".parse()?);
+            announce_as(&agents[0], *set, *identity)?;
         }
         wait("the addresses", || cluster.entries().len() == 20).await?;
         numbers
     };
     let [agent, other] = cluster.open_all(["a", "b"])?;
     let mut addresses = other.addresses();
-    until(&mut addresses, "all addresses", |now| now.0.len() == 20).await?;
+    until(&mut addresses, "all addresses", |now| now.0.len() == 40).await?;
     for (set, identity) in numbers.iter().take(5) {
         assert_eq!(agent.acquire(&app(*set), OnOutage::Wait).await?, *identity);
-        let ip = format!("10.244.1.{set}").parse()?;
-        agent.announce(ip, *identity, "172.30.0.1".parse()?);
+        announce_as(&agent, *set, *identity)?;
     }
     assert_eq!(cluster.entries().len(), 20);
     agent.forget_earlier();
@@ -213,7 +215,7 @@ async fn what_a_server_lost_is_written_again_with_the_same_numbers() -> anyhow::
     let cluster = Cluster::start()?;
     let agents = cluster.open_all(["a", "b"])?;
     let numbers = acquire_all(&agents, 20).await?;
-    agents[0].announce("10.244.1.9".parse()?, numbers[&0], "172.30.0.1".parse()?);
+    announce(&agents[0], "10.244.1.9", numbers[&0])?;
     let mut addresses = agents[1].addresses();
     until(&mut addresses, "the address", |now| now.0.len() == 1).await?;
     for lost in [
@@ -223,7 +225,7 @@ async fn what_a_server_lost_is_written_again_with_the_same_numbers() -> anyhow::
     ] {
         lost.iter().for_each(|kind| cluster.server.lose_all(*kind));
         wait("all again", || {
-            let has_address = |entry: &Value| entry["address"] == "10.244.1.9";
+            let has_address = |entry: &Value| entry["addresses"][0]["ip"] == "10.244.1.9";
             cluster.stored().len() == 20 && cluster.entries().iter().any(has_address)
         })
         .await?;
@@ -289,6 +291,7 @@ async fn a_mark_on_an_identity_in_use_is_removed() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_taken_up_during_its_collection_keeps_its_number_in_the_store() -> anyhow::Result<()>
 {
+    const ADDRESS: &str = "10.244.1.9";
     let cluster = Cluster::start()?;
     // Both collect everything unused at once.
     let timing = Timing {
@@ -299,12 +302,11 @@ async fn what_is_taken_up_during_its_collection_keeps_its_number_in_the_store() 
         ..Timing::default()
     };
     let agents = [cluster.open("a", timing)?, cluster.open("b", timing)?];
-    let address = "10.244.1.9".parse()?;
     for round in 0..10 {
         let agent = &agents[round % 2];
         let labels = app(round % 3);
         let identity = agent.acquire(&labels, OnOutage::Wait).await?;
-        agent.announce(address, identity, "172.30.0.1".parse()?);
+        announce(agent, ADDRESS, identity)?;
         wait("the identity in the store", || {
             let stored = cluster.stored();
             let spec = stored.get(&identity.to_string());
@@ -313,7 +315,7 @@ async fn what_is_taken_up_during_its_collection_keeps_its_number_in_the_store() 
             })
         })
         .await?;
-        agent.withdraw(address);
+        agent.withdraw(ADDRESS.parse()?);
         agent.release(&labels);
     }
     wait("the collection of all", || cluster.stored().is_empty()).await?;
@@ -376,7 +378,10 @@ async fn malformed_objects_are_named_left_alone_and_give_nobody_an_identity() ->
             "apiVersion": "health-agent.io/v1", "kind": "HealthEndpointSlice",
             "metadata": { "name": name, "uid": name },
             "spec": { "node": "x", "count": 1, "endpoints": [
-                { "identity": number, "address": "10.0.0.1", "nodeAddress": "10.0.0.2" },
+                {
+                    "id": 7, "identity": number,
+                    "addresses": [{ "ip": "10.0.0.1", "node": "10.0.0.2" }],
+                },
             ] },
         })
     };
@@ -420,21 +425,130 @@ async fn a_thousand_starting_endpoints_cost_less_than_a_hundred_writes() -> anyh
     const SETS: usize = 1000;
     let cluster = Cluster::start()?;
     let [agent, other] = cluster.open_all(["a", "b"])?;
+    let described = |count: usize, settled: usize| {
+        let details = |set: usize| EndpointDetails {
+            pod: Some(format!("shop/web-{set}")),
+            state: if set < settled {
+                "ready"
+            } else {
+                "regenerating"
+            }
+            .to_owned(),
+        };
+        let ids = (0..count).filter_map(|set| Some((u16::try_from(set).ok()?, details(set))));
+        ids.collect::<BTreeMap<_, _>>()
+    };
     for set in 0..SETS {
         let identity = agent.acquire(&app(set % 10), OnOutage::Wait).await?;
-        let ip = format!("10.244.{}.{}", set / 250, set % 250).parse()?;
-        agent.announce(ip, identity, "172.30.0.1".parse()?);
+        agent.describe(described(set + 1, set));
+        announce_as(&agent, set, identity)?;
     }
+    agent.describe(described(SETS, SETS));
     let mut addresses = other.addresses();
-    until(&mut addresses, "all addresses", |now| now.0.len() == SETS).await?;
+    until(&mut addresses, "all addresses", |now| {
+        now.0.len() == 2 * SETS
+    })
+    .await?;
+    wait("the last states", || {
+        let entries = cluster.entries();
+        entries.len() == SETS && entries.iter().all(|entry| entry["state"] == "ready")
+    })
+    .await?;
     let writes = ["POST", "PATCH"].map(|verb| cluster.requests(&format!("{verb} {SLICES}")));
     ensure!(writes.iter().sum::<usize>() <= 100, "{writes:?}");
     let slices = cluster.server.list_of(Kind::HealthEndpointSlice);
-    let counts: BTreeSet<_> = slices
-        .iter()
-        .map(|slice| slice["spec"]["count"].as_u64())
-        .collect();
-    assert_eq!(counts, BTreeSet::from([Some(100)]));
+    let counts = slices.iter().map(|slice| &slice["spec"]);
+    let counts = counts.map(|spec| (spec["count"].as_u64(), spec["ready"].as_u64()));
+    let counts: BTreeSet<_> = counts.collect();
+    assert_eq!(counts, BTreeSet::from([(Some(100), Some(100))]));
+
+    // States that flap are not written at all: nothing is due for as long as they do not last.
+    let written = |verb: &str| cluster.requests(&format!("{verb} {SLICES}"));
+    let before = written("PATCH");
+    for _ in 0..50 {
+        agent.describe(described(SETS, 0));
+        agent.describe(described(SETS, SETS));
+    }
+    announce(&agent, "10.245.0.1", Identity::INIT)?;
+    until(&mut addresses, "one more address", |now| {
+        now.0.len() == 2 * SETS + 1
+    })
+    .await?;
+    assert_eq!(
+        written("PATCH"),
+        before + 1,
+        "only the new address is written"
+    );
+    Ok(())
+}
+
+/// Announces an IPv4 and an IPv6 address of an endpoint.
+fn announce_as(
+    agent: &IdentityAllocator,
+    endpoint: usize,
+    identity: Identity,
+) -> anyhow::Result<()> {
+    let node = "172.30.0.1".parse()?;
+    let id = u16::try_from(endpoint)?;
+    let [high, low] = id.to_be_bytes();
+    let addresses = [
+        format!("10.244.{high}.{low}").parse()?,
+        format!("fd00::{id:x}").parse()?,
+    ];
+    agent.announce(id, identity, &addresses.map(|ip| (ip, node)));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_slices_of_a_node_show_its_endpoints_and_a_cleanup_deletes_them() -> anyhow::Result<()> {
+    const FLAGS: &str =
+        "--identity-store kubernetes:{kubeconfig} --policies-from-kubernetes={kubeconfig}";
+    let mut stand = Stand::start_with(FLAGS)?;
+    let slice = |server: &ApiServer| {
+        let slices = server.list_of(Kind::HealthEndpointSlice);
+        slices.into_iter().next().map(|slice| slice["spec"].clone())
+    };
+    for app in ["web", "db"] {
+        stand.put_pod(app, &format!("u-{app}"), &json!({ "app": app }));
+        stand.connect(app, &format!("u-{app}"))?;
+    }
+    let db = stand.wait_labels("db", &["k8s:app=db"])?;
+    let is_shown = |entry: &Value| {
+        entry["id"] == db.id
+            && entry["identity"] == db.identity
+            && entry["pod"] == "shop/db"
+            && entry["state"] == "ready"
+            && entry["addresses"][0]["ip"] == json!(db.ipv4)
+    };
+    wait_for("the endpoints in the slice", PATIENCE, || {
+        let Some(spec) = slice(&stand.server) else {
+            return Ok(None);
+        };
+        let entries = spec["endpoints"].as_array().cloned().unwrap_or_default();
+        let is_complete =
+            entries.len() == 2 && (&spec["count"], &spec["ready"]) == (&json!(2), &json!(2));
+        let pods = spec["pods"].as_str().unwrap_or_default();
+        let is_named = pods.contains("shop/web") && pods.contains("shop/db");
+        Ok((is_complete && is_named && entries.iter().any(is_shown)).then_some(()))
+    })?;
+
+    stand.server.put(json!({
+        "apiVersion": "health-agent.io/v1", "kind": "HealthEndpointSlice",
+        "metadata": { "name": "other-0", "uid": "other" },
+        "spec": { "node": "other", "count": 0, "endpoints": [] },
+    }));
+    stand.node().kill_agent(Signal::SIGTERM)?;
+    let removed = stand.node().cli("cleanup")?.success()?;
+    ensure!(removed.contains("endpoint slices"), "{removed}");
+    ensure!(removed.contains("policies-kubernetes.json"), "{removed}");
+    let left = stand.server.list_of(Kind::HealthEndpointSlice);
+    ensure!(
+        left.len() == 1 && left[0]["spec"]["node"] == "other",
+        "{left:?}"
+    );
+    let again = stand.node().cli("cleanup")?.success()?;
+    assert_eq!(again.trim_end(), "nothing to remove");
     Ok(())
 }
 

@@ -248,7 +248,10 @@ impl World {
                 match numbers.get(&set).filter(|_| agent.held[set] > 0) {
                     Some(number) => {
                         let host = Ipv4Addr::new(172, 30, 0, node).into();
-                        agent.allocator.announce(address, *number, host);
+                        let addresses = [(address, host)];
+                        agent
+                            .allocator
+                            .announce(u16::from(last), *number, &addresses);
                         announced.insert(IpNet::from(address), *number);
                     }
                     None => agent.allocator.withdraw(address),

@@ -148,8 +148,8 @@ pub(super) trait Cluster: Send + Sync {
     /// Gives identities to exactly the needed prefixes and nodes, and returns them.
     fn require(&self, needs: &LocalNeeds) -> LocalNumbers;
 
-    /// Announces the identity of one of this node's addresses to the other nodes.
-    fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr);
+    /// Announces the identity of an endpoint's addresses to the other nodes, each with an address of this node.
+    fn announce(&self, endpoint: u16, identity: Identity, addresses: &[(IpAddr, IpAddr)]);
 
     fn withdraw(&self, ip: IpAddr);
 
@@ -189,8 +189,8 @@ impl Cluster for AllocatorCluster {
         self.local.require(needs)
     }
 
-    fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr) {
-        self.allocator.announce(ip, identity, node);
+    fn announce(&self, endpoint: u16, identity: Identity, addresses: &[(IpAddr, IpAddr)]) {
+        self.allocator.announce(endpoint, identity, addresses);
     }
 
     fn withdraw(&self, ip: IpAddr) {

@@ -157,13 +157,15 @@ impl Enforcer {
 
     /// Announces the identity of an endpoint's addresses to the other nodes.
     fn announce(&self, endpoint: &Regeneration) {
-        for ip in &endpoint.addresses {
+        let nodes = &self.0.node_addresses;
+        let with_node = |ip: &IpAddr| {
             let of_family = |node: &&IpAddr| node.is_ipv4() == ip.is_ipv4();
-            let nodes = &self.0.node_addresses;
-            if let Some(node) = nodes.iter().find(of_family).or(nodes.first()) {
-                self.0.cluster.announce(*ip, endpoint.identity, *node);
-            }
-        }
+            let node = nodes.iter().find(of_family).or(nodes.first())?;
+            Some((*ip, *node))
+        };
+        let addresses: Vec<_> = endpoint.addresses.iter().filter_map(with_node).collect();
+        let cluster = &self.0.cluster;
+        cluster.announce(endpoint.id, endpoint.identity, &addresses);
     }
 
     fn withdraw<'a>(&self, addresses: impl Iterator<Item = &'a IpAddr>) {

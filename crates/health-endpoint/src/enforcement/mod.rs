@@ -45,7 +45,7 @@ pub use self::cluster_policies::{ClusterPolicies, RefusedObject};
 pub use self::error::EnforceError;
 pub use self::follow::{HostRoutes, Surroundings};
 pub use self::mode::MODE_FILE;
-pub use self::store::{CLUSTER_FILE, FILE};
+pub use self::store::{CLUSTER_FILE, DAMAGED_CLUSTER_FILE, FILE};
 
 use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
 use self::cluster_policies::ClusterState;

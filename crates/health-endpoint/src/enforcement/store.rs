@@ -12,6 +12,9 @@ pub const FILE: &str = "policies.json";
 /// Name of the file with the policies of the Kubernetes cluster, for restarts while its API server is unavailable.
 pub const CLUSTER_FILE: &str = "policies-kubernetes.json";
 
+/// Name that [`CLUSTER_FILE`] gets if it cannot be read.
+pub const DAMAGED_CLUSTER_FILE: &str = "policies-kubernetes.json.damaged";
+
 /// The file that holds the policies of one origin.
 #[derive(Clone, Debug)]
 pub(super) struct Store {
@@ -45,9 +48,9 @@ impl Store {
         Ok(true)
     }
 
-    /// Renames a file that cannot be read, and logs why.
+    /// Renames the cluster's file, which cannot be read, and logs why.
     pub(super) fn put_aside(&self, error: &io::Error) {
-        let aside = self.path.with_extension("json.damaged");
+        let aside = self.path.with_file_name(DAMAGED_CLUSTER_FILE);
         tracing::error!(
             path = %self.path.display(),
             aside = %aside.display(),

@@ -1,6 +1,7 @@
 //! The identity allocator: uses a store shared by all nodes to give the same labels the same number on every node,
 //! whatever the races.
 
+use std::collections::BTreeMap;
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -87,6 +88,15 @@ pub enum OpenError {
         "cannot use {0}: this agent was built without support for it; use another build, or a file"
     )]
     NotBuilt(RegistrySpec),
+}
+
+/// What people want to know about an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointDetails {
+    /// The endpoint's pod, as `NAMESPACE/NAME`.
+    pub pod: Option<String>,
+    /// The endpoint's state, as in listings: `ready`.
+    pub state: String,
 }
 
 /// What to do while the store cannot be used.
@@ -357,10 +367,18 @@ impl IdentityAllocator {
         self.shared.wake.notify_one();
     }
 
-    /// Announces to other nodes the identity of an endpoint's address, and that the endpoint is on the node with the
-    /// address `node`. The store is updated as soon as it is usable.
-    pub fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr) {
-        if self.shared.wants().announce(ip, identity, node) {
+    /// Announces to other nodes the identity of an endpoint's addresses, each with the address of this node by which
+    /// they reach it. The store is updated as soon as it is usable.
+    pub fn announce(&self, endpoint: u16, identity: Identity, addresses: &[(IpAddr, IpAddr)]) {
+        if self.shared.wants().announce(endpoint, identity, addresses) {
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// Adds to announced endpoints what people want to know about them, by id. Only Kubernetes stores it, within half a
+    /// minute.
+    pub fn describe(&self, details: BTreeMap<u16, EndpointDetails>) {
+        if self.shared.wants().describe(details) {
             self.shared.wake.notify_one();
         }
     }
@@ -410,6 +428,22 @@ impl IdentityAllocator {
 impl Drop for IdentityAllocator {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// Deletes the slices of this node's endpoints from a store in Kubernetes, and returns their number. Other stores have
+/// none. Fails if the API server cannot be reached or refuses.
+pub async fn remove_slices(store: &RegistrySpec, node: &str) -> Result<usize, String> {
+    match store {
+        #[cfg(feature = "kubernetes")]
+        RegistrySpec::Kubernetes(path) => {
+            let access = Access::find(path.as_deref()).map_err(|error| error.to_string())?;
+            kubernetes::remove_slices(&access, node).await
+        }
+        _ => {
+            let _ = node;
+            Ok(0)
+        }
     }
 }
 

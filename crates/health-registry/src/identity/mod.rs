@@ -27,13 +27,14 @@ mod testing;
 )]
 mod view;
 #[cfg_attr(
-    not(any(feature = "etcd", feature = "kubernetes")),
-    allow(dead_code, reason = "the store in a file does not ask for all of it")
+    not(all(feature = "etcd", feature = "kubernetes")),
+    allow(dead_code, reason = "not every store asks for all of it")
 )]
 mod wants;
 
 pub use self::allocator::{
-    IdentityActivities, IdentityAllocator, IdentityError, OnOutage, OpenError, Timing,
+    EndpointDetails, IdentityActivities, IdentityAllocator, IdentityError, OnOutage, OpenError,
+    Timing, remove_slices,
 };
 pub use self::file::LOCK_SUFFIX;
 pub use self::ipcache::{IpcacheInputs, ipcache};

@@ -10,7 +10,7 @@ use health_model::labels::LabelSet;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{HeldIdentities, IdentityError, OnOutage};
+use super::{EndpointDetails, HeldIdentities, IdentityError, OnOutage};
 
 /// The answer to a waiting caller.
 pub(super) type Answer = Result<Identity, IdentityError>;
@@ -20,6 +20,8 @@ pub(super) type Answer = Result<Identity, IdentityError>;
 pub(super) struct Wants {
     sets: BTreeMap<Arc<LabelSet>, Want>,
     addresses: BTreeMap<IpAddr, Announce>,
+    /// What people want to know about endpoints, by id.
+    details: Arc<BTreeMap<u16, EndpointDetails>>,
     /// Why the store cannot be used at present.
     outage: Option<IdentityError>,
     /// Whether to delete the entries of earlier agents of this node.
@@ -42,6 +44,8 @@ struct Want {
 /// An announced address.
 #[derive(Clone, Debug)]
 pub(super) struct Announce {
+    /// The endpoint's id.
+    pub(super) endpoint: u16,
     /// The endpoint's identity.
     pub(super) identity: Identity,
     /// The address of this node.
@@ -105,18 +109,29 @@ impl Wants {
         }
     }
 
-    /// Announces an address. Returns whether the announcement is new.
-    pub(super) fn announce(&mut self, ip: IpAddr, identity: Identity, node: IpAddr) -> bool {
-        let known = self.addresses.get(&ip);
-        let is_news = known.is_none_or(|known| (known.identity, known.node) != (identity, node));
-        if is_news {
-            let written = None;
-            let announce = Announce {
-                identity,
-                node,
-                written,
-            };
-            self.addresses.insert(ip, announce);
+    /// Announces the addresses of an endpoint, each with the address of this node. Returns whether any of it is new.
+    pub(super) fn announce(
+        &mut self,
+        endpoint: u16,
+        identity: Identity,
+        addresses: &[(IpAddr, IpAddr)],
+    ) -> bool {
+        let mut is_news = false;
+        for (ip, node) in addresses.iter().copied() {
+            let known = self.addresses.get(&ip);
+            let is_known = known.is_some_and(|known| {
+                (known.endpoint, known.identity, known.node) == (endpoint, identity, node)
+            });
+            if !is_known {
+                is_news = true;
+                let announce = Announce {
+                    endpoint,
+                    identity,
+                    node,
+                    written: None,
+                };
+                self.addresses.insert(ip, announce);
+            }
         }
         is_news
     }
@@ -124,6 +139,20 @@ impl Wants {
     /// Withdraws an address.
     pub(super) fn withdraw(&mut self, ip: IpAddr) {
         self.addresses.remove(&ip);
+    }
+
+    /// Replaces what is known about the endpoints. Returns whether it is different.
+    pub(super) fn describe(&mut self, details: BTreeMap<u16, EndpointDetails>) -> bool {
+        let is_news = *self.details != details;
+        if is_news {
+            self.details = Arc::new(details);
+        }
+        is_news
+    }
+
+    /// See [`Self::describe`].
+    pub(super) fn details(&self) -> Arc<BTreeMap<u16, EndpointDetails>> {
+        self.details.clone()
     }
 
     /// Marks all entries of earlier agents of this node for deletion.

@@ -75,7 +75,8 @@ async fn the_identities_of_agents_are_one_object_for_each_label_set() -> anyhow:
     let numbers = acquire_all(&agents, SETS).await?;
     let names = server.plane.kubectl("get healthidentities -o name")?;
     assert_eq!(names.lines().count(), SETS);
-    agents[0].announce("10.244.1.9".parse()?, numbers[&0], "172.30.0.1".parse()?);
+    let addresses = [("10.244.1.9".parse()?, "172.30.0.1".parse()?)];
+    agents[0].announce(9, numbers[&0], &addresses);
     let mut addresses = agents[1].addresses();
     until(&mut addresses, "the address", |now| now.0.len() == 1).await?;
     let shown = server.plane.kubectl(&format!("get hid {}", numbers[&0]))?;

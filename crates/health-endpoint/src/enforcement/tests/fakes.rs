@@ -541,10 +541,10 @@ impl Cluster for SessionCluster {
         now.0
     }
 
-    fn announce(&self, ip: IpAddr, identity: Identity, _: IpAddr) {
+    fn announce(&self, _: u16, identity: Identity, addresses: &[(IpAddr, IpAddr)]) {
         let mut state = self.0.store.now();
         let announced = &mut state.agents[self.0.number].announced;
-        announced.insert(ip, identity);
+        announced.extend(addresses.iter().map(|(ip, _)| (*ip, identity)));
         drop(state);
         self.0.publish();
     }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::super::IdentityError;
 use super::super::allocator::{Shared, Timing, shown};
 use super::super::sets::NUMBERS;
-use super::super::wants::WantedIdentity;
+use super::super::wants::{Announce, WantedIdentity};
 use super::Known;
 use super::collector::Collector;
 use super::objects::{Entries, Entry, EntryKey, IdentityObject, slice_name};
@@ -277,13 +277,21 @@ impl Keeper {
         let wants = self.shared.wants();
         let mut entries = Entries::new();
         let mut referenced = BTreeSet::new();
+        let details = wants.details();
         for (ip, announce) in wants.addresses() {
-            let entry = Entry {
-                identity: announce.identity,
-                node: Some(announce.node),
-            };
-            entries.insert(EntryKey::Address(ip), entry);
-            referenced.insert(announce.identity);
+            let Announce {
+                endpoint,
+                identity,
+                node,
+                ..
+            } = *announce;
+            let key = EntryKey::Endpoint(endpoint);
+            let entry = entries.entry(key).or_insert_with(|| Entry {
+                details: details.get(&endpoint).cloned(),
+                ..Entry::reference(identity)
+            });
+            entry.addresses.insert(ip, node);
+            referenced.insert(identity);
         }
         let mut wait: Option<Duration> = None;
         for wanted in wants.sets() {
@@ -295,8 +303,8 @@ impl Keeper {
                 continue;
             }
             if left.is_zero() {
-                let node = None;
-                entries.insert(EntryKey::Reference(identity), Entry { identity, node });
+                let reference = Entry::reference(identity);
+                entries.insert(EntryKey::Reference(identity), reference);
             } else {
                 wait = Some(wait.map_or(left, |before| before.min(left)));
             }
@@ -318,6 +326,9 @@ impl Keeper {
         } else {
             let written = requests.write_slice(&self.node, *index, entries, *is_known);
             let written = written.await?;
+            if written.entries.as_ref() != Ok(entries) {
+                return Err(RequestError::Pruned);
+            }
             let now = self.known.now();
             self.known.state().records.put_slice(written, now);
         }

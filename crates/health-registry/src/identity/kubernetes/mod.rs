@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use self::keeper::Keeper;
 use self::kept::{KeptObjects, Kind};
 use self::records::Records;
+use self::requests::{RequestError, Requests};
 use super::allocator::{Shared, Timing};
 use crate::kubernetes::access::Access;
 use crate::kubernetes::follow::{Follower, unheard};
@@ -64,6 +65,21 @@ impl Known {
         let rejected = state.records.rejected();
         shared.hub.publish(&state.records.view, rejected, stale);
     }
+}
+
+/// Deletes the slices of `node`, and returns their number, or why it failed.
+pub(super) async fn remove_slices(access: &Access, node: &str) -> Result<usize, String> {
+    let removed = async {
+        let requests = Requests::open(access).await?;
+        let slices = requests.slices_of(node).await?;
+        for index in &slices {
+            requests.delete_slice(node, *index).await?;
+        }
+        Ok(slices.len())
+    };
+    removed
+        .await
+        .map_err(|error: RequestError| error.to_string())
 }
 
 /// Follows the identities of the cluster, and keeps the wants of `node` in the store. Never returns.

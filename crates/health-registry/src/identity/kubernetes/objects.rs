@@ -13,6 +13,7 @@ use kube::api::{ApiResource, DynamicObject};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::super::EndpointDetails;
 use super::super::sets;
 
 const GROUP: &str = "health-agent.io";
@@ -134,18 +135,36 @@ pub(super) fn mark_patch(version: &ObjectVersion, unused_since: Option<Timestamp
 /// What tells the entries of a node's slices apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum EntryKey {
-    /// The address of an endpoint.
-    Address(IpAddr),
+    /// The id of an endpoint with addresses.
+    Endpoint(u16),
     /// An identity of endpoints without an address.
     Reference(Identity),
 }
 
 /// The contents of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) identity: Identity,
-    /// The address of the node, if the entry is that of an address.
-    pub(super) node: Option<IpAddr>,
+    /// The endpoint's addresses, and the address of the node by which other nodes reach each.
+    pub(super) addresses: BTreeMap<IpAddr, IpAddr>,
+    /// What only people read.
+    pub(super) details: Option<EndpointDetails>,
+}
+
+impl Entry {
+    /// The entry of endpoints without an address.
+    pub(super) const fn reference(identity: Identity) -> Self {
+        Self {
+            identity,
+            addresses: BTreeMap::new(),
+            details: None,
+        }
+    }
+
+    /// Whether agents read the same from both entries.
+    pub(super) fn is_same_to_agents(&self, other: &Self) -> bool {
+        (self.identity, &self.addresses) == (other.identity, &other.addresses)
+    }
 }
 
 /// The entries of a slice.
@@ -166,31 +185,85 @@ pub(super) struct SliceObject {
 #[derive(Deserialize, Serialize)]
 struct SliceSpec {
     node: String,
-    /// The number of entries, which `kubectl get` shows.
-    count: usize,
+    /// A summary of the entries, which `kubectl get` shows.
+    #[serde(flatten)]
+    summary: Summary,
     endpoints: Vec<EndpointEntry>,
 }
 
+/// A summary of the entries of a slice.
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Summary {
+    /// The number of entries.
+    count: usize,
+    /// The number of endpoints in state `ready`.
+    ready: usize,
+    /// The first pods, and the number of all others.
+    pods: String,
+}
+
+impl Summary {
+    /// Maximum number of pods that are named.
+    const NAMED: usize = 3;
+
+    fn of(entries: &Entries) -> Self {
+        let details = || entries.values().filter_map(|entry| entry.details.as_ref());
+        let pods: Vec<_> = details()
+            .filter_map(|details| details.pod.as_deref())
+            .collect();
+        let named = pods[..pods.len().min(Self::NAMED)].join(",");
+        let more = pods.len().saturating_sub(Self::NAMED);
+        Self {
+            count: entries.len(),
+            ready: details().filter(|details| details.state == READY).count(),
+            pods: match more {
+                0 => named,
+                more => format!("{named} + {more} more..."),
+            },
+        }
+    }
+}
+
+/// The state of an endpoint whose datapath is up to date.
+const READY: &str = "ready";
+
 #[derive(Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
 struct EndpointEntry {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u16>,
     identity: Identity,
     #[serde(skip_serializing_if = "Option::is_none")]
-    address: Option<String>,
+    pod: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    node_address: Option<String>,
+    state: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    addresses: Vec<AddressEntry>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct AddressEntry {
+    ip: String,
+    node: String,
 }
 
 impl EndpointEntry {
     fn of((key, entry): (&EntryKey, &Entry)) -> Self {
-        let address = match key {
-            EntryKey::Address(ip) => Some(ip.to_string()),
+        let id = match key {
+            EntryKey::Endpoint(id) => Some(*id),
             EntryKey::Reference(_) => None,
         };
+        let addresses = entry.addresses.iter().map(|(ip, node)| AddressEntry {
+            ip: ip.to_string(),
+            node: node.to_string(),
+        });
+        let details = entry.details.clone();
         Self {
+            id,
             identity: entry.identity,
-            address,
-            node_address: entry.node.map(|node| node.to_string()),
+            state: details.as_ref().map(|details| details.state.clone()),
+            pod: details.and_then(|details| details.pod),
+            addresses: addresses.collect(),
         }
     }
 
@@ -200,14 +273,23 @@ impl EndpointEntry {
             return Err(format!("identity {identity} is not valid for endpoints"));
         }
         let ip = |text: String| parse_ip(&text).map_err(|_| format!("{text:?} is not an address"));
-        let address = self.address.map(ip).transpose()?;
-        let node = self.node_address.map(ip).transpose()?;
-        let key = match (address, node) {
-            (Some(address), Some(_)) => EntryKey::Address(address),
-            (None, None) => EntryKey::Reference(identity),
-            _ => return Err("an address without nodeAddress, or the reverse".to_owned()),
+        let addresses = self.addresses.into_iter();
+        let addresses: Result<BTreeMap<_, _>, String> = addresses
+            .map(|address| Ok((ip(address.ip)?, ip(address.node)?)))
+            .collect();
+        let addresses = addresses?;
+        let key = match self.id {
+            Some(id) => EntryKey::Endpoint(id),
+            None if addresses.is_empty() => EntryKey::Reference(identity),
+            None => return Err("addresses without the id of their endpoint".to_owned()),
         };
-        Ok((key, Entry { identity, node }))
+        let pod = self.pod;
+        let entry = Entry {
+            identity,
+            addresses,
+            details: self.state.map(|state| EndpointDetails { pod, state }),
+        };
+        Ok((key, entry))
     }
 }
 
@@ -252,7 +334,7 @@ pub(super) fn slice_key(name: &str) -> Option<SliceKey> {
 pub(super) fn slice_spec(node: &str, entries: &Entries) -> Value {
     json!(SliceSpec {
         node: node.to_owned(),
-        count: entries.len(),
+        summary: Summary::of(entries),
         endpoints: entries.iter().map(EndpointEntry::of).collect(),
     })
 }
@@ -277,22 +359,52 @@ mod tests {
         let read = IdentityObject::from(new_identity(Identity(300), &labels));
         assert_eq!(read.identity, Ok(Identity(300)));
         assert_eq!(read.labels, Ok(Arc::new(labels)));
-        let node = Some("172.30.0.1".parse().unwrap());
-        let address = EntryKey::Address("fd00::7".parse().unwrap());
+        let node: IpAddr = "172.30.0.1".parse().unwrap();
+        let addresses = ["10.244.1.7", "fd00::7"].map(|ip| (ip.parse().unwrap(), node));
         let identity = Identity(300);
+        let pod = Some("shop/web".to_owned());
+        let state = "ready".to_owned();
+        let endpoint = Entry {
+            identity,
+            addresses: addresses.into(),
+            details: Some(EndpointDetails { pod, state }),
+        };
         let entries = Entries::from([
-            (address, Entry { identity, node }),
-            (
-                EntryKey::Reference(identity),
-                Entry {
-                    identity,
-                    node: None,
-                },
-            ),
+            (EntryKey::Endpoint(7), endpoint),
+            (EntryKey::Reference(identity), Entry::reference(identity)),
         ]);
         let read = slice("n-1-0", slice_spec("n-1", &entries));
         assert_eq!(read.entries, Ok(entries));
         assert_eq!(slice_key("n-1-0"), Some(("n-1".to_owned(), 0)));
+    }
+
+    #[test]
+    fn a_slice_summarizes_its_endpoints() {
+        let entry = |id: u16| {
+            let details = EndpointDetails {
+                pod: (id > 0).then(|| format!("shop/web-{id}")),
+                state: if id.is_multiple_of(2) {
+                    "ready"
+                } else {
+                    "regenerating"
+                }
+                .to_owned(),
+            };
+            let entry = Entry {
+                details: Some(details),
+                ..Entry::reference(Identity(300))
+            };
+            (EntryKey::Endpoint(id), entry)
+        };
+        let summary = |ids: std::ops::Range<u16>| {
+            let spec = slice_spec("n", &ids.map(entry).collect());
+            let pods = spec["pods"].as_str().map(str::to_owned);
+            (spec["count"].as_u64(), spec["ready"].as_u64(), pods)
+        };
+        let pods = "shop/web-1,shop/web-2".to_owned();
+        assert_eq!(summary(0..3), (Some(3), Some(2), Some(pods)));
+        let pods = "shop/web-1,shop/web-2,shop/web-3 + 6 more...".to_owned();
+        assert_eq!(summary(0..10), (Some(10), Some(5), Some(pods)));
     }
 
     #[test]
@@ -313,6 +425,7 @@ mod tests {
             assert!(identity("300", spec.clone()).labels.is_err(), "{spec}");
         }
         let entry = |entry: Value| json!({ "node": "n", "count": 1, "endpoints": [entry] });
+        let address = |ip: &str| json!({ "ip": ip, "node": "10.0.0.2" });
         for (name, spec) in [
             ("n-0", json!({})),
             ("m-0", entry(json!({ "identity": 300 }))),
@@ -321,12 +434,13 @@ mod tests {
             ("n-0", entry(json!({ "identity": 16_777_217 }))),
             (
                 "n-0",
-                entry(json!({ "identity": 300, "address": "10.0.0.1" })),
+                entry(json!({ "identity": 300, "addresses": [address("10.0.0.1")] })),
             ),
             (
                 "n-0",
-                entry(json!({ "identity": 300, "address": "ten", "nodeAddress": "10.0.0.1" })),
+                entry(json!({ "id": 7, "identity": 300, "addresses": [address("ten")] })),
             ),
+            ("n-0", entry(json!({ "id": 70_000, "identity": 300 }))),
         ] {
             assert!(slice(name, spec.clone()).entries.is_err(), "{name} {spec}");
         }

@@ -16,7 +16,7 @@ use super::super::sets::{self, NUMBERS};
 use super::super::view::{MOST_REJECTED, Settle, View};
 use super::collector::{CollectTerms, Collection, NodeOrder};
 use super::objects::{
-    Entries, EntryKey, IdentityObject, ObjectVersion, SliceKey, SliceObject, number, slice_key,
+    Entries, Entry, IdentityObject, ObjectVersion, SliceKey, SliceObject, number, slice_key,
 };
 use crate::nodes::UnusableEntry;
 
@@ -108,7 +108,8 @@ impl Records {
         let mut addresses = BTreeSet::new();
         for object in &objects {
             if let (Some((node, _)), Ok(entries)) = (slice_key(&object.name), &object.entries) {
-                addresses.extend(addresses_of(entries).map(|ip| (ip, node.clone())));
+                let of_slice = entries.values().flat_map(|entry| entry.addresses.keys());
+                addresses.extend(of_slice.map(|ip| (*ip, node.clone())));
             }
         }
         self.view.retain_addresses(&addresses, now);
@@ -257,39 +258,40 @@ impl Records {
             Some(slice) => slice.entries.clone(),
             None => Entries::new(),
         };
-        for (entry_key, entry) in &entries {
+        let former = announcements(before);
+        for entry in entries.values() {
             self.view.put_reference(entry.identity, node);
             if let Some(number) = self.numbers.get_mut(&entry.identity) {
                 number.unreferenced_since = None;
             }
-            if before.get(entry_key) == Some(entry) {
+        }
+        for (ip, announced) in announcements(&entries) {
+            if former.get(&ip) == Some(&announced) {
                 continue;
             }
-            if let (EntryKey::Address(ip), Some(address)) = (entry_key, entry.node) {
-                self.announcements += 1;
-                let announced = AddressAnnouncement {
-                    identity: entry.identity,
-                    node: address,
-                    owner: node.clone(),
-                };
-                self.view.put_address(*ip, self.announcements, announced);
-            }
+            let (identity, address) = announced;
+            self.announcements += 1;
+            let announced = AddressAnnouncement {
+                identity,
+                node: address,
+                owner: node.clone(),
+            };
+            self.view.put_address(ip, self.announcements, announced);
         }
         let of_node = || {
-            self.slices
-                .range((node.clone(), 0)..=(node.clone(), u32::MAX))
+            let slices = self
+                .slices
+                .range((node.clone(), 0)..=(node.clone(), u32::MAX));
+            slices.flat_map(|(_, slice)| slice.entries.values())
         };
-        let still: BTreeSet<Identity> = of_node()
-            .flat_map(|(_, slice)| slice.entries.values())
-            .map(|entry| entry.identity)
-            .collect();
-        for (entry_key, entry) in before {
-            if let EntryKey::Address(ip) = entry_key
-                && !of_node().any(|(_, slice)| slice.entries.contains_key(entry_key))
-            {
-                self.view.remove_address(*ip, node, now);
-            }
-            if !still.contains(&entry.identity) {
+        let identities: BTreeSet<Identity> = of_node().map(|entry| entry.identity).collect();
+        let addresses = of_node().flat_map(|entry| entry.addresses.keys());
+        let addresses: BTreeSet<IpAddr> = addresses.copied().collect();
+        for ip in former.keys().filter(|ip| !addresses.contains(ip)) {
+            self.view.remove_address(*ip, node, now);
+        }
+        for entry in before.values() {
+            if !identities.contains(&entry.identity) {
                 self.view.remove_reference(entry.identity, node);
                 if !self.view.is_referenced(entry.identity)
                     && let Some(number) = self.numbers.get_mut(&entry.identity)
@@ -441,12 +443,14 @@ fn first_try(labels: &LabelSet) -> Identity {
     Identity(CLUSTER_FIRST + u32::from_be_bytes(head) % NUMBERS as u32)
 }
 
-/// The addresses among the entries of a slice.
-fn addresses_of(entries: &Entries) -> impl Iterator<Item = IpAddr> {
-    entries.keys().filter_map(|key| match key {
-        EntryKey::Address(ip) => Some(*ip),
-        EntryKey::Reference(_) => None,
-    })
+/// The identity of each address in a slice, and the address of its node.
+fn announcements(entries: &Entries) -> BTreeMap<IpAddr, (Identity, IpAddr)> {
+    let of_entry = |entry: &Entry| {
+        let identity = entry.identity;
+        let addresses = entry.addresses.clone().into_iter();
+        addresses.map(move |(ip, node)| (ip, (identity, node)))
+    };
+    entries.values().flat_map(of_entry).collect()
 }
 
 #[cfg(test)]
@@ -493,8 +497,10 @@ mod tests {
     fn slice(name: &str, numbers: &[u32], has_addresses: bool) -> SliceObject {
         let entry = |number: &u32| match has_addresses {
             true => json!({
-                "identity": number, "nodeAddress": "172.30.0.2",
-                "address": format!("10.0.{}.{}", number / 256, number % 256),
+                "id": number, "identity": number,
+                "addresses": [{
+                    "ip": format!("10.0.{}.{}", number / 256, number % 256), "node": "172.30.0.2",
+                }],
             }),
             false => json!({ "identity": number }),
         };

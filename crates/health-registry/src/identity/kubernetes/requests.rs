@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions,
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+    Preconditions,
 };
 use kube::{Client, Error};
 use serde_json::json;
@@ -16,12 +17,15 @@ use tokio::sync::Notify;
 
 use super::objects::{
     Entries, IdentityObject, ObjectVersion, SliceObject, identity_kind, mark_patch, new_identity,
-    slice_kind, slice_name, slice_spec,
+    slice_key, slice_kind, slice_name, slice_spec,
 };
 use crate::kubernetes::access::{self, Access, AccessError};
 
 /// The field manager, which the objects record as their writer.
 const FIELD_MANAGER: &str = "health-agent";
+
+/// Maximum number of objects in one answer of a list.
+const PAGE: u32 = 500;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +37,10 @@ pub(super) enum RequestError {
         attempt: &'static str,
         source: Error,
     },
+    #[error(
+        "the API server drops fields of slices of endpoints; install the current deploy/kubernetes/crds.yaml"
+    )]
+    Pruned,
 }
 
 /// A connection to the API server.
@@ -153,6 +161,30 @@ impl Requests {
                 ..Default::default()
             }]
         }))
+    }
+
+    /// Returns the indices of a node's slices.
+    pub(super) async fn slices_of(&self, node: &str) -> Result<Vec<u32>, RequestError> {
+        let mut params = ListParams::default().limit(PAGE);
+        let mut indices = Vec::new();
+        loop {
+            let page = match self.slices.list_metadata(&params).await {
+                Ok(page) => page,
+                Err(Error::Api(status)) if status.is_not_found() => return Ok(indices),
+                Err(source) => return Err(failed("list slices of endpoints", source)),
+            };
+            let names = page.items.iter();
+            let names = names.filter_map(|slice| slice.metadata.name.as_deref());
+            let keys = names.filter_map(slice_key);
+            indices.extend(
+                keys.filter(|(owner, _)| owner == node)
+                    .map(|(_, index)| index),
+            );
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(indices),
+            }
+        }
     }
 
     /// Deletes a slice of a node, if it exists.

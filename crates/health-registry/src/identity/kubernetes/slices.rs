@@ -2,6 +2,7 @@
 //! connection and no clock of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,15 +13,52 @@ use super::objects::{Entries, EntryKey};
 const MAX_ENTRIES: usize = 100;
 /// Minimum time between two writes of a slice: starting pods come in numbers, and each write goes to all agents.
 pub(super) const SHORTEST_GAP: Duration = Duration::from_secs(1);
+/// How long details must differ from those in the store before a slice is written for their sake: endpoints leave the
+/// state `ready` for a moment with each change of policy.
+pub(super) const DETAILS_HOLD: Duration = Duration::from_secs(5);
+/// Minimum time between two writes of a slice for the sake of details.
+pub(super) const DETAILS_GAP: Duration = Duration::from_secs(30);
 
 /// This node's slices as they should be.
 #[derive(Debug, Default)]
 pub(super) struct OwnSlices {
     slots: BTreeMap<u32, Entries>,
-    /// When each slice was last written.
-    written: BTreeMap<u32, Instant>,
+    /// The writes of each slice.
+    written: BTreeMap<u32, Written>,
     /// Entries of the node's earlier agent that this agent has not confirmed; `None` before the first listing.
     inherited: Option<Entries>,
+}
+
+/// When a slice was and may be written.
+#[derive(Clone, Copy, Debug, Default)]
+struct Written {
+    last: Option<Instant>,
+    /// When it was last written for the sake of details.
+    for_details: Option<Instant>,
+    /// Since when only details differ from those in the store.
+    differs_since: Option<Instant>,
+}
+
+impl Written {
+    /// When the slice may be written, after a difference that agents read or only in details.
+    fn due(&mut self, is_only_details: bool, now: Instant) -> Instant {
+        let after = |at: Option<Instant>, gap| at.map_or(now, |at| at + gap);
+        let earliest = after(self.last, SHORTEST_GAP);
+        if !is_only_details {
+            return earliest;
+        }
+        let held = *self.differs_since.get_or_insert(now) + DETAILS_HOLD;
+        let spaced = after(self.for_details, DETAILS_GAP);
+        earliest.max(held).max(spaced)
+    }
+
+    fn note(&mut self, is_only_details: bool, now: Instant) {
+        self.last = Some(now);
+        self.differs_since = None;
+        if is_only_details {
+            self.for_details = Some(now);
+        }
+    }
 }
 
 /// A slice that must be written. Without entries, it must be deleted.
@@ -48,17 +86,20 @@ impl OwnSlices {
         let mut jobs = Vec::new();
         let mut wait: Option<Duration> = None;
         for index in indices {
-            if self.slots.get(&index) == stored.get(&index) {
+            let (slot, known) = (self.slots.get(&index), stored.get(&index));
+            let written = self.written.entry(index).or_default();
+            if slot == known {
+                written.differs_since = None;
                 continue;
             }
-            let age = self.written.get(&index).map(|at| now - *at);
-            let left = age.map_or(Duration::ZERO, |age| SHORTEST_GAP.saturating_sub(age));
+            let is_only_details = is_same_to_agents(slot, known);
+            let left = written.due(is_only_details, now) - now;
             if left.is_zero() {
-                self.written.insert(index, now);
+                written.note(is_only_details, now);
                 jobs.push(SliceJob {
                     index,
-                    entries: self.slots.get(&index).cloned().unwrap_or_default(),
-                    is_known: stored.contains_key(&index),
+                    entries: slot.cloned().unwrap_or_default(),
+                    is_known: known.is_some(),
                 });
             } else {
                 wait = Some(wait.map_or(left, |before| before.min(left)));
@@ -77,14 +118,24 @@ impl OwnSlices {
             self.slots.clone_from(stored);
         }
         let earlier = || stored.values().flatten();
-        let inherited = self
-            .inherited
-            .get_or_insert_with(|| earlier().map(|(key, entry)| (*key, *entry)).collect());
+        let inherited = self.inherited.get_or_insert_with(|| {
+            earlier()
+                .map(|(key, entry)| (*key, entry.clone()))
+                .collect()
+        });
         if forgets_earlier {
             inherited.clear();
         }
-        // Once wanted, an entry goes when it is no longer wanted.
-        inherited.retain(|key, _| !wanted.contains_key(key));
+        if inherited.is_empty() {
+            return wanted;
+        }
+        // Once wanted, an entry goes when it is no longer wanted. So does one whose address another endpoint has.
+        let addresses = wanted.values().flat_map(|entry| entry.addresses.keys());
+        let addresses: BTreeSet<IpAddr> = addresses.copied().collect();
+        inherited.retain(|key, entry| {
+            let mut own = entry.addresses.keys();
+            !wanted.contains_key(key) && !own.any(|ip| addresses.contains(ip))
+        });
         let mut all = inherited.clone();
         all.extend(wanted);
         all
@@ -115,22 +166,46 @@ impl OwnSlices {
     }
 }
 
+/// Whether agents read the same from both slices.
+fn is_same_to_agents(slot: Option<&Entries>, known: Option<&Entries>) -> bool {
+    let (Some(slot), Some(known)) = (slot, known) else {
+        return false;
+    };
+    let mut pairs = slot.iter().zip(known);
+    slot.len() == known.len()
+        && pairs
+            .all(|((key, entry), (other, known))| key == other && entry.is_same_to_agents(known))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
+    use std::net::Ipv4Addr;
 
     use health_model::identity::Identity;
 
+    use super::super::super::EndpointDetails;
     use super::super::objects::Entry;
     use super::*;
 
     fn entries(range: std::ops::Range<u16>) -> Entries {
-        let node = Some(IpAddr::from([172, 30, 0, 1]));
+        in_state(range, |_| "ready")
+    }
+
+    fn in_state(range: std::ops::Range<u16>, state: impl Fn(u16) -> &'static str) -> Entries {
+        let node = IpAddr::from([172, 30, 0, 1]);
         let entry = |i: u16| {
             let [high, low] = i.to_be_bytes();
             let ip = Ipv4Addr::new(10, 244, high, low);
-            let identity = Identity(300 + u32::from(i));
-            (EntryKey::Address(ip.into()), Entry { identity, node })
+            let details = EndpointDetails {
+                pod: Some(format!("shop/web-{i}")),
+                state: state(i).to_owned(),
+            };
+            let entry = Entry {
+                identity: Identity(300 + u32::from(i)),
+                addresses: BTreeMap::from([(ip.into(), node)]),
+                details: Some(details),
+            };
+            (EntryKey::Endpoint(i), entry)
         };
         range.map(entry).collect()
     }
@@ -151,24 +226,54 @@ mod tests {
         let mut stored = BTreeMap::new();
         let begun = Instant::now();
         let mut writes = 0;
-        for i in 0..1000_u16 {
-            let now = begun + Duration::from_millis(60) * u32::from(i);
-            let (jobs, _) = own.plan(entries(0..i + 1), &stored, true, now);
+        let mut plan = |wanted: Entries, at: Instant| {
+            let (jobs, wait) = own.plan(wanted, &stored, true, at);
             writes += jobs.len();
             write(&mut stored, jobs);
+            wait
+        };
+        // Each endpoint is built, waits for a change of policy, is built again, and is then ready.
+        for i in 0..1000_u16 {
+            let now = begun + Duration::from_millis(60) * u32::from(i);
+            let state = |one: u16| match i - one {
+                0..10 => "regenerating",
+                10..20 => "waiting-to-regenerate",
+                20..30 => "regenerating",
+                _ => "ready",
+            };
+            plan(in_state(0..i + 1, state), now);
         }
-        let late = begun + Duration::from_secs(100);
-        let (jobs, _) = own.plan(entries(0..1000), &stored, true, late);
-        writes += jobs.len();
-        write(&mut stored, jobs);
+        let mut now = begun + Duration::from_secs(60);
+        while let Some(wait) = plan(entries(0..1000), now) {
+            now += wait;
+        }
         assert!(writes <= 100, "{writes}");
+        assert!(now < begun + Duration::from_secs(100), "{:?}", now - begun);
         assert_eq!(stored.len(), 10);
-        let all: Entries = stored.values().flatten().map(|(k, e)| (*k, *e)).collect();
+        let all = stored.into_values().flatten().collect::<Entries>();
         assert_eq!(all, entries(0..1000));
-        assert_eq!(
-            own.plan(entries(0..1000), &stored, true, late),
-            (Vec::new(), None)
-        );
+    }
+
+    #[test]
+    fn endpoints_whose_state_flaps_cost_no_writes_and_those_that_change_slowly_few() {
+        let begun = Instant::now();
+        let writes_of_an_hour = |period: u64| {
+            let mut own = OwnSlices::default();
+            let mut stored = BTreeMap::new();
+            let mut writes = 0;
+            for second in 0..3600 {
+                let is_well = (second / period).is_multiple_of(2);
+                let state = if is_well { "ready" } else { "regenerating" };
+                let now = begun + Duration::from_secs(second);
+                let (jobs, _) = own.plan(in_state(0..100, |_| state), &stored, true, now);
+                writes += jobs.len();
+                write(&mut stored, jobs);
+            }
+            writes
+        };
+        assert_eq!(writes_of_an_hour(2), 1, "only the first one");
+        let slow = writes_of_an_hour(20);
+        assert!((2..=120).contains(&slow), "{slow}");
     }
 
     #[test]
@@ -204,5 +309,19 @@ mod tests {
         assert_eq!(jobs[0].entries, entries(1..3));
         let (jobs, _) = own.plan(Entries::new(), &stored, true, now + SHORTEST_GAP);
         assert!(jobs[0].entries.is_empty() && jobs[0].is_known, "{jobs:?}");
+    }
+
+    #[test]
+    fn an_entry_of_an_earlier_agent_goes_when_another_endpoint_has_its_address() {
+        let mut own = OwnSlices::default();
+        let stored = BTreeMap::from([(0, entries(0..2))]);
+        let moved = Entries::from([(
+            EntryKey::Endpoint(9),
+            entries(0..1)[&EntryKey::Endpoint(0)].clone(),
+        )]);
+        let (jobs, _) = own.plan(moved.clone(), &stored, false, Instant::now());
+        let mut wanted = entries(1..2);
+        wanted.extend(moved);
+        assert_eq!(jobs[0].entries, wanted);
     }
 }
