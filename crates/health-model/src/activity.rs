@@ -13,6 +13,8 @@ use crate::duration::duration_text;
 /// How bad a problem is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
+    /// The part works, and found something wrong in what it was given.
+    Finding,
     /// The part still works, with what it has.
     Warning,
     /// The part does not work.
@@ -29,6 +31,14 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// Something wrong in what a part was given. The turn succeeded.
+    pub fn finding(reason: impl ToString) -> Self {
+        Self {
+            severity: Severity::Finding,
+            reason: reason.to_string(),
+        }
+    }
+
     /// A problem that leaves the part working.
     pub fn warning(reason: impl ToString) -> Self {
         Self {
@@ -53,7 +63,7 @@ pub struct LastTurn {
     pub age: Duration,
     /// By how much `age` exceeds the pause that the part announced.
     pub overdue: Duration,
-    /// Time since the last turn without a problem, if any.
+    /// Time since the last turn that succeeded, if any.
     pub succeeded: Option<Duration>,
     /// Problem in the last finished turn.
     pub problem: Option<Problem>,
@@ -186,7 +196,8 @@ impl Reporter {
         turns.heard = Instant::now();
         turns.silence = pause;
         turns.interval = pause;
-        match &problem {
+        let failure = problem.as_ref();
+        match failure.filter(|problem| problem.severity > Severity::Finding) {
             None => {
                 turns.succeeded = Some(turns.heard);
                 turns.successes += 1;
@@ -288,6 +299,19 @@ mod tests {
         assert_eq!(well.interval.as_deref(), Some("1h0m0s"));
         assert!(well.last_success >= well.last_failure);
         assert_eq!(well.last_error.as_deref(), Some("no route to host"));
+    }
+
+    #[test]
+    fn a_finding_is_a_problem_but_no_failure() {
+        let (reporter, activity) = channel();
+        let controller = Controller::new("kubernetes-policies", activity.clone());
+        reporter.end(Some(Problem::finding("1 policy is refused")), None);
+        let status = controller.status(Timestamp::now());
+        assert_eq!((status.successes, status.failures), (1, 0));
+        assert_eq!(status.last_error, None);
+        let last = activity.last();
+        assert_eq!(last.problem, Some(Problem::finding("1 policy is refused")));
+        assert!(last.succeeded.is_some());
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl Observation {
         Self {
             check,
             severity: match severity {
-                Some(Severity::Warning) => Level::Warning,
+                Some(Severity::Finding | Severity::Warning) => Level::Warning,
                 Some(Severity::Failure) | None => Level::Failure,
             },
             limit: Level::Failure,
@@ -388,6 +388,7 @@ mod tests {
         assert_eq!(reported(None, SECOND * 15).state, Level::Warning);
         assert_eq!(reported(None, SECOND * 60).state, Level::Failure);
         for (problem, level) in [
+            (Problem::finding("why"), Level::Warning),
             (Problem::warning("why"), Level::Warning),
             (Problem::failure("why"), Level::Failure),
         ] {

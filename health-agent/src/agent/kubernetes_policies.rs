@@ -253,14 +253,14 @@ fn outcome(tables: &Tables) -> Result<(), Problem> {
     })
 }
 
-/// The problem to report if objects are refused.
+/// What to report if objects are refused, which is the fault of whoever wrote them.
 fn refused(count: usize) -> Result<(), Problem> {
     let objects = match count {
         0 => return Ok(()),
         1 => "1 policy of the Kubernetes cluster is refused".to_owned(),
         _ => format!("{count} policies of the Kubernetes cluster are refused"),
     };
-    Err(Problem::warning(format!(
+    Err(Problem::finding(format!(
         "{objects}; `health-agent policy get` shows why"
     )))
 }

@@ -12,7 +12,7 @@ use crate::kubernetes_labels::Stand;
 
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
 
-fn controller(node: &Node, name: &str) -> anyhow::Result<ControllerStatus> {
+pub(crate) fn controller(node: &Node, name: &str) -> anyhow::Result<ControllerStatus> {
     let report: serde_json::Value = serde_json::from_str(&node.cli("status -o json")?.stdout)?;
     let controllers: Vec<ControllerStatus> =
         serde_json::from_value(report["agent"]["controllers"].clone())?;

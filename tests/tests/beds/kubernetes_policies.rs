@@ -14,6 +14,7 @@ use tests::ping::is_answered;
 use tests::plugin::{NOT_AVAILABLE, TRY_AGAIN_LATER};
 use tests::{Node, PATIENCE, wait_for};
 
+use crate::agent_status::controller;
 use crate::kubernetes_labels::Stand;
 
 /// Two connected pods of the namespace `shop`, on an agent that follows the policies of the API server.
@@ -227,6 +228,9 @@ fn what_cannot_be_enforced_is_refused_whole_in_an_event_and_in_the_listing() -> 
         let number = "1 policy of the Kubernetes cluster is refused";
         Ok(status.stdout.contains(number).then_some(()))
     })?;
+    // The agent does its work; the object is at fault.
+    let following = controller(pods.stand.node(), "kubernetes-policies")?;
+    assert_eq!(following.consecutive_failures, 0, "{following:?}");
     let event = wait_for("the event", PATIENCE, || Ok(server.events().pop()))?;
     assert_eq!(event["involvedObject"]["uid"], "p-3");
     assert_eq!(event["metadata"]["namespace"], "shop");
