@@ -26,3 +26,4 @@ pub mod printable;
 pub mod private;
 pub mod settings;
 pub mod task;
+pub mod verdict;

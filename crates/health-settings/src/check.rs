@@ -4,7 +4,10 @@ use health_model::duration::duration_text;
 use health_model::settings::InvalidSetting;
 use ipnet::IpNet;
 
-use super::{EndpointSettings, ListenAddress, MeshSettings, NodeSettings, RemoteCluster, Settings};
+use super::{
+    EndpointSettings, ListenAddress, MeshSettings, NodeSettings, RegistrySpec, RemoteCluster,
+    Settings,
+};
 
 /// Maximum length of a node or cluster name in bytes: the limit of a DNS name (RFC 1035 section 2.3.4).
 const MAX_NAME_LEN: usize = 253;
@@ -48,7 +51,36 @@ pub(super) fn check(settings: &Settings) -> Result<(), Invalid> {
     check_listeners(settings)
 }
 
+/// Types of conditions that belong to Kubernetes.
+const KUBERNETES_CONDITIONS: [&str; 5] = [
+    "Ready",
+    "MemoryPressure",
+    "DiskPressure",
+    "PIDPressure",
+    "NetworkUnavailable",
+];
+
 impl NodeSettings {
+    /// Checks the type of the node's condition, and that there is an object to write it to.
+    fn check_condition(&self, condition: &str) -> Result<(), Invalid> {
+        const FLAG: &str = "--node-condition";
+        let is_word = !condition.is_empty() && condition.bytes().all(|b| b.is_ascii_alphanumeric());
+        if !is_word || condition.len() > MAX_NAME_LEN {
+            let why = "must be one word of letters and digits, such as HealthAgentReady";
+            return Err(InvalidSetting::new(FLAG, condition.escape_default(), why).into());
+        }
+        if KUBERNETES_CONDITIONS.contains(&condition) {
+            let why = "is a condition of Kubernetes itself; choose another type";
+            return Err(InvalidSetting::new(FLAG, condition, why).into());
+        }
+        if !matches!(self.registry, RegistrySpec::Kubernetes(_)) {
+            let why = "needs --registry kubernetes";
+            let invalid = InvalidSetting::new(FLAG, condition, why);
+            return Err(Invalid::with(invalid, ["--registry"]));
+        }
+        Ok(())
+    }
+
     /// Checks the node, its cluster, the remote clusters and their sources.
     fn check(&self) -> Result<(), Invalid> {
         name("--node-name", &self.node_name)?;
@@ -71,6 +103,9 @@ impl NodeSettings {
                 let why = "is not an address at which other nodes can reach this one";
                 return Err(InvalidSetting::new("--node-address", address, why).into());
             }
+        }
+        if let Some(condition) = &self.node_condition {
+            self.check_condition(condition)?;
         }
         for (i, device) in self.devices.iter().enumerate() {
             interface(device)?;

@@ -16,6 +16,9 @@ use super::registry::{RegistrySpec, RemoteCluster};
 /// The default registry.
 const REGISTRY: &str = "file:/etc/health-agent/nodes.yaml";
 
+/// The default type of the node's condition.
+const NODE_CONDITION: &str = "HealthAgentReady";
+
 /// This node and the sources of nodes and identities.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Node")]
@@ -52,6 +55,12 @@ pub struct NodeSettings {
     /// addresses]
     #[arg(long = "device", value_name = "INTERFACE", value_delimiter = ',', add = Common)]
     pub devices: Vec<String>,
+    /// Report the agent's state as a condition of this node's object, with this type; needs --registry kubernetes
+    #[arg(
+        long, value_name = "TYPE", num_args = 0..=1, require_equals = true, default_missing_value = NODE_CONDITION,
+        add = Common
+    )]
+    pub node_condition: Option<String>,
     /// File with the mesh key, a secret of at least 16 bytes, the same on all nodes: agents use it to authenticate
     /// each other and to recognise each other's ICMP probes; a second key in FILE.previous or FILE.next is also
     /// accepted [default: a well-known key, which gives no protection]

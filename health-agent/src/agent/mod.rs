@@ -18,6 +18,8 @@ mod kubernetes_pods;
 #[cfg_attr(not(feature = "kubernetes"), path = "no_kubernetes_policies.rs")]
 mod kubernetes_policies;
 mod node;
+#[cfg_attr(not(feature = "kubernetes"), path = "no_node_condition.rs")]
+mod node_condition;
 mod outcome;
 mod own_addresses;
 mod own_node;

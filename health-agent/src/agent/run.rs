@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use super::api_access::ApiAccess;
 use super::assembly::{self, StartInputs};
 use super::folders::NewFolders;
+use super::node_condition::ReportedCondition;
 use super::own_node;
 use super::reload::{Reloadable, Reread, reload_while_waiting};
 use super::source::AgentSource;
@@ -82,6 +83,8 @@ async fn run_in_folders(
     let entrances = access.listen(config)?;
     let source = Arc::new(AgentSource::new(config.clone(), &inputs.keys.hello));
     source.list_controllers(inputs.registry.controllers());
+    let condition = ReportedCondition::start(config, source.clone())?;
+    source.list_controllers(condition.iter().map(ReportedCondition::controller));
     let (end, ended) = channel(false);
     let api = tokio::spawn(server::serve(entrances, source.clone(), until(ended)));
 
@@ -104,6 +107,9 @@ async fn run_in_folders(
             Ok(())
         }
     };
+    if let Some(condition) = condition {
+        condition.stop().await;
+    }
     end.send_replace(true);
     match api.await {
         Ok(Ok(())) => {}

@@ -22,6 +22,7 @@ use health_model::api::{
 use health_model::duration::{duration_text, go_duration};
 use health_model::events::EventFilter;
 use health_model::settings::ServiceXdp;
+use health_model::verdict::{self, OwnReport, Tally, Verdict};
 use health_probe::supervisor::Supervisor;
 use health_server::liveness::{self, Grace, Level, Liveness, Observation};
 use health_server::services::ServiceCatalog;
@@ -182,6 +183,22 @@ impl AgentSource {
         }
         observations.extend(started.observed_registries(now));
         observations
+    }
+
+    /// Whether all is well with the agent and all nodes, and why: what `status --brief` shows.
+    pub(super) fn verdict(&self) -> (Verdict, String) {
+        let mut all = Tally::default();
+        if let Some(mesh) = self.mesh() {
+            mesh.each_node(&mut |node| all.add(node.reachability()));
+        }
+        let starting = self.starting();
+        let registries = self.mesh().map(MeshHandle::registries);
+        let own = OwnReport {
+            state: &self.state(),
+            starting: starting.as_deref(),
+            registries: &registries.unwrap_or_default(),
+        };
+        verdict::judge(own, all, all)
     }
 
     fn observed_maps(&self) -> Observation {

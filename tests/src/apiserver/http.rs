@@ -10,7 +10,7 @@ use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::routing::{self, get, post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -47,7 +47,8 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io
                 .route(
                     &format!("{}/{{name}}", kind.path()),
                     get(read).patch(patch).delete(delete),
-                ),
+                )
+                .route(&format!("{}/{{name}}/status", kind.path()), routing::patch(patch)),
             false => Router::new().route(&kind.path(), get(list)),
         };
         objects.merge(of_kind.layer(Extension(kind)))
@@ -393,7 +394,7 @@ async fn delete(
     answer(StatusCode::OK, &done)
 }
 
-/// Handles merge patches, and strategic merge patches as long as they contain no lists, where both are the same.
+/// Handles merge patches, and strategic merge patches whose only list is that of conditions.
 async fn patch(
     State(shared): State<Arc<Shared>>,
     Extension(kind): Extension<Kind>,
@@ -436,7 +437,9 @@ async fn patch(
             return refusal;
         }
         (
-            store.patch(&name, &patch).unwrap_or_default(),
+            store
+                .patch(&name, &patch, format.contains("strategic"))
+                .unwrap_or_default(),
             store.revision(),
         )
     };

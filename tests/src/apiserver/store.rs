@@ -92,12 +92,18 @@ impl Store {
         self.revision
     }
 
-    /// Applies a JSON merge patch (RFC 7396). Returns `None` if the object does not exist. A patch that changes nothing
-    /// creates no revision.
-    pub(super) fn patch(&mut self, name: &str, patch: &Value) -> Option<Value> {
+    /// Applies a JSON merge patch (RFC 7396), or a strategic one, which merges the conditions of a status by type.
+    /// Returns `None` if the object does not exist. A patch that changes nothing creates no revision.
+    pub(super) fn patch(&mut self, name: &str, patch: &Value, is_strategic: bool) -> Option<Value> {
         let before = self.objects.get(name)?;
         let mut after = before.clone();
         merge(&mut after, patch);
+        if is_strategic && let Some(own) = patch["status"]["conditions"].as_array() {
+            let others = before["status"]["conditions"].as_array().into_iter().flatten();
+            let is_other = |one: &&Value| own.iter().all(|own| own["type"] != one["type"]);
+            let merged = others.filter(is_other).chain(own).cloned();
+            after["status"]["conditions"] = merged.collect();
+        }
         if after != *before {
             self.put(after);
         }
@@ -334,10 +340,10 @@ mod tests {
         store.put(named("a"));
         let selector = Selector::parse("!out,type!=virtual", "");
         store
-            .patch("a", &json!({ "metadata": { "labels": { "out": "" } } }))
+            .patch("a", &json!({ "metadata": { "labels": { "out": "" } } }), false)
             .unwrap();
         store
-            .patch("a", &json!({ "metadata": { "labels": { "out": null } } }))
+            .patch("a", &json!({ "metadata": { "labels": { "out": null } } }), false)
             .unwrap();
         let events = store.events(0, &selector).unwrap();
         let kinds: Vec<_> = events
@@ -347,7 +353,7 @@ mod tests {
         assert_eq!(kinds, ["ADDED", "DELETED", "ADDED"]);
         let revision = store.revision();
         store
-            .patch("a", &json!({ "metadata": { "labels": { "none": null } } }))
+            .patch("a", &json!({ "metadata": { "labels": { "none": null } } }), false)
             .unwrap();
         assert_eq!(store.revision(), revision);
     }

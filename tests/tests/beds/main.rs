@@ -30,6 +30,7 @@ mod hostile_frames;
 mod hosts_only;
 mod identities;
 mod kubernetes;
+mod kubernetes_condition;
 mod kubernetes_identities;
 mod kubernetes_identities_model;
 mod kubernetes_labels;

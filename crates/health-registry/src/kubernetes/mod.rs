@@ -1,6 +1,7 @@
 //! Objects of a Kubernetes cluster: how to reach its API server, and how to follow objects there.
 
 pub(crate) mod access;
+mod condition;
 mod events;
 pub(crate) mod follow;
 mod objects;
@@ -9,6 +10,7 @@ mod policies;
 mod services;
 
 pub use self::access::AccessError;
+pub use self::condition::{ConditionStatus, ConditionWriter, NodeCondition};
 pub(crate) use self::access::server;
 pub use self::events::{EventWriter, ObjectEvent};
 pub use self::objects::{Lacking, ObjectTable, ObjectWatch};

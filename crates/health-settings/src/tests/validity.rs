@@ -37,7 +37,7 @@ fn dsr_and_hybrid_need_a_private_mesh_key() {
 #[test]
 fn an_invalid_setting_is_reported_with_flag_and_value() {
     type Change = fn(&mut Settings);
-    let cases: [(&str, &str, Change); 48] = [
+    let cases: [(&str, &str, Change); 51] = [
         ("--pod-manifests", "pods", |c| {
             c.containers.pod_manifests = Some("pods".into());
         }),
@@ -116,6 +116,17 @@ fn an_invalid_setting_is_reported_with_flag_and_value() {
         }),
         ("--remote-cluster", "a b", |c| {
             c.node.remote_clusters = vec!["a b=kubernetes".parse().expect("a registry")];
+        }),
+        ("--node-condition", "Ready", |c| {
+            c.node.registry = "kubernetes".parse().expect("a registry");
+            c.node.node_condition = Some("Ready".into());
+        }),
+        ("--node-condition", "Agent Ready", |c| {
+            c.node.registry = "kubernetes".parse().expect("a registry");
+            c.node.node_condition = Some("Agent Ready".into());
+        }),
+        ("--node-condition", "HealthAgentReady", |c| {
+            c.node.node_condition = Some("HealthAgentReady".into());
         }),
         ("--node-address", "127.0.0.1", |c| {
             c.node.node_addresses = vec!["127.0.0.1".parse().expect("an address")];
