@@ -10,11 +10,14 @@ use health_model::api::Endpoint;
 use health_probe::runtime::Runtime;
 use health_probe::source::{Folder, Merged, PodSet};
 use health_probe::spec::PodSpec;
-use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, Supervisor, SupervisorOptions};
+use health_probe::supervisor::{
+    Endpoints, LocalEndpoint, NoPodEvents, PodEvents, Restarts, Supervisor, SupervisorOptions,
+};
 use health_probe::worker::Limits;
 use health_settings::Settings;
 use tokio::sync::watch;
 
+use super::kubernetes_events::KubernetesEvents;
 use super::start_context::StartContext;
 
 /// Name of the file in the state folder that stores the state of probes.
@@ -30,16 +33,19 @@ pub(super) struct ContainerProbes {
 /// Pod sources.
 pub(super) struct Sources {
     merged: Merged,
+    events: Arc<dyn PodEvents>,
     _folder: Option<Folder>,
 }
 
 impl Sources {
     /// Opens the configured pod sources. Pods from the folder take precedence over those `from_kubernetes`, because
-    /// write access to the folder is a greater privilege than write access to pods. Returns `None` if this agent should
+    /// write access to the folder is a greater privilege than write access to pods. `events` takes what happens to the
+    /// latter. Returns `None` if this agent should
     /// not probe containers.
     pub(super) fn open(
         config: &Settings,
         from_kubernetes: Option<watch::Receiver<Arc<PodSet>>>,
+        events: Option<KubernetesEvents>,
     ) -> Option<Self> {
         let settings = &config.containers;
         if !settings.has_pods() {
@@ -49,6 +55,10 @@ impl Sources {
         let pods = folder.iter().map(Folder::pods).chain(from_kubernetes);
         Some(Self {
             merged: Merged::of(pods.collect()),
+            events: match events {
+                Some(events) => Arc::new(events),
+                None => Arc::new(NoPodEvents),
+            },
             _folder: folder,
         })
     }
@@ -71,6 +81,7 @@ pub(super) fn start(
             (true, true) => Restarts::All,
         },
         endpoints: Arc::new(LocalEndpoints(manager)),
+        pod_events: sources.events.clone(),
         node_addresses: own.addresses.clone(),
         limits: Limits {
             per_second: settings.container_probe_rate,

@@ -10,9 +10,7 @@ use health_endpoint::enforcement::{ClusterPolicies, EnforceError, Enforcer, Refu
 use health_model::activity::{Controller, Problem, Reporter};
 use health_model::task::AbortOnDrop;
 use health_policy::{Kind, Policy, PolicyName, read_policy};
-use health_registry::kubernetes::{
-    AccessError, EventWriter, ObjectEvent, ObjectTable, PolicyWatch,
-};
+use health_registry::kubernetes::{AccessError, EventType, ObjectEvent, ObjectTable, PolicyWatch};
 use health_settings::{ApiAccess, Settings};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -20,6 +18,7 @@ use tokio::time::{Instant, sleep};
 use tracing::warn;
 
 use self::services::NamedServices;
+use super::kubernetes_events::KubernetesEvents;
 
 /// How often changed policies are saved at most. The agent also saves them when it stops.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
@@ -42,7 +41,7 @@ type Tables = [Arc<ObjectTable<ReadObject>>; 3];
 pub(super) struct KubernetesPolicies {
     watch: PolicyWatch<ReadObject>,
     services: NamedServices,
-    events: EventWriter,
+    events: KubernetesEvents,
 }
 
 /// A policy object as read from the API.
@@ -57,26 +56,28 @@ struct ReadObject {
 }
 
 impl KubernetesPolicies {
-    /// Starts watching the policies without waiting for a response. Returns `None` if the settings name no API server.
-    /// Fails if no credentials are available. Must be called in a tokio runtime.
-    pub(super) fn open(config: &Settings) -> Result<Option<Self>, AccessError> {
+    /// Starts watching the policies without waiting for a response; `events` are about refused ones. Returns `None` if
+    /// the settings name no API server. Fails if no credentials are available. Must be called in a tokio runtime.
+    pub(super) fn open(
+        config: &Settings,
+        events: Option<KubernetesEvents>,
+    ) -> Result<Option<Self>, AccessError> {
         let access = config.policy.policies_from_kubernetes.as_ref();
-        let Some(kubeconfig) = ApiAccess::of_cluster(access, &config.node.registry) else {
+        let kubeconfig = ApiAccess::of_cluster(access, &config.node.registry);
+        let (Some(kubeconfig), Some(events)) = (kubeconfig, events) else {
             return Ok(None);
         };
         Ok(Some(Self {
             watch: PolicyWatch::open(kubeconfig, KINDS.map(reader))?,
             services: NamedServices::open(kubeconfig)?,
-            events: EventWriter::open(kubeconfig, &config.node.node_name)?,
+            events,
         }))
     }
 
-    /// What is known about the watches, and the writing of events.
+    /// What is known about the watches.
     pub(super) fn controllers(&self) -> impl Iterator<Item = Controller> {
         let watches = self.watch.controllers().into_iter();
-        watches
-            .chain(self.services.controllers())
-            .chain([self.events.controller()])
+        watches.chain(self.services.controllers())
     }
 
     /// Brings every change into force until dropped. `nodes` tells how many agents the cluster has.
@@ -190,6 +191,8 @@ impl ReadObject {
             namespace: self.namespace.clone(),
             name: self.name.clone(),
             uid: self.uid.clone(),
+            field_path: None,
+            event_type: EventType::Warning,
             reason: REFUSED,
             message: reason.to_owned(),
         }
@@ -335,7 +338,7 @@ impl Saver {
 
 /// Announces each object that is refused, in the log and in an event.
 struct Announcer {
-    events: EventWriter,
+    events: KubernetesEvents,
     /// The reasons why objects are refused.
     announced: BTreeMap<PolicyName, String>,
 }
@@ -356,6 +359,6 @@ impl Announcer {
         self.announced = named;
         let events = refused.iter();
         let events = events.map(|(object, reason)| object.event(reason));
-        self.events.keep(events.collect(), nodes);
+        self.events.writer().keep(events.collect(), nodes);
     }
 }

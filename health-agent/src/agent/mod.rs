@@ -13,6 +13,8 @@ mod deletions;
 mod endpoints;
 mod event_relay;
 mod folders;
+#[cfg_attr(not(feature = "kubernetes"), path = "no_kubernetes_events.rs")]
+mod kubernetes_events;
 #[cfg_attr(not(feature = "kubernetes"), path = "no_kubernetes_pods.rs")]
 mod kubernetes_pods;
 #[cfg_attr(not(feature = "kubernetes"), path = "no_kubernetes_policies.rs")]

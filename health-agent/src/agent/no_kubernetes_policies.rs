@@ -5,12 +5,17 @@ use health_model::activity::{Controller, Reporter};
 use health_model::task::AbortOnDrop;
 use health_settings::Settings;
 
+use super::kubernetes_events::KubernetesEvents;
+
 /// Has no values, because such a build has no policies from Kubernetes.
 pub(super) enum KubernetesPolicies {}
 
 impl KubernetesPolicies {
     /// Fails if the settings require policies from Kubernetes.
-    pub(super) fn open(config: &Settings) -> anyhow::Result<Option<Self>> {
+    pub(super) fn open(
+        config: &Settings,
+        _: Option<KubernetesEvents>,
+    ) -> anyhow::Result<Option<Self>> {
         anyhow::ensure!(
             config.policy.policies_from_kubernetes.is_none(),
             "cannot use --policies-from-kubernetes: this agent was built without Kubernetes; use another build, or \

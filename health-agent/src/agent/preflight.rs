@@ -9,6 +9,7 @@ use health_mesh::hello;
 
 use super::containers::Sources;
 use super::endpoints;
+use super::kubernetes_events::KubernetesEvents;
 use super::kubernetes_pods::KubernetesPods;
 use super::kubernetes_policies::KubernetesPolicies;
 use super::services;
@@ -54,11 +55,12 @@ impl Preflight {
         let listeners = hello::bind(&own.addresses, config.mesh.health_port)?;
         let services = services::ProxyParts::open(config, own)?;
         let kubernetes_pods = KubernetesPods::open(config)?;
-        let kubernetes_policies = KubernetesPolicies::open(config)?;
+        let events = KubernetesEvents::open(config)?;
+        let kubernetes_policies = KubernetesPolicies::open(config, events.clone())?;
         let probed = kubernetes_pods.as_ref().and_then(KubernetesPods::probed);
-        let pods = Sources::open(config, probed);
         source.list_controllers(
             (kubernetes_pods.iter().flat_map(KubernetesPods::controllers))
+                .chain(events.iter().map(KubernetesEvents::controller))
                 .chain(
                     kubernetes_policies
                         .iter()
@@ -66,6 +68,7 @@ impl Preflight {
                 )
                 .chain(services.iter().flat_map(services::ProxyParts::controllers)),
         );
+        let pods = Sources::open(config, probed, events);
         Ok(Self {
             uplinks,
             survey: endpoints::survey(context).await?,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use health_model::api::PodProblem;
 use health_probe::source::{Keeper, PodSet, SourcedPod};
 use health_probe::spec::{self, PodSpec};
-use health_probe::supervisor::{NoEndpoints, Restarts, Supervisor, SupervisorOptions};
+use health_probe::supervisor::{NoEndpoints, NoPodEvents, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
 use tokio::sync::watch;
 
@@ -60,6 +60,7 @@ pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSe
         runtime: None,
         restarts: Restarts::Own,
         endpoints: Arc::new(NoEndpoints),
+        pod_events: Arc::new(NoPodEvents),
         node_addresses: vec![IpAddr::from([127, 0, 0, 1])],
         limits: Limits {
             per_second: 1000,

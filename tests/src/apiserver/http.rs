@@ -39,7 +39,12 @@ struct Parameters {
 }
 
 pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<()> {
-    let events = Router::new().route("/api/v1/namespaces/{namespace}/events", post(create_event));
+    let events = Router::new()
+        .route("/api/v1/namespaces/{namespace}/events", post(create_event))
+        .route(
+            "/api/v1/namespaces/{namespace}/events/{name}",
+            routing::patch(patch_event),
+        );
     let objects = Kind::ALL.into_iter().fold(events, |objects, kind| {
         let of_kind = match kind.is_written() {
             true => Router::new()
@@ -48,7 +53,10 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io
                     &format!("{}/{{name}}", kind.path()),
                     get(read).patch(patch).delete(delete),
                 )
-                .route(&format!("{}/{{name}}/status", kind.path()), routing::patch(patch)),
+                .route(
+                    &format!("{}/{{name}}/status", kind.path()),
+                    routing::patch(patch),
+                ),
             false => Router::new().route(&kind.path(), get(list)),
         };
         objects.merge(of_kind.layer(Extension(kind)))
@@ -371,6 +379,19 @@ async fn create_event(
     event["metadata"]["namespace"] = namespace.into();
     shared.store(Kind::Event).put(event.clone());
     answer(StatusCode::CREATED, &event)
+}
+
+async fn patch_event(
+    State(shared): State<Arc<Shared>>,
+    Path((namespace, name)): Path<(String, String)>,
+    body: Bytes,
+) -> Response {
+    let patch: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let key = format!("{namespace}/{name}");
+    match shared.store(Kind::Event).patch(&key, &patch, false) {
+        Some(event) => answer(StatusCode::OK, &event),
+        None => not_found(Kind::Event, &name),
+    }
 }
 
 async fn delete(

@@ -99,7 +99,10 @@ impl Store {
         let mut after = before.clone();
         merge(&mut after, patch);
         if is_strategic && let Some(own) = patch["status"]["conditions"].as_array() {
-            let others = before["status"]["conditions"].as_array().into_iter().flatten();
+            let others = before["status"]["conditions"]
+                .as_array()
+                .into_iter()
+                .flatten();
             let is_other = |one: &&Value| own.iter().all(|own| own["type"] != one["type"]);
             let merged = others.filter(is_other).chain(own).cloned();
             after["status"]["conditions"] = merged.collect();
@@ -340,10 +343,18 @@ mod tests {
         store.put(named("a"));
         let selector = Selector::parse("!out,type!=virtual", "");
         store
-            .patch("a", &json!({ "metadata": { "labels": { "out": "" } } }), false)
+            .patch(
+                "a",
+                &json!({ "metadata": { "labels": { "out": "" } } }),
+                false,
+            )
             .unwrap();
         store
-            .patch("a", &json!({ "metadata": { "labels": { "out": null } } }), false)
+            .patch(
+                "a",
+                &json!({ "metadata": { "labels": { "out": null } } }),
+                false,
+            )
             .unwrap();
         let events = store.events(0, &selector).unwrap();
         let kinds: Vec<_> = events
@@ -353,7 +364,11 @@ mod tests {
         assert_eq!(kinds, ["ADDED", "DELETED", "ADDED"]);
         let revision = store.revision();
         store
-            .patch("a", &json!({ "metadata": { "labels": { "none": null } } }), false)
+            .patch(
+                "a",
+                &json!({ "metadata": { "labels": { "none": null } } }),
+                false,
+            )
             .unwrap();
         assert_eq!(store.revision(), revision);
     }

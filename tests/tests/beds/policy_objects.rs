@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use health_registry::kubernetes::{EventWriter, ObjectEvent, ObjectTable, PolicyWatch};
+use health_registry::kubernetes::{EventType, EventWriter, ObjectEvent, ObjectTable, PolicyWatch};
 use serde_json::{Value, json};
 use tests::apiserver::{ApiServer, Behaviour};
 use tests::{PATIENCE, wait_for};
@@ -154,6 +154,8 @@ async fn one_of_several_agents_writes_an_event_also_after_a_failure() -> anyhow:
         namespace: Some("default".to_owned()),
         name: "web".to_owned(),
         uid: "u-1".to_owned(),
+        field_path: None,
+        event_type: EventType::Warning,
         reason: "PolicyRefused",
         message: "spec.x: unknown field".to_owned(),
     };

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use health_model::api::{ContainerEvent, ProbedContainer, ProbedPod};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -209,6 +209,102 @@ fn pods_of_this_node_are_probed_and_those_of_others_are_not() -> anyhow::Result<
     let mut of_pods = requests.iter().filter(|one| one.contains("/pods?"));
     assert!(of_pods.all(|one| one.contains(&selector)), "{requests:?}");
     assert!(stand.problems()?.is_empty(), "{:?}", stand.problems()?);
+    Ok(())
+}
+
+/// The events of the API server with this reason, as message, type, part of the pod and count.
+fn events_of_pods(server: &ApiServer, reason: &str) -> Vec<(String, String, String, u64)> {
+    let events = server.events().into_iter();
+    let events = events.filter(|event| event["reason"] == reason);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    events
+        .map(|event| {
+            (
+                text(&event["message"]),
+                text(&event["type"]),
+                text(&event["involvedObject"]["fieldPath"]),
+                event["count"].as_u64().unwrap_or_default(),
+            )
+        })
+        .collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_container_that_is_no_longer_ready_has_an_event_of_its_pod_that_counts() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let id = stand.run("web")?.id;
+    stand.server.put(stand.object("web", PASSES));
+    stand.start_agent()?;
+    for count in 1..=2 {
+        stand.wait_ready("web")?;
+        stand.containerd.exec(&id, &["rm", "/tmp/alive"])?;
+        let event = wait_for("the event", PATIENCE, || {
+            let events = events_of_pods(&stand.server, "Unhealthy");
+            Ok(events.into_iter().find(|event| event.3 == count))
+        })?;
+        ensure!(event.0.starts_with("Readiness probe failed: "), "{event:?}");
+        assert_eq!(
+            (event.1.as_str(), event.2.as_str()),
+            ("Warning", "spec.containers{web}")
+        );
+        stand.containerd.exec(&id, &["touch", "/tmp/alive"])?;
+    }
+    let events = stand.server.events();
+    let pod = &events[0]["involvedObject"];
+    assert_eq!(
+        (&pod["kind"], &pod["name"], &pod["uid"]),
+        (&json!("Pod"), &json!("web"), &json!("uid-web"))
+    );
+    assert_eq!(events[0]["metadata"]["namespace"], "default");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_container_that_the_agent_kills_has_the_kubelets_events() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let id = stand.run("web")?.id;
+    let own_id = stand.run("own")?.id;
+    stand.server.put(stand.object("web", "livenessProbe"));
+    // A pod from a manifest is none of the cluster.
+    let own = stand.object("own", "livenessProbe");
+    fs::write(stand.manifests().join("own.json"), own.to_string())?;
+    let manifests = stand.manifests();
+    stand.start_agent_with(&format!(
+        "--kubelet-pod-restarts --pod-manifests {}",
+        manifests.display()
+    ))?;
+    stand.wait_ready("web")?;
+    stand.wait_ready("own")?;
+    stand.containerd.exec(&own_id, &["rm", "/tmp/alive"])?;
+    stand.containerd.exec(&id, &["rm", "/tmp/alive"])?;
+    let killing = wait_for("the event", PATIENCE, || {
+        Ok(events_of_pods(&stand.server, "Killing").pop())
+    })?;
+    let message = "Container web failed liveness probe, will be restarted";
+    let expected = (
+        message.to_owned(),
+        "Normal".to_owned(),
+        "spec.containers{web}".to_owned(),
+        1,
+    );
+    assert_eq!(killing, expected);
+    let unhealthy = events_of_pods(&stand.server, "Unhealthy")
+        .pop()
+        .context("no reason")?;
+    ensure!(
+        unhealthy.0.starts_with("Liveness probe failed: "),
+        "{unhealthy:?}"
+    );
+    stand.wait("the restart", "web", |one| one.restarts > 0)?;
+    let events = stand.server.events();
+    ensure!(
+        events
+            .iter()
+            .all(|event| event["involvedObject"]["name"] == "web"),
+        "{events:?}"
+    );
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use crate::worker::PodStatus;
 pub use folder::Folder;
 pub use merge::{Merged, merge};
 pub use object::ObjectPod;
+pub(crate) use object::SOURCE as KUBERNETES;
 
 /// The pods of a source.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -11,7 +11,7 @@ use super::{Keeper, SourcedPod};
 use crate::spec;
 
 /// The value of [`SourcedPod::source`] for pods of the API.
-const SOURCE: &str = "kubernetes";
+pub(crate) const SOURCE: &str = "kubernetes";
 
 /// The pod read from an object.
 #[derive(Clone, Debug, PartialEq)]

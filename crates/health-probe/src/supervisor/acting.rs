@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::Restarts;
 use super::events::Level;
+use super::pod_events::KILLING;
 use super::refresh::observed_pod;
 use super::restarts::{Acted, Restart};
 use super::task::{LOOK_PERIOD, Task};
@@ -37,7 +38,8 @@ impl Task {
             }
             (Some(_), Restarts::Own | Restarts::All) => {
                 if self.actions.kill(kill, Instant::now()) {
-                    self.note_event(&pod, container, Level::Normal, "Killing", kill.message());
+                    self.note_event(&pod, container, Level::Normal, KILLING, kill.message());
+                    self.report_kill(&pod, kill);
                 }
                 return;
             }

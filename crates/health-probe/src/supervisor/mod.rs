@@ -11,6 +11,7 @@ mod containers;
 mod ends;
 mod events;
 mod moment;
+mod pod_events;
 mod pods;
 mod refresh;
 mod restarts;
@@ -36,6 +37,7 @@ use tokio::task::JoinHandle;
 use self::containers::KnownContainers;
 use self::events::EventLog;
 use self::moment::Moment;
+pub use self::pod_events::{NoPodEvents, PodEvent, PodEvents};
 use self::pods::Pods;
 use self::saved::SavedState;
 use self::task::Task;
@@ -56,6 +58,8 @@ pub struct SupervisorOptions {
     pub restarts: Restarts,
     /// The endpoints of this node.
     pub endpoints: Arc<dyn Endpoints>,
+    /// Takes the events of pods from Kubernetes.
+    pub pod_events: Arc<dyn PodEvents>,
     /// The addresses of pods that use the host's network.
     pub node_addresses: Vec<IpAddr>,
     /// Limits on the number of probes.
@@ -158,6 +162,7 @@ impl Supervisor {
             runtime,
             restarts,
             endpoints,
+            pod_events,
             node_addresses,
             limits,
             certificates,
@@ -193,6 +198,7 @@ impl Supervisor {
                 runtime,
                 restarts,
                 endpoints,
+                pod_events,
                 node_addresses,
                 containers,
                 state_file,

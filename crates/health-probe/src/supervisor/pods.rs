@@ -1,6 +1,6 @@
 //! The probed pods and their known state.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use health_model::api::{ProbedContainer, ProbedPod};
 use jiff::Timestamp;
 
 use crate::source::SourcedPod;
-use crate::spec::{PodSpec, Role};
+use crate::spec::{PodSpec, ProbeType, Role};
 use crate::worker::{ContainerState, ContainerStatus, Phase, PodStatus};
 
 /// Pods, by UID.
@@ -34,6 +34,10 @@ pub(super) struct TrackedPod {
     pub(super) restarts: HashMap<Arc<str>, u64>,
     /// When waiting containers will be restarted, by name.
     pub(super) restart_at: HashMap<Arc<str>, Timestamp>,
+    /// Why probes fail, by container and type.
+    pub(super) failing: HashMap<(Arc<str>, ProbeType), String>,
+    /// The containers that are not ready according to their probes, as far as reported.
+    pub(super) unready: HashSet<Arc<str>>,
 }
 
 impl TrackedPod {
@@ -47,6 +51,8 @@ impl TrackedPod {
             endpoint: None,
             restarts: HashMap::new(),
             restart_at: HashMap::new(),
+            failing: HashMap::new(),
+            unready: HashSet::new(),
         }
     }
 

@@ -21,11 +21,12 @@ use super::moment::Moment;
 use super::pods::TrackedPod;
 use super::restarts::Actions;
 use super::view::Overdue;
-use super::{Endpoints, Restarts, Shared, saved};
+use super::{Endpoints, PodEvents, Restarts, Shared, saved};
 use crate::prober::{News, NewsReceiver};
 use crate::runtime::{Observation, Runtime, RuntimeError};
 use crate::source::{PodSet, SourcedPod};
 use crate::spec::PodSpec;
+use crate::worker::Event;
 use crate::worker::restart::Backoffs;
 
 /// How often the runtime is queried; same as the kubelet.
@@ -41,6 +42,7 @@ pub(super) struct TaskParts {
     pub(super) runtime: Option<Runtime>,
     pub(super) restarts: Restarts,
     pub(super) endpoints: Arc<dyn Endpoints>,
+    pub(super) pod_events: Arc<dyn PodEvents>,
     pub(super) node_addresses: Vec<IpAddr>,
     pub(super) containers: Arc<KnownContainers>,
     pub(super) state_file: PathBuf,
@@ -267,8 +269,9 @@ impl Task {
 
     fn take(&mut self, news: News) {
         match news {
-            News::Result(_, kill) => {
+            News::Result(update, kill) => {
                 self.save_soon();
+                self.note_result(&update);
                 if let Some(kill) = kill {
                     self.kill(&kill);
                 }
@@ -283,15 +286,13 @@ impl Task {
             News::Event {
                 pod,
                 container,
+                kind,
                 event,
-                ..
-            } => self.note_event(
-                &pod,
-                &container,
-                Level::Warning,
-                event.reason,
-                event.message,
-            ),
+            } => {
+                self.note_failing(&pod, &container, kind, &event);
+                let Event { reason, message } = event;
+                self.note_event(&pod, &container, Level::Warning, reason, message);
+            }
         }
     }
 

@@ -10,9 +10,9 @@ mod policies;
 mod services;
 
 pub use self::access::AccessError;
-pub use self::condition::{ConditionStatus, ConditionWriter, NodeCondition};
 pub(crate) use self::access::server;
-pub use self::events::{EventWriter, ObjectEvent};
+pub use self::condition::{ConditionStatus, ConditionWriter, NodeCondition};
+pub use self::events::{EventType, EventWriter, ObjectEvent};
 pub use self::objects::{Lacking, ObjectTable, ObjectWatch};
 pub use self::pods::{PodMetadata, PodWatch};
 pub use self::policies::PolicyWatch;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use health_metrics::services::ServiceMetrics;
 use health_model::activity;
 use health_probe::source::Folder as Pods;
-use health_probe::supervisor::{NoEndpoints, Restarts, Supervisor, SupervisorOptions};
+use health_probe::supervisor::{NoEndpoints, NoPodEvents, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
 use health_registry::nodes::Standing;
 use health_server::services::ServiceCatalog;
@@ -75,6 +75,7 @@ fn supervisor(pods: &Pods, state: &Path) -> Supervisor {
         runtime: None,
         restarts: Restarts::None,
         endpoints: Arc::new(NoEndpoints),
+        pod_events: Arc::new(NoPodEvents),
         node_addresses: vec![Ipv4Addr::new(172, 30, 0, 1).into()],
         limits: Limits {
             per_second: 1000,

@@ -44,6 +44,7 @@ impl Stand {
             runtime: Some(runtime.runtime()),
             restarts,
             endpoints: Arc::new(NoEndpoints),
+            pod_events: Arc::new(NoPodEvents),
             node_addresses: vec![IpAddr::from([127, 0, 0, 1])],
             limits: Limits {
                 per_second: 1000,
