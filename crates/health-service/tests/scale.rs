@@ -12,7 +12,7 @@ use health_model::policy::Protocol;
 use health_service::choice::Topology;
 use health_service::runner::Intervals;
 use health_service::services::{Provider, Services, SyncSettings, Work};
-use health_service::source::{Manifests, Probed, Readiness, ServiceSet, Sourced, Synced};
+use health_service::source::{Probed, Readiness, ServiceSet, Sourced, Synced};
 use health_service::spec::{
     Common, Conditions, EndpointSlice, Service, ServiceName, ServicePort, ServiceType,
     SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
@@ -73,6 +73,7 @@ fn service(number: u32) -> (ServiceName, Sourced<Service>) {
         health_check_node_port: u16::try_from(number).ok(),
         algorithm: None,
         forwarding: None,
+        local_readiness: false,
     });
     let port = ServicePort {
         name: "http".into(),
@@ -144,7 +145,7 @@ async fn costs(services: u32) -> [u64; 3] {
     };
     let (source, manifests) = watch::channel(Arc::new(set.clone()));
     let (probes, readiness) = watch::channel(Arc::<Readiness>::default());
-    let probed = Probed::of(Manifests::new(manifests), "here".into(), readiness);
+    let probed = Probed::of(manifests, "here".into(), readiness);
     let other = ServiceSet {
         services: (services..2 * services).map(service).collect(),
         synced: set.synced,

@@ -37,6 +37,7 @@ mod kubernetes_labels;
 mod kubernetes_labels_model;
 mod kubernetes_peers;
 mod kubernetes_policies;
+mod kubernetes_readiness;
 mod listings;
 mod masquerade;
 mod mesh;

@@ -313,7 +313,7 @@ fn with_etcd(
             .build()?;
         runtime.block_on(async {
             let services = EtcdServices::open(&spec, "default", Selection::default())?;
-            let mut sets = services.services().unprobed();
+            let mut sets = services.services();
             until_shown(&mut sets, &["web 10.96.0.1", "web-1 10.1.0.1"]).await?;
             test(etcd, &services, sets).await
         })

@@ -166,7 +166,7 @@ impl Bed {
             clock: Timestamp::now,
         };
         let folder = Folder::watch(self.manifests.path(), Selection::default());
-        let sources = vec![folder.services().unprobed()];
+        let sources = vec![folder.services()];
         let topology = self.topology.subscribe();
         self.services = Some(Services::start(settings, topology, sources, provider)?);
         self.folder = Some(folder);

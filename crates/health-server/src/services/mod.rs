@@ -44,10 +44,9 @@ impl ServiceCatalog {
         meant
             .filter_map(|name| {
                 let service = view.service(name, &self.forwarding)?;
-                Some(if view.is_of_api(name) {
-                    service
-                } else {
-                    probed(service, &readiness)
+                Some(match view.follows_probes(name) {
+                    true => probed(service, &readiness),
+                    false => service,
                 })
             })
             .collect()

@@ -32,6 +32,7 @@ fn port(internal: TrafficPolicy, external: TrafficPolicy, is_external: bool) -> 
             health_check_node_port: None,
             algorithm: None,
             forwarding: None,
+            local_readiness: false,
         }),
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::forwarding::Forwarding;
 use crate::source::testing::{ServiceText, service_set};
-use crate::source::{Folder, Manifests, Probed, Readiness, Synced};
+use crate::source::{Folder, Probed, Readiness, Synced};
 use crate::spec::{PortKey, Selection, ServiceName};
 
 /// A record of one sync by a provider.
@@ -286,7 +286,7 @@ async fn the_node_is_ill_while_a_change_waits_too_long() {
 async fn an_endpoint_that_probes_find_unready_leaves_at_once() {
     let (source, services) = watch::channel(Arc::<ServiceSet>::default());
     let (probes, readiness) = watch::channel(Arc::<Readiness>::default());
-    let probed = Probed::of(Manifests::new(services), "here".into(), readiness);
+    let probed = Probed::of(services, "here".into(), readiness);
     let mut bed = Bed::of(&[], source, vec![probed.services()]);
     bed.set(&[web()]);
     assert_eq!(bed.done().await, done(0, true, &["web"]));
@@ -320,15 +320,19 @@ async fn an_endpoint_that_probes_find_unready_leaves_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_shown_which_services_a_controller_of_a_cluster_looks_after() {
-    for (source, is_of_api) in [("kubernetes", true), ("/services/web.yaml", false)] {
-        let set = service_set(source, &[web()]);
+async fn it_is_shown_for_which_services_the_probes_of_this_node_count() {
+    for (source, is_annotated, follows_probes) in [
+        ("kubernetes", false, false),
+        ("kubernetes", true, true),
+        ("/services/web.yaml", false, true),
+    ] {
+        let set = service_set(source, &[web().local_readiness(is_annotated)]);
         let mut bed = Bed::new(&[]);
         bed.source.send_replace(Arc::new(set));
         let view = bed.until(|view| view.is_synced).await;
         assert_eq!(
-            view.is_of_api(&ServiceName::new("shop", "web")),
-            is_of_api,
+            view.follows_probes(&ServiceName::new("shop", "web")),
+            follows_probes,
             "{source}"
         );
     }
@@ -477,7 +481,7 @@ async fn manifests_of_a_folder_are_served() {
     fs::write(&file, web().to_string()).unwrap();
     let folder = Folder::watch(dir.path(), Selection::default());
     let (unused, _) = watch::channel(Arc::default());
-    let mut bed = Bed::of(&[], unused, vec![folder.services().unprobed()]);
+    let mut bed = Bed::of(&[], unused, vec![folder.services()]);
     let first = bed.done().await;
     assert_eq!(
         (first.is_full, &*first.changed),

@@ -70,9 +70,10 @@ impl View {
         served.map(|(name, _)| name)
     }
 
-    /// Whether a cluster's controller, instead of this node's probes, decides which endpoints of a service are ready.
-    pub fn is_of_api(&self, name: &ServiceName) -> bool {
-        self.services.get(name).is_some_and(Sourced::is_of_api)
+    /// Whether this node's probes decide, too, which endpoints of a service are ready.
+    pub fn follows_probes(&self, name: &ServiceName) -> bool {
+        let service = self.services.get(name);
+        service.is_some_and(Sourced::follows_probes)
     }
 
     /// Returns a service; `None` if no service has this name. Probe results for its backends are not included.

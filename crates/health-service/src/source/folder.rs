@@ -11,10 +11,11 @@ use health_model::api::ServiceProblem;
 use health_model::folder::{self, Contents, Files};
 use health_model::manifest::{NoObject, Object, ObjectKind, ObjectKinds, Problem, objects};
 use imbl::OrdMap;
+use tokio::sync::watch;
 
 use super::merge::Holders;
 use super::object::{Readable, Reading, read};
-use super::{Manifests, ServiceSet, Sourced, Synced};
+use super::{ServiceSet, Sourced, Synced};
 use crate::spec::{EndpointSlice, Extent, Selection, Service, ServiceName, SliceName, SpecError};
 
 pub(super) const SERVICE: ObjectKind = ObjectKind {
@@ -60,8 +61,8 @@ impl Folder {
     }
 
     /// Returns the services and endpoint slices, with their changes.
-    pub fn services(&self) -> Manifests {
-        Manifests::new(self.0.known())
+    pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
+        self.0.known()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A source publishes its objects as a [`ServiceSet`], with all changes. [`Folder`] reads manifests. [`Gathered`]
 //! builds a set from objects, each a [`Known`], that other code follows in the Kubernetes API or in etcd. [`Probed`]
-//! lets the probes of this node decide which endpoints of [`Manifests`] are ready. [`Merger`] merges several sets into
+//! takes endpoints out of service that the probes of this node find not ready. [`Merger`] merges several sets into
 //! one.
 //!
 //! The maps of a set are persistent: sets share all equal parts, and differences are found without visiting these. The
@@ -30,7 +30,7 @@ pub use folder::{Folder, check};
 pub use gathered::Gathered;
 pub use known::{Known, KnownService, KnownSlice, ServiceDocument};
 pub use merge::Merger;
-pub use readiness::{Manifests, Probed, Readiness};
+pub use readiness::{Probed, Readiness};
 
 /// The objects of a source.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -74,9 +74,17 @@ pub struct Sourced<T> {
 }
 
 impl<T> Sourced<T> {
-    /// Whether a cluster's controller, instead of this node's probes, decides which endpoints are ready.
+    /// Whether the object is from a cluster's API, where a controller decides which endpoints are ready.
     pub fn is_of_api(&self) -> bool {
         *self.source == *known::API
+    }
+}
+
+impl Sourced<Service> {
+    /// Whether this node's probes, too, decide which endpoints of the service are ready.
+    pub fn follows_probes(&self) -> bool {
+        let service = self.object.as_ref();
+        !self.is_of_api() || service.is_some_and(|service| service.common.local_readiness)
     }
 }
 

@@ -10,29 +10,15 @@ use tokio::task::JoinHandle;
 
 use super::{ServiceSet, Sourced};
 use crate::difference::differences;
-use crate::spec::{EndpointSlice, SliceName};
+use crate::spec::{EndpointSlice, Service, ServiceName, SliceName};
 
 /// Whether the owner of each address can serve, as far as is known.
 pub type Readiness = HashMap<IpAddr, bool>;
 
-/// The objects of a manifest source. People write these, so only probes can tell which of their endpoints are ready.
-/// Endpoints from the API are different: a controller of the cluster decides, based on reports from all kubelets.
-#[derive(Clone, Debug)]
-pub struct Manifests(watch::Receiver<Arc<ServiceSet>>);
-
-impl Manifests {
-    /// Wraps the objects of a source that people write.
-    pub const fn new(services: watch::Receiver<Arc<ServiceSet>>) -> Self {
-        Self(services)
-    }
-
-    /// Returns the objects as written, regardless of probes.
-    pub fn unprobed(self) -> watch::Receiver<Arc<ServiceSet>> {
-        self.0
-    }
-}
-
-/// A manifest source whose endpoints on this node are ready according to probes. Dropping it stops the updates.
+/// A source whose endpoints on this node that are not ready according to probes are taken out of service: those from
+/// manifests, which people write, and those of services from the API whose annotation asks for it. For other endpoints
+/// from the API, a controller of the cluster decides alone, based on reports from all kubelets. Dropping it stops the
+/// updates.
 #[derive(Debug)]
 pub struct Probed {
     services: watch::Receiver<Arc<ServiceSet>>,
@@ -42,7 +28,7 @@ pub struct Probed {
 impl Probed {
     /// Combines a source with the probes of the node with this name. Must be called in a tokio runtime.
     pub fn of(
-        Manifests(mut source): Manifests,
+        mut source: watch::Receiver<Arc<ServiceSet>>,
         node: Arc<str>,
         mut readiness: watch::Receiver<Arc<Readiness>>,
     ) -> Self {
@@ -78,10 +64,12 @@ impl Drop for Probed {
 
 /// Slices combined with a node's probes: endpoints on the node with this name are not ready if its probes say so.
 /// Endpoints that are not probed keep the state in their slice. So do endpoints that the slice marks as not ready,
-/// which is how a person takes an endpoint out of service.
+/// which is how a person or the cluster takes an endpoint out of service: probes never bring one in.
 #[derive(Debug)]
 struct Overlay {
     node: Arc<str>,
+    /// The services, which say whether probes count.
+    services: OrdMap<ServiceName, Sourced<Service>>,
     /// The slices as written.
     written: OrdMap<SliceName, Sourced<EndpointSlice>>,
     readiness: Arc<Readiness>,
@@ -95,6 +83,7 @@ impl Overlay {
     fn of(node: Arc<str>) -> Self {
         Self {
             node,
+            services: OrdMap::new(),
             written: OrdMap::new(),
             readiness: Arc::default(),
             by_address: HashMap::new(),
@@ -106,6 +95,7 @@ impl Overlay {
     /// addresses whose readiness has changed.
     fn update(&mut self, set: &ServiceSet, readiness: Arc<Readiness>) -> ServiceSet {
         let mut touched = self.index(&set.slices);
+        touched.extend(self.take_services(&set.services));
         let former = std::mem::replace(&mut self.readiness, readiness);
         let all = former.keys().chain(self.readiness.keys());
         let changed = all.filter(|ip| former.get(ip) != self.readiness.get(ip));
@@ -117,7 +107,9 @@ impl Overlay {
                 continue;
             };
             let mut sourced = written.clone();
-            if let Some(slice) = &mut sourced.object {
+            if self.follows_probes(written)
+                && let Some(slice) = &mut sourced.object
+            {
                 take_out(slice, &self.node, &self.readiness);
             }
             self.slices.insert(name, sourced);
@@ -126,6 +118,37 @@ impl Overlay {
             slices: self.slices.clone(),
             ..set.clone()
         }
+    }
+
+    /// Whether probes count for the endpoints of a slice.
+    fn follows_probes(&self, slice: &Sourced<EndpointSlice>) -> bool {
+        let service = slice.object.as_ref().map(|slice| &slice.service);
+        let service = service.and_then(|name| self.services.get(name));
+        service.map_or(!slice.is_of_api(), Sourced::follows_probes)
+    }
+
+    /// Takes over the current services. Returns the slices of those for which probes have begun or ceased to count.
+    fn take_services(&mut self, now: &OrdMap<ServiceName, Sourced<Service>>) -> Vec<SliceName> {
+        let before = std::mem::replace(&mut self.services, now.clone());
+        let changed: BTreeSet<&ServiceName> = differences(&before, now)
+            .filter(|(_, before, now)| {
+                let any = before.or(*now);
+                // As for a slice without a service.
+                let default = any.is_some_and(|one| !one.is_of_api());
+                let follows =
+                    |one: &Option<&Sourced<Service>>| one.map_or(default, Sourced::follows_probes);
+                follows(before) != follows(now)
+            })
+            .map(|(name, ..)| name)
+            .collect();
+        if changed.is_empty() {
+            return Vec::new();
+        }
+        let slices = self.written.iter().filter(|(_, slice)| {
+            let slice = slice.object.as_ref();
+            slice.is_some_and(|slice| changed.contains(&slice.service))
+        });
+        slices.map(|(name, _)| name.clone()).collect()
     }
 
     /// Takes over the current slices. Returns those that have changed.
@@ -232,11 +255,41 @@ mod tests {
         assert_eq!(unknown, set());
     }
 
+    /// The set as read from the API, with the annotation on its service or without it.
+    fn of_api(is_annotated: bool) -> ServiceSet {
+        let web = ServiceText::new("web", "10.96.0.1")
+            .local_readiness(is_annotated)
+            .endpoint("10.1.0.1", "here", "{}")
+            .endpoint("10.1.0.2", "here", "{}")
+            .endpoint("10.1.0.3", "there", "{}")
+            .endpoint("10.1.0.4", "here", "{ready: false}");
+        service_set("kubernetes", &[web])
+    }
+
+    #[test]
+    fn probes_count_for_services_of_the_api_that_ask_for_it_and_bring_no_endpoint_in() {
+        let ill = known(&[(1, true), (2, false), (3, false), (4, true)]);
+        let mut overlay = Overlay::of("here".into());
+        let (well, out) = ((true, true), (false, false));
+        let unready = (false, true);
+        for (is_annotated, expected) in [
+            (false, [well, well, well, unready]),
+            (true, [well, out, well, unready]),
+            (false, [well, well, well, unready]),
+        ] {
+            let seen = overlay.update(&of_api(is_annotated), ill.clone());
+            assert_eq!(conditions(&seen), expected, "annotated: {is_annotated}");
+        }
+        overlay.update(&of_api(true), ill);
+        let again = overlay.update(&of_api(true), known(&[(1, true), (2, true), (4, true)]));
+        assert_eq!(conditions(&again), [well, well, well, unready]);
+    }
+
     #[tokio::test]
     async fn a_change_of_the_probes_or_of_the_source_is_reported() {
         let (source, services) = watch::channel(Arc::<ServiceSet>::default());
         let (probes, readiness) = watch::channel(Arc::<Readiness>::default());
-        let probed = Probed::of(Manifests::new(services), "here".into(), readiness);
+        let probed = Probed::of(services, "here".into(), readiness);
         let mut seen = probed.services();
         source.send_replace(Arc::new(set()));
         seen.wait_for(|seen| **seen == set()).await.unwrap();

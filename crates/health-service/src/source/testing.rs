@@ -14,6 +14,7 @@ use crate::spec::Selection;
 pub(crate) struct ServiceText {
     name: String,
     ip: String,
+    local_readiness: bool,
     endpoints: String,
 }
 
@@ -22,8 +23,15 @@ impl ServiceText {
         Self {
             name: name.to_owned(),
             ip: ip.to_owned(),
+            local_readiness: false,
             endpoints: String::new(),
         }
+    }
+
+    /// Sets the annotation `local-readiness`.
+    pub(crate) fn local_readiness(mut self, is_set: bool) -> Self {
+        self.local_readiness = is_set;
+        self
     }
 
     /// Adds an endpoint with these conditions in YAML.
@@ -42,6 +50,7 @@ impl fmt::Display for ServiceText {
         let Self {
             name,
             ip,
+            local_readiness,
             endpoints,
         } = self;
         write!(
@@ -49,7 +58,11 @@ impl fmt::Display for ServiceText {
             "\
 apiVersion: v1
 kind: Service
-metadata: {{namespace: shop, name: {name}}}
+metadata:
+  namespace: shop
+  name: {name}
+  annotations:
+    service.health-agent.io/local-readiness: '{local_readiness}'
 spec: {{clusterIP: {ip}, ports: [{{port: 80}}]}}
 ---
 apiVersion: discovery.k8s.io/v1

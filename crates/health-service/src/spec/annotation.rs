@@ -4,6 +4,8 @@
 //!   `least-connection`; by default as set for the node.
 //! - `forwarding` on a service: how packets from external clients reach backends on other nodes: `snat`, `dsr` or
 //!   `hybrid`; by default as set for the node.
+//! - `local-readiness` on a service from a cluster's API: whether this node's probes take endpoints on this node out of
+//!   service before the cluster does: `true` or `false`; `false` by default.
 //! - `weight` on an endpoint slice: each endpoint's share of new flows, relative to the other endpoints of the service:
 //!   1 to 1000; 1 by default.
 //!
@@ -27,6 +29,7 @@ pub(crate) const WEIGHT_MAX: u16 = 1000;
 
 const ALGORITHM: &str = "algorithm";
 const FORWARDING: &str = "forwarding";
+const LOCAL_READINESS: &str = "local-readiness";
 const WEIGHT: &str = "weight";
 
 /// How to choose a backend for a new flow.
@@ -69,21 +72,28 @@ impl fmt::Display for Algorithm {
 
 type Annotations = BTreeMap<String, String>;
 
+/// A service's annotations.
+pub(super) struct OfService {
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) forwarding: Option<ServiceForwarding>,
+    pub(super) local_readiness: bool,
+}
+
 /// Reads a service's annotations.
-pub(super) fn of_service(
-    all: Option<&Annotations>,
-    errors: &mut Errors,
-) -> (Option<Algorithm>, Option<ServiceForwarding>) {
-    let [algorithm, forwarding] = ours(all, [ALGORITHM, FORWARDING], errors);
-    (
-        one_of(algorithm, Algorithm::ALL, &Algorithm::NAMES, errors),
-        one_of(
+pub(super) fn of_service(all: Option<&Annotations>, errors: &mut Errors) -> OfService {
+    let known = [ALGORITHM, FORWARDING, LOCAL_READINESS];
+    let [algorithm, forwarding, local_readiness] = ours(all, known, errors);
+    OfService {
+        algorithm: one_of(algorithm, Algorithm::ALL, &Algorithm::NAMES, errors),
+        forwarding: one_of(
             forwarding,
             ServiceForwarding::ALL,
             &ServiceForwarding::NAMES,
             errors,
         ),
-    )
+        local_readiness: one_of(local_readiness, [true, false], &["true", "false"], errors)
+            .unwrap_or_default(),
+    }
 }
 
 /// Returns the element of `all` that an annotation selects by its name in `names`.

@@ -79,6 +79,8 @@ pub struct Common {
     pub algorithm: Option<Algorithm>,
     /// How packets from external clients reach backends on other nodes; `None` for the node's default.
     pub forwarding: Option<ServiceForwarding>,
+    /// Whether this node's probes take endpoints of a service from the API out of service before the API does.
+    pub local_readiness: bool,
 }
 
 /// The type of a service. Each type includes the ones before it.

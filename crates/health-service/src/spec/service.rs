@@ -117,7 +117,7 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
         TrafficPolicy::Cluster
     };
     let is_checked = kind == ServiceType::LoadBalancer && external_policy == TrafficPolicy::Local;
-    let (algorithm, forwarding) = annotation::of_service(metadata.annotations.as_ref(), errors);
+    let annotations = annotation::of_service(metadata.annotations.as_ref(), errors);
     let common = Arc::new(Common {
         name: name.clone(),
         kind,
@@ -135,8 +135,9 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
         } else {
             None
         },
-        algorithm,
-        forwarding,
+        algorithm: annotations.algorithm,
+        forwarding: annotations.forwarding,
+        local_readiness: annotations.local_readiness,
         cluster_ips,
         external_ips,
         load_balancer_ips,

@@ -336,6 +336,34 @@ fn annotations_choose_the_algorithm_and_others_of_ours_are_errors() {
 }
 
 #[test]
+fn a_service_may_let_probes_of_the_node_count() {
+    let with = |value: Option<&str>| {
+        let mut object = object(spec(json!({})), json!({}));
+        if let Some(value) = value {
+            let annotation = json!({ "service.health-agent.io/local-readiness": value });
+            object["metadata"]["annotations"] = annotation;
+        }
+        let reading = reading(object);
+        let common = reading.service.unwrap().common;
+        (common.local_readiness, texts(&reading.errors))
+    };
+    for (value, expected) in [(None, false), (Some("false"), false), (Some("true"), true)] {
+        assert_eq!(with(value), (expected, Vec::new()), "{value:?}");
+    }
+    assert_eq!(
+        with(Some("yes")),
+        (
+            false,
+            vec![
+                "service shop/web: metadata.annotations[service.health-agent.io/local-readiness]: Unsupported value: \"yes\": \
+                 supported values: \"true\", \"false\""
+                    .to_owned()
+            ]
+        )
+    );
+}
+
+#[test]
 fn a_service_may_say_how_it_is_forwarded() {
     let with = |forwarding: &str| {
         let mut object = object(spec(json!({})), json!({}));

@@ -18,7 +18,7 @@ impl Watched {
         let dir = tempfile::tempdir().unwrap();
         let folder = Folder::watch(dir.path(), Selection::default());
         Self {
-            services: folder.services().unprobed(),
+            services: folder.services(),
             _folder: folder,
             dir,
         }
@@ -164,7 +164,7 @@ async fn a_file_that_keeps_changing_is_named_and_holds_up_no_others() {
     put("busy.yaml", ServiceText::new("busy", "10.96.0.1"));
     put("calm.yaml", ServiceText::new("calm", "10.96.0.2"));
     let folder = Folder::watch(dir.path(), Selection::default());
-    let mut services = folder.services().unprobed();
+    let mut services = folder.services();
     let begin = Instant::now();
     let mut turn = 0;
     let mut change = async |services: &mut watch::Receiver<Arc<ServiceSet>>| loop {
@@ -216,7 +216,7 @@ async fn of_a_file_that_is_still_being_copied_nothing_is_taken() {
     let mut copied = fs::File::create(dir.path().join("slow.yaml")).unwrap();
     write!(copied, "{}", ServiceText::new("first", "10.96.0.1")).unwrap();
     let folder = Folder::watch(dir.path(), Selection::default());
-    let mut services = folder.services().unprobed();
+    let mut services = folder.services();
     // Long enough for many checks, each of which could happen right after one object is written.
     let begin = Instant::now();
     let (mut written, mut longest_rest) = (begin, Duration::ZERO);

@@ -127,6 +127,7 @@ pub(crate) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)
         health_check_node_port: None,
         algorithm: None,
         forwarding: None,
+        local_readiness: false,
     };
     change(&mut common);
     let common = Arc::new(common);

@@ -104,6 +104,7 @@ fn service() -> impl Strategy<Value = Service> {
                     health_check_node_port: policies.2,
                     algorithm,
                     forwarding,
+                    local_readiness: false,
                 });
                 let ports = rest.1.into_iter().enumerate();
                 let ports = ports.map(|(i, (number, node_port))| {

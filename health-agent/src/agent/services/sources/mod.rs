@@ -48,8 +48,8 @@ impl Sources {
         }
     }
 
-    /// The service sets of all sources, in order of precedence. For endpoints in manifests that are on `node`, this
-    /// node's probes decide readiness; for endpoints from a cluster's API, the cluster's controller does.
+    /// The service sets of all sources, in order of precedence. Endpoints on `node` that its probes find not ready are
+    /// taken out of service, but those from a cluster's API only if their service asks for it.
     pub(super) fn services(
         &mut self,
         node: &Arc<str>,
@@ -57,9 +57,9 @@ impl Sources {
     ) -> Vec<watch::Receiver<Arc<ServiceSet>>> {
         let folder = self.folder.as_ref().map(Folder::services);
         let manifests = folder.into_iter().chain(self.remote.etcd());
-        let probed = manifests.map(|source| Probed::of(source, node.clone(), readiness.clone()));
+        let all = manifests.chain(self.remote.kubernetes());
+        let probed = all.map(|source| Probed::of(source, node.clone(), readiness.clone()));
         self.probed = probed.collect();
-        let probed = self.probed.iter().map(Probed::services);
-        probed.chain(self.remote.kubernetes()).collect()
+        self.probed.iter().map(Probed::services).collect()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use health_model::activity::Controller;
 use health_model::task::AbortOnDrop;
 use health_registry::etcd::{DocumentTable, DocumentWatch, DocumentsError, services_prefix};
-use health_service::source::{Gathered, Manifests, ServiceDocument, ServiceSet, Synced};
+use health_service::source::{Gathered, ServiceDocument, ServiceSet, Synced};
 use health_service::spec::Selection;
 use health_settings::RegistrySpec;
 use tokio::sync::watch;
@@ -16,7 +16,7 @@ use crate::agent::services::publish::publish;
 /// Follows a cluster's services in etcd until it is dropped.
 #[derive(Debug)]
 pub struct EtcdServices {
-    services: Manifests,
+    services: watch::Receiver<Arc<ServiceSet>>,
     watch: DocumentWatch<ServiceDocument>,
     _task: AbortOnDrop,
 }
@@ -50,7 +50,7 @@ impl EtcdServices {
             }
         });
         Ok(Self {
-            services: Manifests::new(receiver),
+            services: receiver,
             watch,
             _task: task,
         })
@@ -62,7 +62,7 @@ impl EtcdServices {
     }
 
     /// The current services and endpoint slices, updated whenever they change.
-    pub fn services(&self) -> Manifests {
+    pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
         self.services.clone()
     }
 }

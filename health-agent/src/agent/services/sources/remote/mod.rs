@@ -14,7 +14,7 @@ use health_model::activity::Controller;
 use health_registry::etcd::DocumentsError;
 #[cfg(feature = "kubernetes")]
 use health_registry::kubernetes::AccessError;
-use health_service::source::{Manifests, ServiceSet};
+use health_service::source::ServiceSet;
 use health_service::spec::Selection;
 use health_settings::Settings;
 use tokio::sync::watch;
@@ -112,8 +112,7 @@ impl RemoteSources {
         controllers
     }
 
-    /// The services of the Kubernetes API. The cluster's controller decides which endpoints are ready, regardless of
-    /// this node's probes.
+    /// The services of the Kubernetes API.
     pub fn kubernetes(&self) -> Option<watch::Receiver<Arc<ServiceSet>>> {
         #[cfg(feature = "kubernetes")]
         return self.kubernetes.as_ref().map(KubernetesServices::services);
@@ -121,8 +120,8 @@ impl RemoteSources {
         None
     }
 
-    /// The services in etcd, for [`Probed`](health_service::source::Probed).
-    pub fn etcd(&self) -> Option<Manifests> {
+    /// The services in etcd.
+    pub fn etcd(&self) -> Option<watch::Receiver<Arc<ServiceSet>>> {
         #[cfg(feature = "etcd")]
         return self.etcd.as_ref().map(EtcdServices::services);
         #[cfg(not(feature = "etcd"))]
