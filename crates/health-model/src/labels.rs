@@ -24,6 +24,8 @@ const OF_AGENTS: [&str; 2] = [RESERVED, CIDR];
 pub const LABEL_MAX: usize = 1024;
 /// Maximum number of labels of one endpoint.
 pub const LABELS_MAX: usize = 256;
+/// Maximum length of all labels of a pod as strings, in bytes.
+pub const LABELS_BYTES_MAX: usize = 8192;
 
 /// Why a string is not a label, or labels do not form a set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +65,9 @@ pub enum LabelError {
     /// Too many.
     #[error("too many labels: {0}; at most {LABELS_MAX} are allowed")]
     TooMany(usize),
+    /// Too long in all.
+    #[error("the labels have {0} bytes; at most {LABELS_BYTES_MAX} are allowed")]
+    TooLarge(usize),
 }
 
 /// One label, as a string `SOURCE:KEY[=VALUE]`.

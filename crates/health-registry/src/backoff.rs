@@ -5,33 +5,40 @@ use std::time::Duration;
 
 /// The first pause.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// The longest pause. Short enough for every agent to return to its registry within seconds.
-const LONGEST: Duration = Duration::from_millis(2500);
-
 /// Computes the pause before the next attempt.
 #[derive(Clone, Debug)]
 pub(crate) struct Backoff {
     next: Duration,
+    longest: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { next: SHORTEST }
+        Self::up_to(Self::LONGEST)
     }
 }
 
 impl Backoff {
+    /// The longest pause by default. Short enough for every agent to return to its registry within seconds.
+    pub(crate) const LONGEST: Duration = Duration::from_millis(2500);
+
+    /// Pauses that grow to another bound.
+    pub(crate) const fn up_to(longest: Duration) -> Self {
+        let next = SHORTEST;
+        Self { next, longest }
+    }
+
     /// The pause after another failure: a random part, at least half, of a time that doubles with each failure.
     /// `random` is at least 0 and below 1.
     pub(crate) fn pause(&mut self, random: f64) -> Duration {
         let full = self.next;
-        self.next = (full * 2).min(LONGEST);
+        self.next = (full * 2).min(self.longest);
         full.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
     }
 
     /// Starts over after a success.
     pub(crate) fn reset(&mut self) {
-        *self = Self::default();
+        self.next = SHORTEST;
     }
 }
 
@@ -46,9 +53,9 @@ mod tests {
         for pair in pauses.windows(2) {
             assert!(pair[1] >= pair[0]);
         }
-        assert!(pauses[0] <= SHORTEST && pauses[6] <= LONGEST);
-        assert!(pauses[6] > LONGEST - Duration::from_millis(10));
-        assert_eq!(backoff.pause(0.0), LONGEST / 2);
+        assert!(pauses[0] <= SHORTEST && pauses[6] <= Backoff::LONGEST);
+        assert!(pauses[6] > Backoff::LONGEST - Duration::from_millis(10));
+        assert_eq!(backoff.pause(0.0), Backoff::LONGEST / 2);
         backoff.reset();
         assert_eq!(backoff.pause(0.0), SHORTEST / 2);
     }

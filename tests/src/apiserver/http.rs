@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Extension, Path, Query, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::store::{Gone, Selector};
-use super::{Behaviour, Kind, Shared};
+use super::{Behaviour, Kind, Refusal, Shared};
 
 /// Receives changes of the server's behaviour from the arrival of a request on.
 type Behaviours = tokio::sync::watch::Receiver<Behaviour>;
@@ -154,6 +154,10 @@ async fn misbehave(
     let behaviour = behaviours.borrow_and_update().clone();
     // Subscribed here, so that a watch misses no change from now on.
     request.extensions_mut().insert(behaviours);
+    let (request, refused) = refuse(&shared, request).await;
+    if let Some(refused) = refused {
+        return refused;
+    }
     match behaviour {
         Behaviour::Serve | Behaviour::RubbishInWatches | Behaviour::LostStore => {
             next.run(request).await
@@ -180,6 +184,32 @@ async fn misbehave(
         Behaviour::Reset => broken_off("{\"kind\":\"NodeList\",\"items\":["),
         Behaviour::Hang => std::future::pending().await,
     }
+}
+
+/// The answer to a request that is to be refused.
+async fn refuse(shared: &Shared, request: Request) -> (Request, Option<Response>) {
+    let refusals = shared.refusals().clone();
+    if refusals.is_empty() {
+        return (request, None);
+    }
+    let (head, body) = request.into_parts();
+    let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&body);
+    let is_refused = |refusal: &&Refusal| {
+        refusal.method == head.method.as_str()
+            && head.uri.path().starts_with(&refusal.kind.path())
+            && text.contains(&refusal.text)
+    };
+    let refusal = refusals.iter().find(is_refused);
+    let answer = refusal.map(|refusal| {
+        let code = StatusCode::from_u16(refusal.code).unwrap_or(StatusCode::FORBIDDEN);
+        let mut refused = status(code, "Refused", "refused by the test");
+        if code == StatusCode::TOO_MANY_REQUESTS {
+            refused["details"] = json!({ "retryAfterSeconds": 1 });
+        }
+        answer(code, &refused)
+    });
+    (Request::from_parts(head, body.into()), answer)
 }
 
 /// A response that starts with this text and then breaks off.
@@ -295,7 +325,8 @@ async fn feed(
         for event in &events {
             sender.send(line(event)).await?;
         }
-        sent = revision;
+        // As the real server, silent until its revision has passed one from its future.
+        sent = sent.max(revision);
         tokio::select! {
             _ = revisions.changed() => {}
             _ = bookmarks.changed() => {

@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use self::store::{Selector, Store};
+use self::store::{Selector, Snapshot, Store};
 use crate::Node;
 
 /// How long to wait for requests in progress on shutdown.
@@ -49,6 +49,20 @@ pub enum Behaviour {
     /// Responds like a server that has lost its store.
     LostStore,
 }
+
+/// Requests that the server refuses.
+#[derive(Clone, Debug)]
+struct Refusal {
+    method: &'static str,
+    kind: Kind,
+    /// Part of the body.
+    text: String,
+    code: u16,
+}
+
+/// All objects of a server at one moment.
+#[derive(Clone, Debug)]
+pub struct Backup(Vec<Snapshot>);
 
 /// Kinds of API objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +195,7 @@ struct Shared {
     bookmarks: watch::Sender<u64>,
     /// Requests so far, each as `METHOD path?query`.
     requests: Mutex<Vec<String>>,
+    refusals: Mutex<Vec<Refusal>>,
 }
 
 impl Shared {
@@ -200,6 +215,10 @@ impl Shared {
             }
             _ => true,
         }
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, Vec<Refusal>> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn requests(&self) -> MutexGuard<'_, Vec<String>> {
@@ -233,6 +252,7 @@ impl ApiServer {
                 revision: watch::Sender::default(),
                 bookmarks: watch::Sender::default(),
                 requests: Mutex::default(),
+                refusals: Mutex::default(),
             }),
             address: (address, 0).into(),
             netns,
@@ -292,6 +312,45 @@ impl ApiServer {
     /// Changes the server's behaviour and ends the watches in progress.
     pub fn behave(&self, behaviour: Behaviour) {
         self.shared.behaviour.send_replace(behaviour);
+    }
+
+    /// Refuses requests for a kind whose body contains `text`, until [`Self::refuse_nothing`]. With code 429, the answer
+    /// asks to wait for a second.
+    pub fn refuse(&self, method: &'static str, kind: Kind, text: &str, code: u16) {
+        self.shared.refusals().push(Refusal {
+            method,
+            kind,
+            text: text.to_owned(),
+            code,
+        });
+    }
+
+    /// Ends all refusals.
+    pub fn refuse_nothing(&self) {
+        self.shared.refusals().clear();
+    }
+
+    /// Ends the watches in progress.
+    pub fn end_watches(&self) {
+        self.shared.behaviour.send_modify(|_| ());
+    }
+
+    /// All objects at this moment, for [`Self::restore`].
+    pub fn backup(&self) -> Backup {
+        let stores = Kind::ALL.into_iter();
+        Backup(
+            stores
+                .map(|kind| self.shared.store(kind).snapshot())
+                .collect(),
+        )
+    }
+
+    /// Returns to the state of a backup, revisions included, and ends the watches in progress.
+    pub fn restore(&self, backup: &Backup) {
+        for (kind, snapshot) in Kind::ALL.into_iter().zip(&backup.0) {
+            self.shared.store(kind).restore(snapshot.clone());
+        }
+        self.end_watches();
     }
 
     /// Adds Cilium's kinds, as their custom resource definitions do.

@@ -32,6 +32,13 @@ pub(super) struct Page {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
+/// The contents of a store at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    objects: BTreeMap<String, Value>,
+    revision: u64,
+}
+
 /// All objects of one kind.
 #[derive(Debug, Default)]
 pub(super) struct Store {
@@ -119,6 +126,21 @@ impl Store {
         self.revision += 1;
         self.compact();
         self.revision
+    }
+
+    /// The present contents, for [`Self::restore`].
+    pub(super) fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            objects: self.objects.clone(),
+            revision: self.revision,
+        }
+    }
+
+    /// Returns to earlier contents and an earlier revision, as an etcd that is restored from a backup.
+    pub(super) fn restore(&mut self, snapshot: Snapshot) {
+        self.objects = snapshot.objects;
+        self.revision = snapshot.revision;
+        self.compact();
     }
 
     pub(super) fn compact(&mut self) {

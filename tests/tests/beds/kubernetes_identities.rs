@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use health_registry::identity::{
     EndpointDetails, IdentityAllocator, IdentityError, OnOutage, Timing,
 };
@@ -417,6 +418,254 @@ async fn malformed_objects_are_named_left_alone_and_give_nobody_an_identity() ->
         cluster.stored()[&first.to_string()]["labels"],
         json!(["reserved:host"])
     );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_address_goes_although_this_agent_can_write_nothing() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let agent = cluster.open("a", hasty())?;
+    let other = cluster.open("b", Timing::default())?;
+    announce(&other, "10.244.2.9", Identity::INIT)?;
+    let mut addresses = agent.addresses();
+    until(&mut addresses, "the address", |now| now.0.len() == 1).await?;
+    drop(other);
+    cluster.server.refuse("POST", Kind::HealthIdentity, "", 403);
+    let refused = agent.acquire(&app(0), OnOutage::Fail).await;
+    ensure!(
+        matches!(refused, Err(IdentityError::Unavailable { .. })),
+        "{refused:?}"
+    );
+    cluster.server.delete_of(Kind::HealthEndpointSlice, "b-0");
+    until(&mut addresses, "its end", |now| now.0.is_empty()).await?;
+    Ok(())
+}
+
+/// A slice of an endpoint with these labels, and of one with the identity `init`.
+async fn slice_by_hand(identity: Identity, labels: &LabelSet) -> anyhow::Result<Value> {
+    // The digest as an agent of another cluster writes it.
+    let cluster = Cluster::start()?;
+    let agent = cluster.open("a", Timing::default())?;
+    let own = agent.acquire(labels, OnOutage::Wait).await?;
+    announce(&agent, "10.244.1.9", own)?;
+    wait("the digest", || !cluster.entries().is_empty()).await?;
+    let digest = cluster.entries()[0]["labelsDigest"].clone();
+    let address = |ip: &str| json!([{ "ip": ip, "node": "172.30.0.9" }]);
+    Ok(json!({
+        "apiVersion": "health-agent.io/v1", "kind": "HealthEndpointSlice",
+        "metadata": { "name": "hand-0", "uid": "by-hand" },
+        "spec": { "node": "hand", "count": 2, "endpoints": [
+            {
+                "id": 1, "identity": identity, "labelsDigest": digest,
+                "addresses": address("10.244.9.1"),
+            },
+            { "id": 2, "identity": Identity::INIT, "addresses": address("10.244.9.2") },
+        ] },
+    }))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_is_kept_back_while_its_number_means_other_labels_here() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let agent = cluster.open("a", hasty())?;
+    let identity = agent.acquire(&app(0), OnOutage::Wait).await?;
+    let slice = slice_by_hand(identity, &app(1)).await?;
+    let mut identities = agent.identities();
+    until(&mut identities, "the identity", |now| count(now) == 1).await?;
+    // The agent hears only of slices, while its number is given to other labels.
+    cluster.server.refuse("GET", Kind::HealthIdentity, "", 403);
+    cluster.server.end_watches();
+    until(&mut identities, "the outage", |now| now.stale.is_some()).await?;
+    cluster
+        .server
+        .delete_of(Kind::HealthIdentity, &identity.to_string());
+    cluster.server.put(json!({
+        "apiVersion": "health-agent.io/v1", "kind": "HealthIdentity",
+        "metadata": { "name": identity.to_string(), "uid": "of-another" },
+        "spec": { "labels": app(1) },
+    }));
+    cluster.server.put(slice);
+    let mut addresses = agent.addresses();
+    let known = until(&mut addresses, "the slice", |now| {
+        now.0.keys().any(|ip| ip.to_string() == "10.244.9.2/32")
+    })
+    .await?;
+    assert_eq!(known.0.len(), 1, "{known:?}");
+    assert_eq!(has(&identities.borrow(), &app(0)), Some(identity));
+    cluster.server.refuse_nothing();
+    until(&mut addresses, "both", |now| now.0.len() == 2).await?;
+    assert_eq!(has(&agent.identities().borrow(), &app(1)), Some(identity));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_notice_a_restored_backup_and_write_what_it_lacks_once() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let agents = cluster.open_all(["a", "b"])?;
+    acquire_all(&agents, 3).await?;
+    let backup = cluster.server.backup();
+    let numbers = acquire_all(&agents, 10).await?;
+    announce(&agents[0], "10.244.1.9", numbers[&9])?;
+    let mut addresses = agents[1].addresses();
+    until(&mut addresses, "the address", |now| now.0.len() == 1).await?;
+    // The agents see revisions that the restored server does not reach meanwhile.
+    let mut slice = slice_by_hand(numbers[&0], &app(0)).await?;
+    for count in 0..50 {
+        slice["spec"]["count"] = count.into();
+        cluster.server.put(slice.clone());
+        cluster.server.put(json!({
+            "apiVersion": "health-agent.io/v1", "kind": "HealthIdentity",
+            "metadata": { "name": "300", "uid": "by-hand" }, "spec": { "labels": app(300 + count) },
+        }));
+    }
+    for agent in &agents {
+        let mut identities = agent.identities();
+        until(&mut identities, "the last one", |now| {
+            has(now, &app(349)).is_some()
+        })
+        .await?;
+        let mut addresses = agent.addresses();
+        until(&mut addresses, "all addresses", |now| now.0.len() == 3).await?;
+    }
+    cluster.server.restore(&backup);
+    let before = cluster.requests(&format!("PATCH {SLICES}"));
+    announce(&agents[0], "10.244.1.8", numbers[&8])?;
+    until(&mut addresses, "the next address", |now| now.0.len() == 4).await?;
+    wait("all in the store", || {
+        let stored = cluster.stored();
+        let has_all = cluster.entries().iter().any(|entry| {
+            entry["addresses"]
+                .as_array()
+                .is_some_and(|all| all.len() == 2)
+        });
+        stored.len() == 10 && has_all
+    })
+    .await?;
+    for (set, identity) in &numbers {
+        let labels = &cluster.stored()[&identity.to_string()]["labels"];
+        assert_eq!(*labels, json!(app(*set)));
+    }
+    let patches = cluster.requests(&format!("PATCH {SLICES}")) - before;
+    ensure!(patches < 5, "{patches} writes of slices");
+    let next = agents[1].acquire(&app(10), OnOutage::Wait).await?;
+    assert!(!numbers.values().any(|one| *one == next));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_overloaded_is_asked_seldom_and_still_gets_slices() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let agent = cluster.open("a", Timing::default())?;
+    agent.acquire(&app(100), OnOutage::Wait).await?;
+    cluster.server.refuse("POST", Kind::HealthIdentity, "", 429);
+    let before = cluster.requests(&format!("POST {IDENTITIES}"));
+    let waiting: Vec<_> = (0..100)
+        .map(|set| {
+            let agent = agent.clone();
+            tokio::spawn(async move { agent.acquire(&app(set), OnOutage::Wait).await })
+        })
+        .collect();
+    let posts = || cluster.requests(&format!("POST {IDENTITIES}"));
+    wait("a refusal", || posts() > before).await?;
+    announce(&agent, "10.244.1.9", Identity::INIT)?;
+    wait("the slice", || {
+        let has_address = |entry: &Value| entry["addresses"][0]["ip"] == "10.244.1.9";
+        cluster.entries().iter().any(has_address)
+    })
+    .await?;
+    // After the first ones, one request at a time, and the pause that the server asks for.
+    let (known, began) = (posts(), std::time::Instant::now());
+    wait("two more attempts", || posts() >= known + 2).await?;
+    ensure!(
+        began.elapsed() >= Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
+    cluster.server.refuse_nothing();
+    for one in waiting {
+        one.await??;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_label_set_that_the_server_refuses_holds_up_no_other() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let agent = cluster.open("a", Timing::default())?;
+    for set in 10..22 {
+        cluster
+            .server
+            .refuse("POST", Kind::HealthIdentity, &format!("=a{set}\""), 422);
+    }
+    let bad: Vec<_> = (10..22)
+        .map(|set| {
+            let agent = agent.clone();
+            tokio::spawn(async move { agent.acquire(&app(set), OnOutage::Wait).await })
+        })
+        .collect();
+    let agents = std::slice::from_ref(&agent);
+    acquire_all(agents, 10).await?;
+    announce(&agent, "10.244.1.9", Identity::INIT)?;
+    wait("the slice", || !cluster.entries().is_empty()).await?;
+    assert!(bad.iter().all(|one| !one.is_finished()));
+    let refused = agent.acquire(&app(10), OnOutage::Fail).await;
+    ensure!(
+        matches!(refused, Err(IdentityError::Unavailable { .. })),
+        "{refused:?}"
+    );
+    cluster.server.refuse_nothing();
+    for one in bad {
+        one.await??;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_whose_labels_change_all_the_time_is_slowed_and_no_other() -> anyhow::Result<()>
+{
+    let cluster = Cluster::start()?;
+    let agent = cluster.open("a", Timing::default())?;
+    let of = |namespace: &str, set: usize| {
+        let labels = [
+            format!("k8s:io.kubernetes.pod.namespace={namespace}").parse()?,
+            format!("k8s:app=a{set}").parse()?,
+        ];
+        anyhow::Ok(LabelSet::new(labels)?)
+    };
+    let mut refusal = None;
+    for set in 0..200 {
+        let labels = of("shop", set)?;
+        match agent.acquire(&labels, OnOutage::Wait).await {
+            Ok(_) => agent.release(&labels),
+            Err(error) => refusal = refusal.or(Some(error)),
+        }
+    }
+    let refusal = refusal.context("no refusal")?;
+    ensure!(
+        matches!(&refusal, IdentityError::Limited { reason, .. } if reason.contains("namespace shop")),
+        "{refusal:?}"
+    );
+    agent.acquire(&of("bank", 0)?, OnOutage::Wait).await?;
+    // Label sets that the store has cost nothing.
+    agent.acquire(&of("shop", 0)?, OnOutage::Wait).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slices_that_were_written_before_their_node_belong_to_it_once_it_is_there()
+-> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let agent = cluster.open("a", hasty())?;
+    announce(&agent, "10.244.1.9", Identity::INIT)?;
+    wait("the slice", || cluster.entries().len() == 1).await?;
+    let mut node = tests::apiserver::node("a", &["172.30.0.1"], &[]);
+    node["metadata"]["uid"] = "of-a".into();
+    cluster.server.put(node);
+    wait("the owner", || {
+        let slices = cluster.server.list_of(Kind::HealthEndpointSlice);
+        slices[0]["metadata"]["ownerReferences"][0]["uid"] == "of-a"
+    })
+    .await?;
     Ok(())
 }
 

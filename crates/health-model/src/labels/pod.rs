@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::filter::LabelFilter;
-use super::{Label, LabelError, LabelSet};
+use super::{LABELS_BYTES_MAX, Label, LabelError, LabelSet};
 use crate::policy::L4;
 
 /// Source of labels that come from Kubernetes.
@@ -58,7 +58,7 @@ pub struct IdentityLabels {
 /// Returns the labels that count for the identity of a pod of this cluster. `namespace_labels` are those of the pod's
 /// namespace; its name is always among them. `filter` does not concern the labels of named ports.
 ///
-/// If they make no set, because one is too long or because there are too many, the pod counts as one without named
+/// If they make no set, because one is too long, or because there are too many or they are too long in all, the pod counts as one without named
 /// ports, which no rule with a port name allows. If the others still make no set, it counts as one without labels of its
 /// own, too: policies for its whole namespace must not miss it.
 pub fn identity_labels(
@@ -150,7 +150,13 @@ fn collect(
     for label in ports {
         labels.push(label.clone()?);
     }
-    LabelSet::new(labels)
+    let set = LabelSet::new(labels)?;
+    // Every agent of the cluster keeps each set.
+    let bytes = set.iter().map(|label| label.to_string().len()).sum();
+    match bytes {
+        0..=LABELS_BYTES_MAX => Ok(set),
+        _ => Err(LabelError::TooLarge(bytes)),
+    }
 }
 
 #[cfg(test)]
@@ -245,6 +251,22 @@ mod tests {
         let (found, problem) = labels(&["app=web"], &many);
         assert_eq!(found, ALWAYS);
         assert!(problem.is_some());
+    }
+
+    #[test]
+    fn a_pod_whose_labels_are_too_long_in_all_has_only_those_of_its_namespace() {
+        let long: Vec<String> = (0..250)
+            .map(|i| format!("k{i}={}", "x".repeat(370)))
+            .collect();
+        let long: Vec<&str> = long.iter().map(String::as_str).collect();
+        let (found, problem) = labels(&long, &["tier=gold"]);
+        assert!(
+            matches!(problem, Some(LabelError::TooLarge(94_000..))),
+            "{problem:?}"
+        );
+        assert_eq!(found.len(), 5, "{found:?}");
+        assert_eq!(labels(&long[..20], &[]).1, None);
+        assert_eq!(labels(&[], &long).0, ALWAYS);
     }
 
     #[test]

@@ -54,6 +54,14 @@ pub enum IdentityError {
         /// The total number of identities.
         count: usize,
     },
+    /// Too many new label sets come from one place.
+    #[error("no new identity is allowed for {labels} now: {reason}")]
+    Limited {
+        /// The first labels of the set.
+        labels: String,
+        /// Whose label sets are too many.
+        reason: String,
+    },
     /// An entry of the store is certainly wrong.
     #[error("the identity store's {key} cannot be used: {reason}; fix or delete it")]
     Corrupt {
@@ -83,6 +91,12 @@ pub enum OpenError {
     #[cfg(feature = "kubernetes")]
     #[error(transparent)]
     Kubernetes(#[from] AccessError),
+    /// Objects in Kubernetes cannot have the node's name.
+    #[cfg(feature = "kubernetes")]
+    #[error(
+        "identities in Kubernetes need a node name of at most 240 characters in a-z, 0-9, - and ., not {0:?}; set --node-name"
+    )]
+    NodeName(String),
     /// This agent was built without support for that kind of store.
     #[error(
         "cannot use {0}: this agent was built without support for it; use another build, or a file"
@@ -225,26 +239,39 @@ impl Shared {
     /// Records that this node's wants cannot be written, and logs the error unless it is the `last` one.
     #[cfg(any(feature = "etcd", feature = "kubernetes"))]
     pub(super) fn fail_writing(&self, error: &impl Display, last: &mut Option<String>) {
+        self.wants().fail(IdentityError::Unavailable {
+            store: self.store.clone(),
+            reason: error.to_string(),
+        });
+        self.report_unwritten(error, last);
+    }
+
+    /// Reports that some of this node's wants cannot be written, and logs the error unless it is the `last` one.
+    #[cfg(any(feature = "etcd", feature = "kubernetes"))]
+    pub(super) fn report_unwritten(&self, error: &impl Display, last: &mut Option<String>) {
         let problem = error.to_string();
         if last.as_ref() != Some(&problem) {
             warn!(%error, "cannot write identities");
         }
-        self.wants().fail(IdentityError::Unavailable {
-            store: self.store.clone(),
-            reason: problem.clone(),
-        });
         let reported = format!("cannot write identities: {problem}");
         self.store_reporter
             .end(Some(Problem::warning(reported)), None);
         *last = Some(problem);
     }
 
-    /// Records that this node's wants are written, and will be compared again within `period`.
+    /// Records that this node's wants are written, and will be compared again within `period`. There may still be a
+    /// `warning`.
     #[cfg(any(feature = "etcd", feature = "kubernetes"))]
-    pub(super) fn succeed_writing(&self, period: Duration, last: &mut Option<String>) {
+    pub(super) fn succeed_writing(
+        &self,
+        period: Duration,
+        last: &mut Option<String>,
+        warning: Option<String>,
+    ) {
         *last = None;
         self.wants().recover();
-        self.store_reporter.end(None, Some(period));
+        self.store_reporter
+            .end(warning.map(Problem::warning), Some(period));
     }
 }
 
@@ -303,6 +330,10 @@ impl IdentityAllocator {
         timing: Timing,
     ) -> Result<Self, OpenError> {
         let place = Place::of(store)?;
+        #[cfg(feature = "kubernetes")]
+        if matches!(place, Place::Kubernetes(_)) && !is_object_name(node) {
+            return Err(OpenError::NodeName(node.to_owned()));
+        }
         let (shared, activities) = Shared::new(store.to_string());
         let shared = Arc::new(shared);
         let begun = Arc::new(Notify::new());
@@ -447,6 +478,19 @@ pub async fn remove_slices(store: &RegistrySpec, node: &str) -> Result<usize, St
     }
 }
 
+/// Whether names of objects can begin with a node's name: a DNS subdomain (RFC 1123), with room for a number.
+#[cfg(feature = "kubernetes")]
+fn is_object_name(node: &str) -> bool {
+    let is_label = |label: &str| {
+        let is_inner = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+        !label.is_empty() && !label.starts_with('-') && label.bytes().all(is_inner)
+    };
+    node.len() <= 240
+        && !node
+            .split('.')
+            .any(|label| !is_label(label) || label.ends_with('-'))
+}
+
 /// Runs a task once `begun` is notified.
 async fn once(begun: Arc<Notify>, run: impl Future<Output = ()>) {
     begun.notified().await;
@@ -496,4 +540,28 @@ pub(super) fn shown(labels: &LabelSet) -> String {
         ""
     };
     first.join(", ") + more
+}
+
+#[cfg(all(test, feature = "kubernetes"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_whose_name_no_object_can_have_is_refused() {
+        for name in ["n1", "0.node-a.example", &"a".repeat(240)] {
+            assert!(is_object_name(name), "{name}");
+        }
+        for name in [
+            "",
+            "Node",
+            "node_a",
+            "-a",
+            "a-",
+            "a..b",
+            "a.-b",
+            &"a".repeat(241),
+        ] {
+            assert!(!is_object_name(name), "{name}");
+        }
+    }
 }

@@ -15,6 +15,8 @@ struct Entry<V> {
     value: V,
     /// When the entry expires; `None` if it has not been removed.
     leaves_at: Option<Duration>,
+    /// Whether the removed entry was already given more time.
+    is_prolonged: bool,
 }
 
 impl<K, V> Default for LastingMap<K, V> {
@@ -28,8 +30,12 @@ impl<K, V> Default for LastingMap<K, V> {
 impl<K: Ord, V> LastingMap<K, V> {
     /// Inserts a value, which stays until it is removed.
     pub(super) fn put(&mut self, key: K, value: V) {
-        let leaves_at = None;
-        self.entries.insert(key, Entry { value, leaves_at });
+        let entry = Entry {
+            value,
+            leaves_at: None,
+            is_prolonged: false,
+        };
+        self.entries.insert(key, entry);
     }
 
     /// Removes an entry. The entry expires at `at`, or earlier if it was already due to expire.
@@ -48,10 +54,14 @@ impl<K: Ord, V> LastingMap<K, V> {
         }
     }
 
-    /// Keeps all removed entries at least until `at`.
+    /// Keeps all removed entries at least until `at`. An entry gets more time only once, so that one outage after another
+    /// does not keep it.
     pub(super) fn prolong(&mut self, at: Duration) {
         for entry in self.entries.values_mut() {
-            entry.leaves_at = entry.leaves_at.map(|before| before.max(at));
+            if !entry.is_prolonged && entry.leaves_at.is_some_and(|before| before < at) {
+                entry.leaves_at = Some(at);
+                entry.is_prolonged = true;
+            }
         }
     }
 
@@ -111,5 +121,22 @@ mod tests {
         assert!(!map.expire(SECOND * 100));
         assert!(map.expire(SECOND * 200));
         assert_eq!(map.iter().collect::<Vec<_>>(), [(&"a", &3)]);
+    }
+
+    #[test]
+    fn one_outage_after_another_keeps_nothing_that_was_taken_away() {
+        let mut map = LastingMap::default();
+        map.put("a", 1);
+        map.remove(&"a", SECOND * 10);
+        map.prolong(SECOND * 15);
+        for outage in 1..10 {
+            map.prolong(SECOND * (15 + outage));
+        }
+        assert!(map.expire(SECOND * 15));
+        // An entry that comes back and goes again gets more time again.
+        map.put("a", 1);
+        map.remove(&"a", SECOND * 30);
+        map.prolong(SECOND * 40);
+        assert!(!map.expire(SECOND * 30));
     }
 }

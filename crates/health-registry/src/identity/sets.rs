@@ -5,6 +5,8 @@ use health_model::labels::LabelSet;
 use ring::digest::{Digest, SHA256, digest};
 
 use super::allocator::not_for_endpoints;
+#[cfg(feature = "kubernetes")]
+use super::view::LabelsDigest;
 
 /// The total number of identities.
 pub(super) const NUMBERS: usize = (CLUSTER_LAST - CLUSTER_FIRST + 1) as usize;
@@ -18,6 +20,14 @@ pub(super) fn labels_text(labels: &LabelSet) -> String {
 /// Returns the SHA-256 of a label set's JSON form.
 pub(super) fn digest_of(labels: &LabelSet) -> Digest {
     digest(&SHA256, labels_text(labels).as_bytes())
+}
+
+/// Returns the short digest of a label set.
+#[cfg(feature = "kubernetes")]
+pub(super) fn short_digest_of(labels: &LabelSet) -> LabelsDigest {
+    let digest = digest_of(labels);
+    let head = digest.as_ref().first_chunk().copied().unwrap_or_default();
+    LabelsDigest(u64::from_be_bytes(head))
 }
 
 /// Checks that endpoints may have a label set. Returns the reason if not.

@@ -61,14 +61,37 @@ pub(super) struct Settle {
     pub(super) unseen: Duration,
 }
 
+/// The first 64 bits of the SHA-256 of a label set's JSON form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LabelsDigest(pub(super) u64);
+
+/// The label set of an identity.
+#[derive(Debug)]
+struct Labelled {
+    labels: Arc<LabelSet>,
+    /// `None` if no announcement names one.
+    digest: Option<LabelsDigest>,
+}
+
+/// An announcement as the store has it.
+#[derive(Debug)]
+struct Announced {
+    /// Greater for later announcements.
+    order: u64,
+    announcement: AddressAnnouncement,
+    /// The digest of the label set that the announcement means; `None` if the store keeps numbers and announcements
+    /// consistent.
+    digest: Option<LabelsDigest>,
+}
+
 /// The contents of one store. Times count from any fixed moment.
 #[derive(Debug)]
 pub(super) struct View {
     settle: Settle,
-    identities: LastingMap<Identity, Arc<LabelSet>>,
+    identities: LastingMap<Identity, Labelled>,
     references: BTreeMap<Identity, BTreeSet<String>>,
-    /// The announcements by address and owner; later announcements have greater numbers.
-    addresses: LastingMap<(IpAddr, String), (u64, AddressAnnouncement)>,
+    /// The announcements by address and owner.
+    addresses: LastingMap<(IpAddr, String), Announced>,
 }
 
 impl View {
@@ -116,8 +139,14 @@ impl View {
         self.addresses.prolong(now + self.settle.seen);
     }
 
-    pub(super) fn put_identity(&mut self, identity: Identity, labels: Arc<LabelSet>) {
-        self.identities.put(identity, labels);
+    /// Adds an identity. `digest` is that of the labels if announcements name theirs.
+    pub(super) fn put_identity(
+        &mut self,
+        identity: Identity,
+        labels: Arc<LabelSet>,
+        digest: Option<LabelsDigest>,
+    ) {
+        self.identities.put(identity, Labelled { labels, digest });
     }
 
     pub(super) fn remove_identity(&mut self, identity: Identity, now: Duration) {
@@ -138,10 +167,22 @@ impl View {
         }
     }
 
-    /// Adds an announcement. `order` is greater for later announcements.
-    pub(super) fn put_address(&mut self, ip: IpAddr, order: u64, announced: AddressAnnouncement) {
-        let key = (ip, announced.owner.clone());
-        self.addresses.put(key, (order, announced));
+    /// Adds an announcement. `order` is greater for later announcements. With a `digest`, it counts only while the
+    /// identity has the label set with this digest.
+    pub(super) fn put_address(
+        &mut self,
+        ip: IpAddr,
+        order: u64,
+        announcement: AddressAnnouncement,
+        digest: Option<LabelsDigest>,
+    ) {
+        let key = (ip, announcement.owner.clone());
+        let announced = Announced {
+            order,
+            announcement,
+            digest,
+        };
+        self.addresses.put(key, announced);
     }
 
     pub(super) fn remove_address(&mut self, ip: IpAddr, owner: &str, now: Duration) {
@@ -165,7 +206,7 @@ impl View {
 
     /// The labels of an identity that is in the store.
     pub(super) fn present(&self, identity: Identity) -> Option<&Arc<LabelSet>> {
-        self.identities.present(&identity)
+        Some(&self.identities.present(&identity)?.labels)
     }
 
     /// Whether a number is known, even if only for a while longer.
@@ -175,12 +216,13 @@ impl View {
 
     /// The labels of an identity, even if it is known only for a while longer.
     pub(super) fn labels(&self, identity: Identity) -> Option<&Arc<LabelSet>> {
-        self.identities.get(&identity)
+        Some(&self.identities.get(&identity)?.labels)
     }
 
     /// All known identities.
     pub(super) fn identities(&self) -> impl Iterator<Item = (&Identity, &Arc<LabelSet>)> {
-        self.identities.iter()
+        let identities = self.identities.iter();
+        identities.map(|(identity, labelled)| (identity, &labelled.labels))
     }
 
     /// Whether any node uses the identity.
@@ -188,19 +230,26 @@ impl View {
         self.references.contains_key(&identity)
     }
 
-    /// Returns all addresses. If two nodes announce an address, the later announcement wins.
-    fn addresses(&self) -> Addresses {
-        let mut newest: BTreeMap<IpNet, (u64, &AddressAnnouncement)> = BTreeMap::new();
-        for ((ip, _), (order, announced)) in self.addresses.iter() {
-            let known = newest
-                .entry(IpNet::from(*ip))
-                .or_insert((*order, announced));
-            if known.0 < *order {
-                *known = (*order, announced);
+    /// Returns all addresses. If two nodes announce an address, the later announcement wins. An address whose number
+    /// means other labels here than to its node is left out: no identity is better than a wrong one.
+    pub(super) fn addresses(&self) -> Addresses {
+        let mut newest: BTreeMap<IpNet, &Announced> = BTreeMap::new();
+        for ((ip, _), announced) in self.addresses.iter() {
+            let known = newest.entry(IpNet::from(*ip)).or_insert(announced);
+            if known.order < announced.order {
+                *known = announced;
             }
         }
-        let newest = newest.into_iter();
-        Addresses(newest.map(|(ip, (_, one))| (ip, one.clone())).collect())
+        let is_agreed = |one: &Announced| {
+            let known = self.identities.get(&one.announcement.identity);
+            one.digest.is_none() || known.is_some_and(|known| known.digest == one.digest)
+        };
+        let agreed = newest.into_iter().filter(|(_, one)| is_agreed(one));
+        Addresses(
+            agreed
+                .map(|(ip, one)| (ip, one.announcement.clone()))
+                .collect(),
+        )
     }
 }
 

@@ -67,6 +67,18 @@ pub(super) struct WantedIdentity {
     pub(super) refused: Option<Instant>,
 }
 
+impl Want {
+    /// Sends an error to the callers that do not want to wait.
+    fn refuse(&mut self, error: &IdentityError) {
+        for (on_outage, waiter) in std::mem::take(&mut self.waiters) {
+            match on_outage {
+                OnOutage::Wait => self.waiters.push((on_outage, waiter)),
+                OnOutage::Fail => drop(waiter.send(Err(error.clone()))),
+            }
+        }
+    }
+}
+
 impl Wants {
     /// Requests an identity for one more endpoint. If the identity is known, the answer is sent immediately.
     pub(super) fn want(
@@ -219,6 +231,16 @@ impl Wants {
         }
     }
 
+    /// Records that the store did not take a label set, and may take it later. Callers that do not want to wait get the
+    /// error.
+    #[cfg(feature = "kubernetes")]
+    pub(super) fn postpone(&mut self, labels: &LabelSet, error: &IdentityError, now: Instant) {
+        if let Some(want) = self.sets.get_mut(labels) {
+            want.refused = Some(now);
+            want.refuse(error);
+        }
+    }
+
     /// Takes the number from any other label set that had it. That set has lost the number, and requests a new one
     /// immediately.
     fn take_from_others(&mut self, labels: &LabelSet, identity: Identity) {
@@ -242,13 +264,7 @@ impl Wants {
     /// Records that the store cannot be used. Callers that do not want to wait get an error.
     pub(super) fn fail(&mut self, outage: IdentityError) {
         for want in self.sets.values_mut() {
-            let waiters = std::mem::take(&mut want.waiters);
-            for (on_outage, waiter) in waiters {
-                match on_outage {
-                    OnOutage::Wait => want.waiters.push((on_outage, waiter)),
-                    OnOutage::Fail => drop(waiter.send(Err(outage.clone()))),
-                }
-            }
+            want.refuse(&outage);
         }
         self.outage = Some(outage);
     }

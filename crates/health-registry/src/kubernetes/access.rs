@@ -2,7 +2,6 @@
 
 use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -17,7 +16,7 @@ use hyper_util::rt::TokioExecutor;
 use kube::Client;
 use kube::client::{Body, ConfigExt as _};
 use kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
 /// Time limit for a connection attempt.
@@ -97,9 +96,13 @@ impl Access {
         }
     }
 
-    /// Reads the credentials and creates a client with them. Notifies `watched` each time the server accepts a watch,
-    /// which the event stream does not show before the first event.
-    pub(crate) async fn client(&self, watched: Arc<Notify>) -> Result<Client, AccessError> {
+    /// Reads the credentials and creates a client with them. Sends to `watched` each time the server accepts a watch,
+    /// which the event stream does not show before the first event: the revision that the watch begins with, if it names
+    /// one.
+    pub(crate) async fn client(
+        &self,
+        watched: watch::Sender<Option<u64>>,
+    ) -> Result<Client, AccessError> {
         let config = self.config().await?;
         if config.proxy_url.is_some() {
             tracing::warn!(
@@ -153,7 +156,7 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, AccessError> {
 
 /// Builds a client with a custom stack. Kube's own stack retries by itself, waits for responses indefinitely, and
 /// accepts responses of any size; this stack does not.
-fn connect(mut config: Config, watched: Arc<Notify>) -> Result<Client, kube::Error> {
+fn connect(mut config: Config, watched: watch::Sender<Option<u64>>) -> Result<Client, kube::Error> {
     let is_plain = config.cluster_url.scheme_str() == Some("http");
     if is_plain || config.accept_invalid_certs {
         // Otherwise kube loads the system's certificates, which small images lack and which are not used for
@@ -186,17 +189,20 @@ type Answer = Response<Either<UnsyncBoxBody<Bytes, BoxError>, Full<Bytes>>>;
 async fn exchange<C>(
     http: Http<C>,
     request: Request<Body>,
-    watched: Arc<Notify>,
+    watched: watch::Sender<Option<u64>>,
 ) -> Result<Answer, BoxError>
 where
     C: hyper_util::client::legacy::connect::Connect + Clone + Send + Sync + 'static,
 {
     let query = request.uri().query().unwrap_or_default();
     let is_watch = query.split('&').any(|pair| pair == "watch=true");
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let revision = pairs.find_map(|(key, value)| (key == "resourceVersion").then_some(value));
+    let revision = revision.and_then(|revision| revision.parse().ok());
     let answer = tokio::time::timeout(ANSWER_TIMEOUT, async {
         let answer = http.request(request).await?;
         if is_watch && answer.status().is_success() {
-            watched.notify_one();
+            watched.send_replace(revision);
             return Ok(answer.map(|events| Either::Left(bounded_lines(events))));
         }
         let (head, body) = answer.into_parts();

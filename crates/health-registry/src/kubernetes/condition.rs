@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use serde_json::json;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::access::{self, Access, AccessError};
@@ -236,7 +236,7 @@ impl Writing {
         let client = match self.client.take() {
             Some(client) => client,
             None => {
-                let client = self.access.client(Arc::new(Notify::new())).await;
+                let client = self.access.client(watch::Sender::default()).await;
                 client.map_err(|error| error.to_string())?
             }
         };

@@ -2,17 +2,17 @@
 
 use std::fmt::Debug;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, FutureExt as _};
 use health_model::activity::{self, Activity, Reporter};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::{Api, ListParams};
 use kube::runtime::watcher::{self, Event};
 use serde::de::DeserializeOwned;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::access::{self, Access};
@@ -75,6 +75,10 @@ pub(crate) trait Kept: Send {
     fn set_lacking(&mut self) -> bool {
         true
     }
+    /// Receives a revision that was seen if an answer to a request has an older one.
+    fn doubts(&self) -> watch::Receiver<Option<u64>> {
+        watch::Sender::default().subscribe()
+    }
 }
 
 /// Keeps the known state of the objects up to date.
@@ -121,9 +125,9 @@ where
     /// Follows the objects until dropped.
     pub(crate) async fn run(mut self) {
         loop {
-            let watched = Arc::new(Notify::new());
-            let end = match self.access.client(watched.clone()).await {
-                Ok(client) => self.follow(client, &watched).await,
+            let (sender, watched) = watch::channel(None);
+            let end = match self.access.client(sender).await {
+                Ok(client) => self.follow(client, watched).await,
                 Err(error) => {
                     self.fail(error.to_string());
                     End::Broken
@@ -131,7 +135,7 @@ where
             };
             match end {
                 End::Broken => self.pause().await,
-                End::LargePages => {}
+                End::LargePages | End::WentBack => {}
                 End::Lacking { is_sure: false } => sleep(UNSURE_LACKING).await,
                 End::Lacking { is_sure: true } => {
                     sleep(Duration::from_secs(rand::random_range(LACKING_SECS))).await;
@@ -141,8 +145,9 @@ where
     }
 
     /// Follows the objects. Returns when everything must start over, with newly read credentials and a new listing.
-    async fn follow(&mut self, client: Client, watched: &Notify) -> End {
+    async fn follow(&mut self, client: Client, mut watched: watch::Receiver<Option<u64>>) -> End {
         let api = self.kept.api(client.clone());
+        let mut history = History::new(api.clone(), self.kept.doubts());
         let config = watcher::Config::default()
             .page_size(self.page_size)
             .timeout(rand::random_range(WATCH_SECS));
@@ -155,6 +160,7 @@ where
                 event = events.next() => match event {
                     Some(Ok(event)) => match self.take(event, &client).await {
                         Ok(Effect::None) => {}
+                        Ok(Effect::List) => history.note_list(),
                         Ok(Effect::Change) => {
                             publish_at.get_or_insert_with(|| next_turn.max(Instant::now()));
                         }
@@ -177,6 +183,7 @@ where
                     }
                     Some(Err(error)) => {
                         settled_at = None;
+                        history.interrupt();
                         if publish_at.take().is_some() {
                             self.kept.publish();
                         }
@@ -190,12 +197,18 @@ where
                     }
                     None => return End::Broken,
                 },
-                () = watched.notified() => settled_at = Some(Instant::now() + SETTLED),
+                Ok(()) = watched.changed() => {
+                    history.note_watch(*watched.borrow_and_update());
+                    settled_at = Some(Instant::now() + SETTLED);
+                }
                 () = at(settled_at) => {
                     settled_at = None;
-                    self.backoff.reset();
-                    self.recover();
+                    history.check();
                 }
+                checked = history.checked() => match self.take_check(checked, settled_at) {
+                    Ok(next) => settled_at = next,
+                    Err(end) => return end,
+                },
                 () = at(publish_at) => {
                     publish_at = None;
                     self.kept.publish();
@@ -205,7 +218,35 @@ where
         }
     }
 
+    /// Takes the result of a check of the server's history. Returns the time of the next check, which is
+    /// `settled_at` if there will be one anyway.
+    fn take_check(
+        &mut self,
+        checked: Result<Option<String>, kube::Error>,
+        settled_at: Option<Instant>,
+    ) -> Result<Option<Instant>, End> {
+        match checked {
+            Ok(Some(reason)) => {
+                self.fail(reason);
+                return Err(End::WentBack);
+            }
+            Ok(None) if settled_at.is_none() => {
+                self.backoff.reset();
+                self.recover();
+            }
+            Ok(None) => {}
+            Err(error) => {
+                if self.stale.is_some() {
+                    self.fail(cannot_list(&error, self.kept.resource()));
+                }
+                return Ok(Some(Instant::now() + self.backoff.pause(rand::random())));
+            }
+        }
+        Ok(settled_at)
+    }
+
     async fn take(&mut self, event: Event<K::Object>, client: &Client) -> Result<Effect, String> {
+        let is_list = matches!(event, Event::InitDone);
         let changed = match event {
             Event::Init => {
                 self.kept.begin_list();
@@ -236,6 +277,7 @@ where
         };
         Ok(match changed {
             true => Effect::Change,
+            false if is_list => Effect::List,
             false => Effect::None,
         })
     }
@@ -272,12 +314,108 @@ where
     }
 }
 
+/// Notices a server whose store was restored from a backup. Such a server accepts a watch that begins with a revision of
+/// its future, and sends nothing before its own revision has passed that one (kubernetes/kubernetes issue 107457).
+struct History<K> {
+    api: Api<K>,
+    /// Revisions that an older answer casts doubt on.
+    doubts: watch::Receiver<Option<u64>>,
+    /// Whether a listing was the last that was heard: the next watch begins with its revision.
+    is_listed: bool,
+    /// Whether a watch runs.
+    is_watching: bool,
+    /// The revision that the server must have reached.
+    reached: Option<u64>,
+    asked: Option<BoxFuture<'static, Result<Option<u64>, kube::Error>>>,
+}
+
+impl<K> History<K>
+where
+    K: Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    const fn new(api: Api<K>, doubts: watch::Receiver<Option<u64>>) -> Self {
+        Self {
+            api,
+            doubts,
+            is_listed: false,
+            is_watching: false,
+            reached: None,
+            asked: None,
+        }
+    }
+
+    /// Notes that a listing is complete.
+    fn note_list(&mut self) {
+        self.is_listed = true;
+        self.reached = None;
+    }
+
+    /// Notes that the server accepts a watch from a revision on.
+    fn note_watch(&mut self, revision: Option<u64>) {
+        self.is_watching = true;
+        let is_from_list = std::mem::take(&mut self.is_listed);
+        self.reached = revision.filter(|_| !is_from_list).max(self.reached);
+    }
+
+    /// Notes that the connection broke.
+    fn interrupt(&mut self) {
+        self.is_listed = false;
+        self.is_watching = false;
+        self.asked = None;
+    }
+
+    /// Begins to check the server's revision. If there is none to compare with, [`Self::checked`] responds at once.
+    fn check(&mut self) {
+        let api = self.api.clone();
+        let is_needed = self.reached.is_some();
+        let latest = async move {
+            if !is_needed {
+                return Ok(None);
+            }
+            // Consistent, and one object: the revision is all that matters.
+            let listed = api.list_metadata(&ListParams::default().limit(1)).await?;
+            let revision = listed.metadata.resource_version;
+            Ok(revision.and_then(|revision| revision.parse().ok()))
+        };
+        self.asked = Some(latest.boxed());
+    }
+
+    /// Waits for the end of a check. Returns why the server's history is another one, if it is.
+    async fn checked(&mut self) -> Result<Option<String>, kube::Error> {
+        loop {
+            let latest = tokio::select! {
+                latest = answer(&mut self.asked) => latest,
+                Ok(()) = self.doubts.changed() => {
+                    self.reached = (*self.doubts.borrow_and_update()).max(self.reached);
+                    // The next watch is checked anyway.
+                    if self.is_watching {
+                        self.check();
+                    }
+                    continue;
+                }
+            };
+            self.asked = None;
+            let latest = latest?;
+            let reached = self.reached.take();
+            let has_gone_back = latest < reached && latest.is_some();
+            return Ok(has_gone_back.then(|| {
+                let [latest, reached] = [latest, reached].map(Option::unwrap_or_default);
+                format!(
+                    "the API server's revision went back from {reached} to {latest}: its store was restored"
+                )
+            }));
+        }
+    }
+}
+
 /// Why following the objects ended.
 enum End {
     /// The connection or the answers cannot be used any more.
     Broken,
     /// The pages of the listing were too long.
     LargePages,
+    /// The server's history is another one than before.
+    WentBack,
     /// The server does not have this kind of object.
     Lacking {
         /// Whether it has answered this often enough.
@@ -288,6 +426,8 @@ enum End {
 /// The effect of an event.
 enum Effect {
     None,
+    /// A listing is complete.
+    List,
     /// The published state may differ.
     Change,
 }
@@ -308,6 +448,14 @@ async fn check_store(client: &Client, resource: &str) -> Result<(), String> {
     }
 }
 
+/// Waits for the end of a request, or forever if there is none.
+async fn answer<T>(request: &mut Option<BoxFuture<'static, T>>) -> T {
+    match request {
+        Some(request) => request.await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Waits until `time`, or forever if there is none.
 async fn at(time: Option<Instant>) {
     match time {
@@ -324,11 +472,7 @@ fn failure(error: &watcher::Error, resource: &str) -> Option<String> {
     };
     let cannot_watch = |reason: &str| format!("cannot watch {resource}: {reason}");
     match error {
-        InitialListFailed(source) => Some(format!(
-            "cannot list {resource}: {}{}",
-            access::reason(source),
-            remedy(source, "list", resource)
-        )),
+        InitialListFailed(source) => Some(cannot_list(source, resource)),
         error if is_gone(error) => None,
         WatchStartFailed(source) | WatchFailed(source) => {
             let remedy = remedy(source, "watch", resource);
@@ -337,6 +481,11 @@ fn failure(error: &watcher::Error, resource: &str) -> Option<String> {
         WatchError(status) => Some(cannot_watch(&access::line(&status.to_string()))),
         NoResourceVersion => Some(cannot_watch("the answer has no resource version")),
     }
+}
+
+fn cannot_list(error: &kube::Error, resource: &str) -> String {
+    let remedy = remedy(error, "list", resource);
+    format!("cannot list {resource}: {}{remedy}", access::reason(error))
 }
 
 /// What to do about an error.

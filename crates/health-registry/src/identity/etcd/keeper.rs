@@ -121,7 +121,7 @@ impl Keeper {
             done?;
             backoff.reset();
             self.shared
-                .succeed_writing(extend_period, &mut self.problem);
+                .succeed_writing(extend_period, &mut self.problem, None);
             let idle = async {
                 match (is_idle, may_change) {
                     (false, _) => {}

@@ -111,7 +111,7 @@ impl Records {
                     unused_since: (!self.view.is_referenced(identity)).then_some(now),
                 };
                 self.numbers.insert(identity, number);
-                self.view.put_identity(identity, Arc::new(labels?));
+                self.view.put_identity(identity, Arc::new(labels?), None);
             }
             Key::Labels(digest) => {
                 self.lose_number(&digest);
@@ -139,7 +139,7 @@ impl Records {
                     self.own_addresses.insert(ip, record);
                 }
                 let order = pair.create_revision.unsigned_abs();
-                self.view.put_address(ip, order, announced);
+                self.view.put_address(ip, order, announced, None);
             }
         }
         Ok(())

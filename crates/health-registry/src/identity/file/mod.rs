@@ -176,7 +176,8 @@ impl Follower {
         let owned = owned.filter_map(|(ip, one)| Some((*ip, document.owner(one)?.to_owned())));
         self.view.retain(&identities, &owned.clone().collect(), now);
         for (identity, entry) in &document.identities {
-            self.view.put_identity(*identity, entry.labels.clone());
+            self.view
+                .put_identity(*identity, entry.labels.clone(), None);
             for node in document.references(entry) {
                 self.view.put_reference(*identity, node);
             }
@@ -190,7 +191,7 @@ impl Follower {
             };
             // Newer than any announcement that is about to be removed; the file lists each address once.
             let order = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-            self.view.put_address(ip, order, announced);
+            self.view.put_address(ip, order, announced, None);
         }
         self.view.expire(now);
         self.shared.hub.publish(&self.view, Vec::new(), None);

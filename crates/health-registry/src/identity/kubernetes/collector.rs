@@ -159,21 +159,28 @@ impl Collector {
             version,
             is_deletion,
         } = one;
-        if self.known.state().records.view.is_referenced(*identity) {
+        let is_held = || {
+            let held = self.shared.wants().held();
+            held.values().any(|held| held == identity)
+        };
+        if self.known.state().records.view.is_referenced(*identity) || is_held() {
             return Ok(());
         }
         if !is_deletion {
             let clock = Timestamp::now();
-            if let Some(object) = requests.mark(*identity, version, Some(clock)).await? {
-                let now = self.known.now();
-                self.known.state().records.put_identity(object, now);
-            }
+            match requests.mark(*identity, version, Some(clock)).await? {
+                Some(object) => self.known.put_identity(object),
+                None => self.known.look_up(requests, *identity).await?,
+            };
         } else if requests.delete_identity(*identity, version).await? {
             info!(%identity, "collected an unused identity");
             let now = self.known.now();
             let name = identity.to_string();
             let records = &mut self.known.state().records;
             records.delete_identity(&name, Some(&version.uid), now);
+        } else {
+            // Another version, which is tried again only once it is known.
+            self.known.look_up(requests, *identity).await?;
         }
         Ok(())
     }

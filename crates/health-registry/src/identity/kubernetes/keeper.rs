@@ -3,24 +3,27 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use tokio::time::{Instant, sleep};
 
-use super::super::IdentityError;
 use super::super::allocator::{Shared, Timing, shown};
-use super::super::sets::NUMBERS;
+use super::super::sets::{self, NUMBERS};
+use super::super::view::LabelsDigest;
 use super::super::wants::{Announce, WantedIdentity};
+use super::super::{HeldIdentities, IdentityError};
 use super::Known;
 use super::collector::Collector;
+use super::lane::Lane;
 use super::objects::{Entries, Entry, EntryKey, IdentityObject, slice_name};
-use super::records::Step;
-use super::requests::{RequestError, Requests};
+use super::quota::Quota;
+use super::records::{Step, namespace_of};
+use super::requests::{Blame, RequestError, Requests};
 use super::slices::{OwnSlices, SliceJob};
-use crate::backoff::Backoff;
 use crate::kubernetes::access::Access;
 
 /// Time until a label set that the store refused is retried.
@@ -31,6 +34,10 @@ const SHORTEST_GAP: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 16;
 /// Maximum number of steps towards a number for one label set. A step fails only if another agent was faster.
 const STEPS: usize = 100;
+/// With more nodes than this, an agent pauses before it creates a number.
+const FEW_NODES: usize = 50;
+/// The longest of these pauses.
+const LONGEST_CREATION_PAUSE: Duration = Duration::from_millis(300);
 /// Maximum time between two reports of the keeper.
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
 /// How long an identity is in use before a slice refers to it without an address. Most endpoints have their addresses
@@ -47,7 +54,15 @@ pub(super) struct Keeper {
     requests: Option<Requests>,
     own: OwnSlices,
     collector: Collector,
-    backoff: Backoff,
+    /// The writes of label sets, and of slices.
+    sets: Lane,
+    slices: Lane,
+    /// The label set that failed last.
+    last_failed: Option<Arc<LabelSet>>,
+    /// When to look again for the owner of slices without one, and how often.
+    adopt_at: Instant,
+    adopt_period: Duration,
+    quota: Mutex<Quota>,
     problem: Option<String>,
 }
 
@@ -67,7 +82,12 @@ impl Keeper {
             node: node.to_owned(),
             requests: None,
             own: OwnSlices::default(),
-            backoff: Backoff::default(),
+            sets: Lane::new(SHORTEST_GAP),
+            slices: Lane::new(Lane::LONGEST),
+            last_failed: None,
+            adopt_at: Instant::now() + timing.look_period,
+            adopt_period: timing.look_period,
+            quota: Mutex::default(),
             problem: None,
         }
     }
@@ -76,22 +96,15 @@ impl Keeper {
     pub(super) async fn run(mut self) -> Infallible {
         loop {
             let mut wait = REPORT_PERIOD;
-            let is_usable = self.known.state().staleness().is_none();
-            if is_usable {
-                match self.turn().await {
-                    Ok(next) => wait = wait.min(next),
-                    Err(error) => {
-                        self.shared.fail_writing(&error, &mut self.problem);
-                        sleep(self.backoff.pause(rand::random())).await;
-                        continue;
-                    }
-                }
+            if self.known.state().staleness().is_none() {
+                wait = wait.min(self.turn().await);
+                let expiry = self.known.state().records.view.next_expiry();
+                let expiry = expiry.map(|at| at.saturating_sub(self.known.now()));
+                wait = expiry.map_or(wait, |expiry| expiry.min(wait));
             }
-            let expiry = self.known.state().records.view.next_expiry();
-            let expiry = expiry.map(|at| at.saturating_sub(self.known.now()));
             tokio::select! {
                 () = self.shared.wake.notified() => {}
-                () = sleep(expiry.map_or(wait, |expiry| expiry.min(wait))) => {}
+                () = sleep(wait) => {}
             }
             self.expire();
         }
@@ -109,42 +122,110 @@ impl Keeper {
         }
     }
 
-    /// Does all that is due. Returns the time until more is due by itself.
-    async fn turn(&mut self) -> Result<Duration, RequestError> {
-        let requests = match self.requests.take() {
-            Some(requests) => requests,
-            None => Requests::open(&self.access).await?,
+    /// Does some of what is due. Returns the time until more is due by itself. A failure of one kind of write does not
+    /// hold up the others.
+    async fn turn(&mut self) -> Duration {
+        let requests = match self.requests.clone() {
+            Some(requests) => Ok(requests),
+            None => Requests::open(&self.access).await,
         };
-        let sets = self.keep_sets(&requests).await?;
-        let slices = self.keep_slices(&requests).await?;
+        let requests = match requests {
+            Ok(requests) => self.requests.insert(requests).clone(),
+            Err(error) => {
+                let error = error.into();
+                self.fail_sets(&error);
+                return self.sets.wait(Instant::now()).unwrap_or(REPORT_PERIOD);
+            }
+        };
+        let sets = self.turn_of_sets(&requests).await;
+        let slices = self.turn_of_slices(&requests).await;
         let collection = self.collector.turn(&requests).await;
-        // Only reached after a success: after a failure, the credentials are read again.
-        self.requests = Some(requests);
-        self.backoff.reset();
-        self.shared
-            .succeed_writing(REPORT_PERIOD, &mut self.problem);
-        let waits = sets.into_iter().chain(slices);
-        Ok(waits.fold(collection, Duration::min))
+        if self.sets.is_well() && self.slices.is_well() {
+            let warning = self.known.state().records.crowding();
+            self.shared
+                .succeed_writing(REPORT_PERIOD, &mut self.problem, warning);
+        }
+        sets.min(slices).min(collection)
     }
 
-    /// Gets numbers for all label sets. Returns the time until a set must be tried again.
-    async fn keep_sets(&self, requests: &Requests) -> Result<Option<Duration>, RequestError> {
-        loop {
-            let (due, wait) = self.due_sets();
-            if due.is_empty() {
-                // Label sets may have been released.
-                self.shared.hub.publish_held(self.shared.wants().held());
-                return Ok(wait);
+    /// Gets numbers for some of the label sets that are due. Returns the time until more are due.
+    async fn turn_of_sets(&mut self, requests: &Requests) -> Duration {
+        if let Some(wait) = self.sets.wait(Instant::now()) {
+            return wait;
+        }
+        let (due, wait) = self.due_sets(self.sets.at_once(AT_ONCE));
+        let taken = join_all(due.iter().map(|wanted| self.take(requests, wanted))).await;
+        // Also if nothing is due: label sets may have been released.
+        self.shared.hub.publish_held(self.shared.wants().held());
+        let mut failure = None;
+        for (wanted, taken) in due.iter().zip(taken) {
+            let Err(error) = taken else { continue };
+            // The others come first the next time.
+            self.last_failed = Some(wanted.labels.clone());
+            if error.blame() == Blame::Object {
+                let error = self.unavailable(error.to_string());
+                let now = Instant::now();
+                self.shared.wants().postpone(&wanted.labels, &error, now);
             }
-            let taken = join_all(due.iter().map(|wanted| self.take(requests, wanted))).await;
-            self.shared.hub.publish_held(self.shared.wants().held());
-            taken.into_iter().collect::<Result<Vec<()>, _>>()?;
+            failure = Some(error);
+        }
+        if let Some(error) = failure {
+            self.fail_sets(&error);
+            return self.sets.wait(Instant::now()).unwrap_or(REPORT_PERIOD);
+        }
+        self.shared.wants().recover();
+        if due.is_empty() {
+            self.sets.rest();
+            return wait.unwrap_or(REPORT_PERIOD);
+        }
+        self.sets.succeed();
+        Duration::ZERO
+    }
+
+    fn fail_sets(&mut self, error: &RequestError) {
+        self.drop_connection_after(error);
+        self.sets.fail(error, rand::random(), Instant::now());
+        match error.blame() {
+            Blame::Object => self.shared.report_unwritten(error, &mut self.problem),
+            _ => self.shared.fail_writing(error, &mut self.problem),
         }
     }
 
-    /// Returns some of the label sets that the store has under no number or another one, and the time until more of
-    /// them must be tried.
-    fn due_sets(&self) -> (Vec<WantedIdentity>, Option<Duration>) {
+    /// Writes the slices that are due. Returns the time until more are due.
+    async fn turn_of_slices(&mut self, requests: &Requests) -> Duration {
+        let now = Instant::now();
+        if let Some(wait) = self.slices.wait(now) {
+            return wait;
+        }
+        match self.keep_slices(requests).await {
+            Ok(wait) => {
+                self.slices.succeed();
+                wait.unwrap_or(REPORT_PERIOD)
+            }
+            Err(error) => {
+                self.drop_connection_after(&error);
+                self.slices.fail(&error, rand::random(), now);
+                self.shared.report_unwritten(&error, &mut self.problem);
+                self.slices.wait(now).unwrap_or(REPORT_PERIOD)
+            }
+        }
+    }
+
+    /// Reads the credentials again before the next request, if that may help.
+    fn drop_connection_after(&mut self, error: &RequestError) {
+        if error.blame() == Blame::Connection {
+            self.requests = None;
+        }
+    }
+
+    fn unavailable(&self, reason: String) -> IdentityError {
+        let store = self.shared.store.clone();
+        IdentityError::Unavailable { store, reason }
+    }
+
+    /// Returns at most `most` of the label sets that the store has under no number or another one, and the time until
+    /// more of them must be tried. Those behind the one that failed last come first.
+    fn due_sets(&self, most: usize) -> (Vec<WantedIdentity>, Option<Duration>) {
         let now = Instant::now();
         let mut wait: Option<Duration> = None;
         let mut is_due = |last: Option<Instant>, gap: Duration| {
@@ -156,22 +237,22 @@ impl Keeper {
         };
         let state = self.known.state();
         let wants = self.shared.wants();
-        let mut due = Vec::new();
-        for wanted in wants.sets() {
-            let is_there = wanted.written.is_some()
-                && wanted
-                    .identity
-                    .is_some_and(|identity| state.records.confirms(&wanted.labels, identity));
-            if !is_there
-                && is_due(wanted.written, SHORTEST_GAP)
-                && is_due(wanted.refused, RETRY_PERIOD)
-            {
-                due.push(wanted);
-            }
-            if due.len() == AT_ONCE {
-                break;
-            }
-        }
+        let mut due: Vec<_> = wants
+            .sets()
+            .filter(|wanted| {
+                let is_there = wanted.written.is_some()
+                    && wanted
+                        .identity
+                        .is_some_and(|identity| state.records.confirms(&wanted.labels, identity));
+                !is_there
+                    && is_due(wanted.written, SHORTEST_GAP)
+                    && is_due(wanted.refused, RETRY_PERIOD)
+            })
+            .collect();
+        let is_before = |wanted: &WantedIdentity| Some(&wanted.labels) <= self.last_failed.as_ref();
+        let behind = due.partition_point(is_before);
+        due.rotate_left(behind);
+        due.truncate(most);
         (due, wait)
     }
 
@@ -189,8 +270,12 @@ impl Keeper {
         wanted: &WantedIdentity,
     ) -> Result<Result<Identity, IdentityError>, RequestError> {
         let labels = &wanted.labels;
+        // A number that the store lost is written again in any case.
+        let mut is_admitted = wanted.identity.is_some();
+        let nodes = self.known.state().records.count_nodes();
+        let mut pause = creation_pause(nodes, rand::random());
         for _ in 0..STEPS {
-            match self.step(wanted) {
+            let is_current = match self.step(wanted) {
                 Step::Use(identity) => return Ok(Ok(identity)),
                 Step::Exhausted => {
                     return Ok(Err(IdentityError::Exhausted {
@@ -199,23 +284,43 @@ impl Keeper {
                     }));
                 }
                 Step::Unmark(identity, version) => {
-                    match requests.mark(identity, &version, None).await? {
-                        Some(object) => self.put(object),
-                        None => self.look_up(requests, identity).await?,
-                    }
+                    let marked = requests.mark(identity, &version, None).await?;
+                    self.take_answer(requests, identity, marked).await?
                 }
-                Step::Create(identity) => match requests.create_identity(identity, labels).await? {
-                    Some(object) => self.put(object),
-                    // If it is gone by now, the next step tries it again.
-                    None => self.look_up(requests, identity).await?,
-                },
+                // If another agent's object is gone by now, the next step tries the number again.
+                Step::Create(identity) => {
+                    if let Some(pause) = pause.take() {
+                        sleep(pause).await;
+                        continue;
+                    }
+                    if !is_admitted {
+                        if let Err(reason) = self.admit(labels) {
+                            let labels = shown(labels);
+                            return Ok(Err(IdentityError::Limited { labels, reason }));
+                        }
+                        is_admitted = true;
+                    }
+                    let created = requests.create_identity(identity, labels).await?;
+                    self.take_answer(requests, identity, created).await?
+                }
+            };
+            if !is_current {
+                let reason = "the API server answers with an earlier state".to_owned();
+                return Ok(Err(self.unavailable(reason)));
             }
         }
         let reason = format!("lost the race to other agents {STEPS} times");
-        Ok(Err(IdentityError::Unavailable {
-            store: self.shared.store.clone(),
-            reason,
-        }))
+        Ok(Err(self.unavailable(reason)))
+    }
+
+    /// Checks whether the store may have a new label set from this node now. Fails with the reason if not.
+    fn admit(&self, labels: &LabelSet) -> Result<(), String> {
+        let namespace = namespace_of(labels);
+        if let Some(namespace) = namespace {
+            self.known.state().records.check_share(namespace)?;
+        }
+        let mut quota = self.quota.lock().unwrap_or_else(PoisonError::into_inner);
+        quota.take(namespace, Instant::now())
     }
 
     fn step(&self, wanted: &WantedIdentity) -> Step {
@@ -237,22 +342,18 @@ impl Keeper {
         records.step(&wanted.labels, wanted.identity, is_taken)
     }
 
-    fn put(&self, object: IdentityObject) {
-        let now = self.known.now();
-        self.known.state().records.put_identity(object, now);
-    }
-
-    /// Reads the object of a number, whose known state is outdated.
-    async fn look_up(&self, requests: &Requests, identity: Identity) -> Result<(), RequestError> {
-        match requests.read_identity(identity).await? {
-            Some(object) => self.put(object),
-            None => {
-                let now = self.known.now();
-                let records = &mut self.known.state().records;
-                records.delete_identity(&identity.to_string(), None, now);
-            }
+    /// Records the object of a number as an answer shows it. Without one, the known state is outdated, and the object is
+    /// read. Returns whether the answers are up to date.
+    async fn take_answer(
+        &self,
+        requests: &Requests,
+        identity: Identity,
+        answer: Option<IdentityObject>,
+    ) -> Result<bool, RequestError> {
+        match answer {
+            Some(object) => Ok(self.known.put_identity(object)),
+            None => self.known.look_up(requests, identity).await,
         }
-        Ok(())
     }
 
     /// Writes this node's slices. Returns the time until more of them must be written.
@@ -262,13 +363,35 @@ impl Keeper {
         let stored: BTreeMap<u32, Entries> = {
             let state = self.known.state();
             let own = state.records.own_slices();
-            own.map(|(index, entries)| (index, entries.clone()))
-                .collect()
+            let stored = own.map(|(index, entries)| (index, entries.clone()));
+            if forgets_earlier {
+                self.own
+                    .set_faulty(state.records.own_faulty_slices().collect());
+            }
+            stored.collect()
         };
         let (jobs, gap) = self.own.plan(wanted, &stored, forgets_earlier, now);
         let done = join_all(jobs.iter().map(|job| self.write(requests, job))).await;
         done.into_iter().collect::<Result<Vec<()>, _>>()?;
+        self.adopt_slices(requests, now).await?;
         Ok(wait.into_iter().chain(gap).min())
+    }
+
+    /// Gives slices to the Node object that were written when there was none, so that Kubernetes deletes them with it.
+    async fn adopt_slices(
+        &mut self,
+        requests: &Requests,
+        now: Instant,
+    ) -> Result<(), RequestError> {
+        let unowned: Vec<u32> = self.known.state().records.own_unowned_slices().collect();
+        if unowned.is_empty() || now < self.adopt_at {
+            return Ok(());
+        }
+        self.adopt_at = now + self.adopt_period;
+        for slice in requests.adopt_slices(&self.node, &unowned).await? {
+            self.known.put_slice(slice);
+        }
+        Ok(())
     }
 
     /// Returns the entries that this node's slices should have, whether to drop those of earlier agents, and the time
@@ -277,6 +400,7 @@ impl Keeper {
         let wants = self.shared.wants();
         let mut entries = Entries::new();
         let mut referenced = BTreeSet::new();
+        let digests = digests(&wants.held());
         let details = wants.details();
         for (ip, announce) in wants.addresses() {
             let Announce {
@@ -285,8 +409,14 @@ impl Keeper {
                 node,
                 ..
             } = *announce;
+            let digest = digests.get(&identity).copied();
+            if digest.is_none() && identity.is_of_cluster() {
+                // The number was given to other labels: the endpoint gets another one.
+                continue;
+            }
             let key = EntryKey::Endpoint(endpoint);
             let entry = entries.entry(key).or_insert_with(|| Entry {
+                digest,
                 details: details.get(&endpoint).cloned(),
                 ..Entry::reference(identity)
             });
@@ -326,12 +456,47 @@ impl Keeper {
         } else {
             let written = requests.write_slice(&self.node, *index, entries, *is_known);
             let written = written.await?;
-            if written.entries.as_ref() != Ok(entries) {
+            if written.entries.as_ref() != Some(entries) {
                 return Err(RequestError::Pruned);
             }
-            let now = self.known.now();
-            self.known.state().records.put_slice(written, now);
+            self.known.put_slice(written);
         }
         Ok(())
+    }
+}
+
+/// How long to wait for another agent's object before a number is created, with `nodes` nodes: many may need a label set
+/// at the same moment, and only one can create it. `random` is at least 0 and below 1.
+fn creation_pause(nodes: usize, random: f64) -> Option<Duration> {
+    (nodes > FEW_NODES).then(|| LONGEST_CREATION_PAUSE.mul_f64(random))
+}
+
+/// The digests of the labels of the identities that this node holds. A number that two label sets have at this moment is
+/// not among them.
+fn digests(held: &HeldIdentities) -> BTreeMap<Identity, LabelsDigest> {
+    let mut digests = BTreeMap::new();
+    let mut ambiguous = BTreeSet::new();
+    for (labels, identity) in held {
+        let digest = sets::short_digest_of(labels);
+        if digests.insert(*identity, digest).is_some() {
+            ambiguous.insert(*identity);
+        }
+    }
+    digests.retain(|identity, _| !ambiguous.contains(identity));
+    digests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_agents_do_not_create_a_number_at_the_same_moment() {
+        assert_eq!(creation_pause(50, 0.9), None);
+        let pauses: BTreeSet<_> = (0..100)
+            .filter_map(|i| creation_pause(1000, f64::from(i) / 100.0))
+            .collect();
+        assert_eq!(pauses.len(), 100);
+        assert!(pauses.last() < Some(&LONGEST_CREATION_PAUSE));
     }
 }

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject};
 use kube::runtime::watcher;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::Known;
@@ -77,10 +78,7 @@ impl KeptObjects {
         let staleness = {
             let now = self.known.now();
             let mut state = self.known.state();
-            state.stale[self.kind as usize] = stale;
-            if state.staleness().is_none() {
-                state.records.resume(now);
-            }
+            state.note_stale(self.kind, stale, now);
             state.staleness().cloned()
         };
         match staleness {
@@ -143,7 +141,7 @@ impl Kept for KeptObjects {
         match self.kind {
             Kind::Identities => records.put_identity(object.into(), now),
             Kind::Slices => records.put_slice(object.into(), now),
-        }
+        };
         true
     }
 
@@ -179,6 +177,10 @@ impl Kept for KeptObjects {
 
     fn is_optional(&self) -> bool {
         true
+    }
+
+    fn doubts(&self) -> watch::Receiver<Option<u64>> {
+        self.known.doubts.subscribe()
     }
 
     fn set_lacking(&mut self) -> bool {

@@ -4,13 +4,15 @@
 //! `HealthEndpointSlice`s of a node hold the identities and addresses of its endpoints.
 //!
 //! `objects` reads and writes the objects, `records` converts them to a view, `kept` follows them, `slices` distributes
-//! this node's endpoints over its slices, `keeper` makes the store contain this node's wants through `requests`, and
-//! `collector` removes unused identities.
+//! this node's endpoints over its slices, `keeper` makes the store contain this node's wants through `requests` at the
+//! pace of `lane` and `quota`, and `collector` removes unused identities.
 
 mod collector;
 mod keeper;
 mod kept;
+mod lane;
 mod objects;
+mod quota;
 mod records;
 mod requests;
 mod slices;
@@ -18,10 +20,13 @@ mod slices;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use health_model::identity::Identity;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::keeper::Keeper;
 use self::kept::{KeptObjects, Kind};
+use self::objects::{IdentityObject, SliceObject};
 use self::records::Records;
 use self::requests::{RequestError, Requests};
 use super::allocator::{Shared, Timing};
@@ -33,6 +38,8 @@ use crate::nodes::{LastHeard, Staleness};
 #[derive(Debug)]
 struct Known {
     state: Mutex<State>,
+    /// The last revision to which an answer to a request was older.
+    doubts: watch::Sender<Option<u64>>,
     started: Instant,
 }
 
@@ -41,12 +48,25 @@ struct State {
     records: Records,
     /// Since when and why each kind of object may be outdated.
     stale: [Option<Staleness>; Kind::ALL.len()],
+    /// Since when the store cannot be used, unless it can.
+    interrupted_since: Option<Duration>,
 }
 
 impl State {
     /// Since when and why the store cannot be used.
     fn staleness(&self) -> Option<&Staleness> {
         self.stale.iter().flatten().min_by_key(|stale| stale.since)
+    }
+
+    /// Records since when and why objects of a kind may be outdated.
+    fn note_stale(&mut self, kind: Kind, stale: Option<Staleness>, now: Duration) {
+        self.stale[kind as usize] = stale;
+        if self.staleness().is_some() {
+            self.interrupted_since.get_or_insert(now);
+        } else {
+            let since = self.interrupted_since.take().unwrap_or(now);
+            self.records.resume(now.saturating_sub(since), now);
+        }
     }
 }
 
@@ -57,6 +77,46 @@ impl Known {
 
     fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Records an identity as an answer to a request shows it. Returns whether it is up to date.
+    fn put_identity(&self, object: IdentityObject) -> bool {
+        let now = self.now();
+        let later = self.state().records.put_identity(object, now);
+        self.doubt(later)
+    }
+
+    /// Records a slice as an answer to a request shows it.
+    fn put_slice(&self, object: SliceObject) {
+        let now = self.now();
+        let later = self.state().records.put_slice(object, now);
+        self.doubt(later);
+    }
+
+    /// Reads the object of a number, whose known state is outdated. Returns whether the answer is up to date.
+    async fn look_up(&self, requests: &Requests, identity: Identity) -> Result<bool, RequestError> {
+        let version = || self.state().records.version(identity).cloned();
+        let (before, begun) = (version(), self.now());
+        match requests.read_identity(identity).await? {
+            // A deletion that was seen meanwhile is later.
+            Some(_) if self.state().records.was_freed_since(identity, begun) => Ok(true),
+            Some(object) => Ok(self.put_identity(object)),
+            None => {
+                if version() == before {
+                    let (name, now) = (identity.to_string(), self.now());
+                    self.state().records.delete_identity(&name, None, now);
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// An answer that is older than what is known is that of a server whose store was restored, or came late.
+    fn doubt(&self, later: Option<u64>) -> bool {
+        if later.is_some() {
+            self.doubts.send_replace(later);
+        }
+        later.is_none()
     }
 
     fn publish(&self, shared: &Shared) {
@@ -91,11 +151,13 @@ pub(super) fn run(
 ) -> impl Future<Output = ()> + Send + use<> {
     let heard = Kind::ALL.map(|_| LastHeard::now());
     let state = State {
-        records: Records::new(node, timing.settle()),
+        records: Records::new(node, timing.settle(), timing.reuse_after),
         stale: heard.each_ref().map(|heard| Some(unheard(heard))),
+        interrupted_since: Some(Duration::ZERO),
     };
     let known = Arc::new(Known {
         state: Mutex::new(state),
+        doubts: watch::Sender::default(),
         started: Instant::now(),
     });
     let [identities, slices] = Kind::ALL.map(|kind| {

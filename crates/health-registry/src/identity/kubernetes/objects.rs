@@ -1,7 +1,7 @@
 //! The objects in which the API server keeps identities and endpoints: their kinds, how they are read, and how they are
 //! written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::super::EndpointDetails;
 use super::super::sets;
+use super::super::view::LabelsDigest;
 
 const GROUP: &str = "health-agent.io";
 const VERSION: &str = "v1";
@@ -145,6 +146,9 @@ pub(super) enum EntryKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) identity: Identity,
+    /// The digest of the identity's labels, by which readers notice that its number means other labels to them. Entries
+    /// with addresses and an identity of the cluster have one.
+    pub(super) digest: Option<LabelsDigest>,
     /// The endpoint's addresses, and the address of the node by which other nodes reach each.
     pub(super) addresses: BTreeMap<IpAddr, IpAddr>,
     /// What only people read.
@@ -156,6 +160,7 @@ impl Entry {
     pub(super) const fn reference(identity: Identity) -> Self {
         Self {
             identity,
+            digest: None,
             addresses: BTreeMap::new(),
             details: None,
         }
@@ -163,7 +168,8 @@ impl Entry {
 
     /// Whether agents read the same from both entries.
     pub(super) fn is_same_to_agents(&self, other: &Self) -> bool {
-        (self.identity, &self.addresses) == (other.identity, &other.addresses)
+        let read = |entry: &Self| (entry.identity, entry.digest);
+        read(self) == read(other) && self.addresses == other.addresses
     }
 }
 
@@ -178,8 +184,14 @@ pub(super) type SliceKey = (String, u32);
 pub(super) struct SliceObject {
     pub(super) name: String,
     pub(super) version: ObjectVersion,
-    /// The contents, or why they cannot be used.
-    pub(super) entries: Result<Entries, String>,
+    /// The entries that can be read; `None` if the object is no slice.
+    pub(super) entries: Option<Entries>,
+    /// The identities of entries that cannot be read, as those of a newer agent.
+    pub(super) unread: BTreeSet<Identity>,
+    /// Why the object, or one of its entries, cannot be read.
+    pub(super) problem: Option<String>,
+    /// Whether it belongs to another object, which should be its Node.
+    pub(super) has_owner: bool,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -188,7 +200,8 @@ struct SliceSpec {
     /// A summary of the entries, which `kubectl get` shows.
     #[serde(flatten)]
     summary: Summary,
-    endpoints: Vec<EndpointEntry>,
+    /// Each an [`EndpointEntry`].
+    endpoints: Vec<Value>,
 }
 
 /// A summary of the entries of a slice.
@@ -229,10 +242,14 @@ impl Summary {
 const READY: &str = "ready";
 
 #[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct EndpointEntry {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<u16>,
     identity: Identity,
+    /// The [`LabelsDigest`], as 16 hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels_digest: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pod: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -261,6 +278,9 @@ impl EndpointEntry {
         Self {
             id,
             identity: entry.identity,
+            labels_digest: entry
+                .digest
+                .map(|LabelsDigest(digest)| format!("{digest:016x}")),
             state: details.as_ref().map(|details| details.state.clone()),
             pod: details.and_then(|details| details.pod),
             addresses: addresses.collect(),
@@ -283,9 +303,14 @@ impl EndpointEntry {
             None if addresses.is_empty() => EntryKey::Reference(identity),
             None => return Err("addresses without the id of their endpoint".to_owned()),
         };
+        let digest = self.labels_digest.map(|text| digest(&text)).transpose()?;
+        if digest.is_none() && identity.is_of_cluster() && !addresses.is_empty() {
+            return Err(format!("no labelsDigest of identity {identity}"));
+        }
         let pod = self.pod;
         let entry = Entry {
             identity,
+            digest,
             addresses,
             details: self.state.map(|state| EndpointDetails { pod, state }),
         };
@@ -297,25 +322,65 @@ impl From<DynamicObject> for SliceObject {
     fn from(mut object: DynamicObject) -> Self {
         let version = ObjectVersion::of(&object);
         let name = object.metadata.name.take().unwrap_or_default();
+        let owners = object.metadata.owner_references.take();
+        let has_owner = owners.is_some_and(|owners| !owners.is_empty());
         let spec: Result<SliceSpec, _> = serde_json::from_value(object.data["spec"].take());
-        let entries = spec
+        let endpoints = spec
             .map_err(|error| format!("not a slice of endpoints: {error}"))
             .and_then(|spec| {
                 let (node, _) = slice_key(&name).ok_or("its name is not NODE-NUMBER")?;
-                if node != spec.node {
-                    return Err(format!("its name is not that of a slice of {}", spec.node));
+                match node == spec.node {
+                    true => Ok(spec.endpoints),
+                    false => Err(format!("its name is not that of a slice of {}", spec.node)),
                 }
-                spec.endpoints
-                    .into_iter()
-                    .map(EndpointEntry::read)
-                    .collect()
             });
-        Self {
+        let mut slice = Self {
             name,
             version,
-            entries,
+            entries: None,
+            unread: BTreeSet::new(),
+            problem: None,
+            has_owner,
+        };
+        match endpoints {
+            Ok(endpoints) => slice.read(endpoints),
+            Err(reason) => slice.problem = Some(reason),
         }
+        slice
     }
+}
+
+impl SliceObject {
+    /// Reads the entries one by one: an unreadable one takes nothing from the others.
+    fn read(&mut self, endpoints: Vec<Value>) {
+        let mut entries = Entries::new();
+        for endpoint in endpoints {
+            let identity = endpoint["identity"].as_u64();
+            let identity = identity.and_then(|number| u32::try_from(number).ok().map(Identity));
+            let entry = serde_json::from_value(endpoint)
+                .map_err(|error| error.to_string())
+                .and_then(EndpointEntry::read);
+            match entry {
+                Ok((key, entry)) => drop(entries.insert(key, entry)),
+                Err(reason) => {
+                    self.unread
+                        .extend(identity.filter(|one| one.is_of_cluster()));
+                    self.problem
+                        .get_or_insert_with(|| format!("an entry cannot be read: {reason}"));
+                }
+            }
+        }
+        self.entries = Some(entries);
+    }
+}
+
+/// Parses a digest as [`EndpointEntry`] has it.
+fn digest(text: &str) -> Result<LabelsDigest, String> {
+    let digest = u64::from_str_radix(text, 16).ok();
+    let digest = digest.filter(|digest| format!("{digest:016x}") == text);
+    digest
+        .map(LabelsDigest)
+        .ok_or_else(|| format!("labelsDigest {text:?} is not 16 hexadecimal digits"))
 }
 
 /// Returns the name of a node's slice.
@@ -335,7 +400,10 @@ pub(super) fn slice_spec(node: &str, entries: &Entries) -> Value {
     json!(SliceSpec {
         node: node.to_owned(),
         summary: Summary::of(entries),
-        endpoints: entries.iter().map(EndpointEntry::of).collect(),
+        endpoints: entries
+            .iter()
+            .map(|entry| json!(EndpointEntry::of(entry)))
+            .collect(),
     })
 }
 
@@ -366,6 +434,7 @@ mod tests {
         let state = "ready".to_owned();
         let endpoint = Entry {
             identity,
+            digest: Some(LabelsDigest(0x7f)),
             addresses: addresses.into(),
             details: Some(EndpointDetails { pod, state }),
         };
@@ -373,8 +442,10 @@ mod tests {
             (EntryKey::Endpoint(7), endpoint),
             (EntryKey::Reference(identity), Entry::reference(identity)),
         ]);
-        let read = slice("n-1-0", slice_spec("n-1", &entries));
-        assert_eq!(read.entries, Ok(entries));
+        let spec = slice_spec("n-1", &entries);
+        assert_eq!(spec["endpoints"][0]["labelsDigest"], "000000000000007f");
+        let read = slice("n-1-0", spec);
+        assert_eq!((read.entries, read.problem), (Some(entries), None));
         assert_eq!(slice_key("n-1-0"), Some(("n-1".to_owned(), 0)));
     }
 
@@ -442,7 +513,33 @@ mod tests {
             ),
             ("n-0", entry(json!({ "id": 70_000, "identity": 300 }))),
         ] {
-            assert!(slice(name, spec.clone()).entries.is_err(), "{name} {spec}");
+            let read = slice(name, spec.clone());
+            assert!(read.problem.is_some(), "{name} {spec}");
+            assert!(read.entries.unwrap_or_default().is_empty(), "{name} {spec}");
         }
+    }
+
+    #[test]
+    fn an_entry_that_cannot_be_read_takes_nothing_from_the_others_and_is_a_reference() {
+        let addresses = json!([{ "ip": "10.0.0.1", "node": "10.0.0.2" }]);
+        let digest = "00000000000000ff";
+        let unreadable = [
+            json!({ "id": 2, "identity": 301, "addresses": addresses }),
+            json!({ "id": 3, "identity": 302, "labelsDigest": "ff", "addresses": addresses }),
+            json!({ "id": 4, "identity": 303, "labelsDigest": digest, "addresses": { "new": 1 } }),
+            json!({ "id": "5", "identity": 304 }),
+            json!({ "id": 6, "identity": "305" }),
+            json!(7),
+        ];
+        let mut endpoints = vec![
+            json!({ "id": 1, "identity": 300, "labelsDigest": digest, "addresses": addresses }),
+            json!({ "id": 8, "identity": Identity::INIT, "addresses": addresses }),
+        ];
+        endpoints.extend(unreadable);
+        let read = slice("n-0", json!({ "node": "n", "endpoints": endpoints }));
+        let readable: Vec<_> = read.entries.unwrap().into_keys().collect();
+        assert_eq!(readable, [1, 8].map(EntryKey::Endpoint));
+        assert!(read.unread.into_iter().eq((301..=304).map(Identity)));
+        assert!(read.problem.unwrap().contains("identity 301"));
     }
 }

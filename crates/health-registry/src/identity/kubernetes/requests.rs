@@ -1,6 +1,6 @@
 //! The requests to the API server for identities and slices.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
@@ -13,7 +13,7 @@ use kube::api::{
 };
 use kube::{Client, Error};
 use serde_json::json;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use super::objects::{
     Entries, IdentityObject, ObjectVersion, SliceObject, identity_kind, mark_patch, new_identity,
@@ -43,6 +43,43 @@ pub(super) enum RequestError {
     Pruned,
 }
 
+/// What a failure of a request says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// The server wants fewer requests, after this pause if it names one.
+    Overload(Option<Duration>),
+    /// The server fails.
+    Server,
+    /// There is no connection, or the credentials are refused: read them again.
+    Connection,
+    /// Requests about other objects may succeed.
+    Object,
+}
+
+impl RequestError {
+    pub(super) fn blame(&self) -> Blame {
+        let status = match self {
+            Self::Api {
+                source: Error::Api(status),
+                ..
+            } => status,
+            Self::Api { .. } | Self::Access(_) => return Blame::Connection,
+            Self::Pruned => return Blame::Server,
+        };
+        let wished = status.details.as_ref().map(|all| all.retry_after_seconds);
+        let wished = wished.filter(|seconds| *seconds > 0);
+        let wished = wished.map(|seconds| Duration::from_secs(seconds.into()));
+        match status.code {
+            401 => Blame::Connection,
+            429 => Blame::Overload(wished),
+            _ if wished.is_some() => Blame::Overload(wished),
+            502..=504 => Blame::Server,
+            // 500 is also what an admission webhook gives as its answer.
+            _ => Blame::Object,
+        }
+    }
+}
+
 /// A connection to the API server.
 #[derive(Clone)]
 pub(super) struct Requests {
@@ -54,7 +91,7 @@ pub(super) struct Requests {
 impl Requests {
     /// Reads the credentials. Connects with the first request.
     pub(super) async fn open(access: &Access) -> Result<Self, AccessError> {
-        let client = access.client(Arc::new(Notify::new())).await?;
+        let client = access.client(watch::Sender::default()).await?;
         let api = |client: Client, kind| Api::all_with(client, &kind);
         Ok(Self {
             identities: api(client.clone(), identity_kind()),
@@ -131,19 +168,25 @@ impl Requests {
         const ATTEMPT: &str = "write a slice of endpoints";
         let name = slice_name(node, index);
         let spec = json!({ "spec": slice_spec(node, entries) });
-        if !is_known {
-            let mut object = DynamicObject::new(&name, &slice_kind()).data(spec.clone());
-            object.metadata.owner_references = self.owner(node).await?;
-            match self.slices.create(&creation(), &object).await {
-                Ok(created) => return Ok(created.into()),
-                Err(Error::Api(status)) if status.is_already_exists() => {}
+        let patch = Patch::Merge(&spec);
+        if is_known {
+            match self.slices.patch(&name, &patching(), &patch).await {
+                Ok(patched) => return Ok(patched.into()),
+                // The server lost it, or somebody deleted it a moment ago.
+                Err(Error::Api(status)) if status.is_not_found() => {}
                 Err(source) => return Err(failed(ATTEMPT, source)),
             }
         }
-        let patch = Patch::Merge(spec);
-        let patched = self.slices.patch(&name, &patching(), &patch).await;
-        let patched = patched.map_err(|source| failed(ATTEMPT, source))?;
-        Ok(patched.into())
+        let mut object = DynamicObject::new(&name, &slice_kind()).data(spec.clone());
+        object.metadata.owner_references = self.owner(node).await?;
+        let written = match self.slices.create(&creation(), &object).await {
+            Err(Error::Api(status)) if status.is_already_exists() => {
+                self.slices.patch(&name, &patching(), &patch).await
+            }
+            created => created,
+        };
+        let written = written.map_err(|source| failed(ATTEMPT, source))?;
+        Ok(written.into())
     }
 
     /// Returns a reference to the Node object, with which Kubernetes deletes the node's slices. `None` if there is no
@@ -161,6 +204,28 @@ impl Requests {
                 ..Default::default()
             }]
         }))
+    }
+
+    /// Sets the owner of slices that have none. Returns them, or nothing as long as there is no Node object.
+    pub(super) async fn adopt_slices(
+        &self,
+        node: &str,
+        indices: &[u32],
+    ) -> Result<Vec<SliceObject>, RequestError> {
+        let Some(owner) = self.owner(node).await? else {
+            return Ok(Vec::new());
+        };
+        let patch = Patch::Merge(json!({ "metadata": { "ownerReferences": owner } }));
+        let mut adopted = Vec::new();
+        for index in indices {
+            let name = slice_name(node, *index);
+            match self.slices.patch(&name, &patching(), &patch).await {
+                Ok(slice) => adopted.push(slice.into()),
+                Err(Error::Api(status)) if status.is_not_found() => {}
+                Err(source) => return Err(failed("set the owner of a slice of endpoints", source)),
+            }
+        }
+        Ok(adopted)
     }
 
     /// Returns the indices of a node's slices.

@@ -27,6 +27,8 @@ pub(super) struct OwnSlices {
     written: BTreeMap<u32, Written>,
     /// Entries of the node's earlier agent that this agent has not confirmed; `None` before the first listing.
     inherited: Option<Entries>,
+    /// The slices in the store that must be written even if their entries are right.
+    faulty: BTreeSet<u32>,
 }
 
 /// When a slice was and may be written.
@@ -71,6 +73,11 @@ pub(super) struct SliceJob {
 }
 
 impl OwnSlices {
+    /// Sets the slices in the store that must be written even if their entries are right.
+    pub(super) fn set_faulty(&mut self, faulty: BTreeSet<u32>) {
+        self.faulty = faulty;
+    }
+
     /// Changes the entries to `wanted`, and to those of the node's earlier agent unless `forgets_earlier`. `stored` are
     /// the slices in the store. Returns the slices that must be written now, and the time until more are due.
     pub(super) fn plan(
@@ -88,7 +95,7 @@ impl OwnSlices {
         for index in indices {
             let (slot, known) = (self.slots.get(&index), stored.get(&index));
             let written = self.written.entry(index).or_default();
-            if slot == known {
+            if slot == known && !self.faulty.contains(&index) {
                 written.differs_since = None;
                 continue;
             }
@@ -184,6 +191,7 @@ mod tests {
     use health_model::identity::Identity;
 
     use super::super::super::EndpointDetails;
+    use super::super::super::view::LabelsDigest;
     use super::super::objects::Entry;
     use super::*;
 
@@ -202,6 +210,7 @@ mod tests {
             };
             let entry = Entry {
                 identity: Identity(300 + u32::from(i)),
+                digest: Some(LabelsDigest(i.into())),
                 addresses: BTreeMap::from([(ip.into(), node)]),
                 details: Some(details),
             };
@@ -309,6 +318,18 @@ mod tests {
         assert_eq!(jobs[0].entries, entries(1..3));
         let (jobs, _) = own.plan(Entries::new(), &stored, true, now + SHORTEST_GAP);
         assert!(jobs[0].entries.is_empty() && jobs[0].is_known, "{jobs:?}");
+    }
+
+    #[test]
+    fn a_slice_with_the_right_entries_is_written_if_it_is_faulty() {
+        let mut own = OwnSlices::default();
+        let stored = BTreeMap::from([(0, entries(0..2)), (1, entries(2..4))]);
+        own.set_faulty(BTreeSet::from([1]));
+        let now = Instant::now();
+        own.plan(entries(0..4), &stored, true, now);
+        let (jobs, _) = own.plan(entries(0..4), &stored, true, now + DETAILS_HOLD);
+        let written: Vec<_> = jobs.iter().map(|job| job.index).collect();
+        assert_eq!(written, [1]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Event;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::json;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use self::occurrences::{Occurred, Occurrences};
@@ -257,7 +257,7 @@ impl Writing {
         let client = match &self.client {
             Some(client) => client.clone(),
             None => {
-                let client = self.access.client(Arc::new(Notify::new())).await;
+                let client = self.access.client(watch::Sender::default()).await;
                 let client = client.map_err(|error| error.to_string())?;
                 self.client.insert(client).clone()
             }

@@ -1,13 +1,12 @@
 //! Keeps this node's health addresses in the annotations of its Node object.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use health_model::activity::{self, Activity, Reporter};
 use kube::Client;
 use kube::api::{Api, ApiResource, Patch, PatchParams};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::object::{NodeObject, annotations};
@@ -113,7 +112,7 @@ impl Publisher {
     async fn patch(&mut self, name: &str, wanted: &[IpAddr]) -> Result<(), PatchError> {
         let client = match self.client.take() {
             Some(client) => client,
-            None => self.access.client(Arc::new(Notify::new())).await?,
+            None => self.access.client(watch::Sender::default()).await?,
         };
         let nodes: Api<NodeObject> = Api::all_with(
             client.clone(),

@@ -1,0 +1,111 @@
+//! How many new label sets this node adds to the store: each is an object that all agents keep for more than an hour.
+//! No clock of its own.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The rate of the whole node: room for all its pods at once, and then far less than the collectors remove.
+const OF_NODE: Rate = Rate {
+    burst: 1024,
+    period: Duration::from_millis(200),
+};
+/// The rate of one namespace on this node.
+const OF_NAMESPACE: Rate = Rate {
+    burst: 100,
+    period: Duration::from_secs(5),
+};
+
+/// A burst, and the time after which one more is allowed.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    burst: u32,
+    period: Duration,
+}
+
+/// The new label sets of late.
+#[derive(Debug, Default)]
+pub(super) struct Quota {
+    node: Bucket,
+    namespaces: BTreeMap<String, Bucket>,
+}
+
+/// A token bucket.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket {
+    /// When it is full again.
+    full_at: Option<Instant>,
+}
+
+impl Bucket {
+    /// The bucket with one token less; `None` if it has none.
+    fn take(self, rate: Rate, now: Instant) -> Option<Self> {
+        let full_at = self.full_at.map_or(now, |at| at.max(now)) + rate.period;
+        let is_empty = full_at - now > rate.period * rate.burst;
+        (!is_empty).then_some(Self {
+            full_at: Some(full_at),
+        })
+    }
+}
+
+impl Quota {
+    /// Counts a new label set of a namespace, if it has one. Fails with the reason if there were too many of late.
+    pub(super) fn take(&mut self, namespace: Option<&str>, now: Instant) -> Result<(), String> {
+        self.namespaces
+            .retain(|_, bucket| bucket.full_at.is_some_and(|at| at > now));
+        let node = self.node.take(OF_NODE, now);
+        let node = node.ok_or_else(|| refusal("this node", OF_NODE))?;
+        if let Some(namespace) = namespace {
+            let bucket = self.namespaces.get(namespace).copied().unwrap_or_default();
+            let bucket = bucket.take(OF_NAMESPACE, now).ok_or_else(|| {
+                let whose = format!("namespace {namespace} on this node");
+                refusal(&whose, OF_NAMESPACE)
+            })?;
+            self.namespaces.insert(namespace.to_owned(), bucket);
+        }
+        self.node = node;
+        Ok(())
+    }
+}
+
+fn refusal(whose: &str, rate: Rate) -> String {
+    let Rate { burst, period } = rate;
+    format!("{whose} had {burst} new label sets of late; one more is allowed every {period:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_that_makes_label_sets_all_the_time_slows_only_itself() {
+        let mut quota = Quota::default();
+        let begun = Instant::now();
+        let mut taken = 0;
+        for tick in 0..6000_u32 {
+            let now = begun + Duration::from_millis(100) * tick;
+            taken += u32::from(quota.take(Some("shop"), now).is_ok());
+            // One that does so seldom is never refused.
+            if tick.is_multiple_of(60) {
+                quota.take(Some("bank"), now).unwrap();
+                quota.take(None, now).unwrap();
+            }
+        }
+        let allowed = OF_NAMESPACE.burst + 600 / 5;
+        assert!((allowed - 1..=allowed + 1).contains(&taken), "{taken}");
+        let reason = quota.take(Some("shop"), begun + Duration::from_millis(599_950));
+        assert!(reason.unwrap_err().contains("namespace shop"));
+        let later = begun + Duration::from_secs(6000);
+        quota.take(Some("shop"), later).unwrap();
+        assert_eq!(quota.namespaces.len(), 1, "the idle ones are forgotten");
+    }
+
+    #[test]
+    fn a_node_has_its_own_bound() {
+        let mut quota = Quota::default();
+        let now = Instant::now();
+        let taken = (0..5000).filter(|i| quota.take(Some(&i.to_string()), now).is_ok());
+        assert_eq!(taken.count(), 1024);
+    }
+}
