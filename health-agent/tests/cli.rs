@@ -199,7 +199,7 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
             "--nat-any-max-entries",
             "1023",
         ),
-        ("monitor --type trace", "--type", "trace"),
+        ("monitor --type all", "--type", "all"),
         ("monitor --proto tpc", "--proto", "tpc"),
         ("monitor --endpoint 0", "--endpoint", "1..=4095"),
         ("monitor --count 0", "--count", "0"),

@@ -10,6 +10,11 @@ pub const ENDPOINT_ENFORCE_EGRESS: u32 = 4;
 
 /// Flag: the endpoint may request addresses over DHCPv6.
 pub const ENDPOINT_DHCPV6: u32 = 8;
+/// Flag: the endpoint's packets get no conntrack entries, and policy judges each packet by itself. Flows through
+/// services are tracked even so.
+pub const ENDPOINT_UNTRACKED: u32 = 16;
+/// Flag: packets that pass to or from the endpoint are events ([`crate::events::EVENT_TRACE`]).
+pub const ENDPOINT_DEBUG: u32 = 32;
 
 /// Whether policy applies to traffic from or to an endpoint with these flags: `direction` is
 /// [`ENDPOINT_ENFORCE_EGRESS`] or [`ENDPOINT_ENFORCE_INGRESS`]. Never true for the health endpoint: the mesh's probes
@@ -27,7 +32,8 @@ pub struct EndpointInfo {
     pub ifindex: u32,
     /// Security identity.
     pub identity: u32,
-    /// [`ENDPOINT_HEALTH`], [`ENDPOINT_ENFORCE_INGRESS`], [`ENDPOINT_ENFORCE_EGRESS`], [`ENDPOINT_DHCPV6`].
+    /// [`ENDPOINT_HEALTH`], [`ENDPOINT_ENFORCE_INGRESS`], [`ENDPOINT_ENFORCE_EGRESS`], [`ENDPOINT_DHCPV6`],
+    /// [`ENDPOINT_UNTRACKED`], [`ENDPOINT_DEBUG`].
     pub flags: u32,
     /// Number of the endpoint's table in `HEALTH_POLICY`; 0 for none.
     pub policy: u32,

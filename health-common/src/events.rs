@@ -16,12 +16,17 @@ pub const EVENT_CT_REOPENED: u8 = 3;
 /// Kind: both sides closed a connection, or one side reset it.
 pub const EVENT_CT_CLOSED: u8 = 4;
 
+/// Kind: a packet passed to or from an endpoint whose packets are traced.
+pub const EVENT_TRACE: u8 = 5;
+
 /// Bit of [`MonitorFilter::wanted`]: drops, except those covered by [`WANT_NAT`].
 pub const WANT_DROP: u32 = 1;
 /// Bit of [`MonitorFilter::wanted`]: changes to conntrack entries.
 pub const WANT_CT: u32 = 2;
 /// Bit of [`MonitorFilter::wanted`]: drops of packets that could not be translated.
 pub const WANT_NAT: u32 = 4;
+/// Bit of [`MonitorFilter::wanted`]: packets that pass, of endpoints whose packets are traced.
+pub const WANT_TRACE: u32 = 8;
 
 /// Drop reasons for packets that could not be translated.
 const NAT_REASONS: [Reason; 4] = [
@@ -41,11 +46,11 @@ pub struct Event {
     pub source: Addr,
     /// Destination of the same packet.
     pub destination: Addr,
-    /// Ifindex of the device on which a packet was dropped or the flow was opened.
+    /// Ifindex of the device on which a packet was dropped or the flow was opened, or of the traced endpoint's device.
     pub ifindex: u32,
-    /// Identity of the side that opened the flow; 0 for drops.
+    /// Identity of the side that opened the flow; 0 for packets.
     pub source_identity: u32,
-    /// Length of a dropped packet in bytes, from the Ethernet header on if it has one; 0 for flows.
+    /// Length of a packet in bytes, from the Ethernet header on if it has one; 0 for flows.
     pub length: u32,
     /// Source port, or the ICMP identifier; 0 if unknown.
     pub sport_be: u16,
@@ -59,7 +64,7 @@ pub struct Event {
     pub protocol: u8,
     /// For drops, a [`crate::metrics::Reason`] as a byte; else 0.
     pub reason: u8,
-    /// For drops, a [`crate::metrics::Direction`] as a byte; else the tuple's direction.
+    /// For packets, a [`crate::metrics::Direction`] as a byte; for flows, the tuple's direction.
     pub direction: u8,
     /// Explicit padding, zero.
     pub pad: [u8; 2],
@@ -69,6 +74,9 @@ impl Event {
     /// The bit of [`MonitorFilter::wanted`] for an event of this kind and reason.
     #[inline(always)]
     pub const fn want(kind: u8, reason: u8) -> u32 {
+        if kind == EVENT_TRACE {
+            return WANT_TRACE;
+        }
         if kind != EVENT_DROP {
             return WANT_CT;
         }
@@ -283,6 +291,7 @@ mod tests {
         for kind in [EVENT_CT_CREATED, EVENT_CT_REOPENED, EVENT_CT_CLOSED] {
             assert_eq!(Event::want(kind, 0), WANT_CT);
         }
+        assert_eq!(Event::want(EVENT_TRACE, 0), WANT_TRACE);
     }
 
     proptest! {

@@ -13,6 +13,7 @@ use health_common::packet::Kind;
 
 use crate::conntrack::{Gate, PacketFlags, Tracked, Traffic, enter_if, has_entry, is_admitted};
 use crate::delivery;
+use crate::events::passed;
 use crate::fragment::{find, keep};
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
@@ -21,14 +22,28 @@ use crate::maps::HEALTH_CONFIG;
 use crate::metrics::count;
 use crate::packet::{ParsedPacket, load};
 use crate::policy::{Enforcement, admit};
-use crate::service::is_past_stack;
+use crate::service::{is_of_service, is_past_stack};
 use crate::subprogram::{Argument, Returned, Stage, subprogram};
 
 /// Records a packet that travels in `direction` (as in a tuple) in the entry of its flow, unless the policy of the
-/// sending or receiving endpoint refuses it. Without an endpoint there is no policy, and the sender is unknown. Returns
-/// the paths that the packet may take.
+/// sending or receiving endpoint refuses it. An untracked endpoint's packets get no entry. Without an endpoint there is
+/// no policy, and the sender is unknown. Returns the paths that the packet may take.
 #[inline(always)]
 pub fn track<T: Link>(
+    frame: &Frame,
+    direction: u8,
+    endpoint: Option<&EndpointInfo>,
+) -> Result<Ways, Reason> {
+    let ways = judge::<T>(frame, direction, endpoint)?;
+    if let Some(endpoint) = endpoint {
+        passed(frame, endpoint, metrics_direction(direction));
+    }
+    Ok(ways)
+}
+
+/// Like [`track`], without reporting the packet.
+#[inline(always)]
+fn judge<T: Link>(
     frame: &Frame,
     direction: u8,
     endpoint: Option<&EndpointInfo>,
@@ -162,9 +177,11 @@ fn enter_packet<T: Version>(
     if is_no_flow && direction != TUPLE_IN && is_routers(frame, &packet.tuple, content_at) {
         return Err(Reason::InvalidSource);
     }
+    let is_tracked = gate.enforcement.is_tracked();
     let is_error = matches!(packet.kind, Kind::IcmpError);
     if is_error || is_no_flow && table.is_some() {
-        let message = Message::new(content_at, packet.tuple.protocol(), is_error);
+        // Without entries, no error is about a known flow.
+        let message = Message::new(content_at, packet.tuple.protocol(), is_error && is_tracked);
         return Ok(Entered::Left(message));
     }
     if is_no_flow {
@@ -172,6 +189,12 @@ fn enter_packet<T: Version>(
     }
     if !find(&mut packet) {
         return left_out(frame, direction, table, Reason::FragmentUnknown);
+    }
+    if !is_tracked && !is_of_service(&mut packet.tuple) {
+        gate.admit(&packet.tuple)?;
+        keep(&packet, &config.timeouts);
+        // The host's stack may have translated the packet that this one answers.
+        return Ok(Entered::Whole(Ways::HostStack));
     }
     let flags = PacketFlags::of(&packet);
     let tracked = enter_if(

@@ -8,7 +8,10 @@ use core::ptr;
 
 use health_common::addr::Addr;
 use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
-use health_common::events::{EVENT_DROP, Event, WANT_CT, WANT_DROP, WANT_NAT};
+use health_common::endpoint::{ENDPOINT_DEBUG, EndpointInfo};
+use health_common::events::{
+    EVENT_DROP, EVENT_TRACE, Event, WANT_CT, WANT_DROP, WANT_NAT, WANT_TRACE,
+};
 use health_common::masquerade::Address as _;
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
@@ -27,7 +30,16 @@ use crate::subprogram::subprogram;
 #[inline(always)]
 pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
     if is_wanted(WANT_DROP | WANT_NAT) {
-        report_drop(frame, reason as u8, direction as u8, frame.ifindex());
+        let (reason, direction) = (reason as u8, direction as u8);
+        report_packet(frame, EVENT_DROP, reason, direction, frame.ifindex());
+    }
+}
+
+/// Reports a packet that passes to or from an endpoint, if the endpoint's packets are traced.
+#[inline(always)]
+pub fn passed(frame: &Frame, endpoint: &EndpointInfo, direction: Direction) {
+    if endpoint.flags & ENDPOINT_DEBUG != 0 && is_wanted(WANT_TRACE) {
+        report_packet(frame, EVENT_TRACE, 0, direction as u8, endpoint.ifindex);
     }
 }
 
@@ -54,13 +66,13 @@ fn is_wanted(kinds: u32) -> bool {
         .is_some_and(|filter| filter.wanted & kinds != 0)
 }
 
-#[subprogram(report_drop)]
-fn report_drop(frame: &Frame, reason: u8, direction: u8, ifindex: u32) {
+#[subprogram(report_packet)]
+fn report_packet(frame: &Frame, kind: u8, reason: u8, direction: u8, ifindex: u32) {
     let Some(event) = draft() else {
         return;
     };
     *event = Event {
-        kind: EVENT_DROP,
+        kind,
         reason,
         direction,
         ifindex,
@@ -200,7 +212,7 @@ fn endpoint_at(addr: &Addr) -> u16 {
 /// The direction of the event's packet.
 #[inline(always)]
 fn metrics_direction(event: &Event) -> Direction {
-    let egress = if event.kind == EVENT_DROP {
+    let egress = if matches!(event.kind, EVENT_DROP | EVENT_TRACE) {
         Direction::Egress as u8
     } else {
         TUPLE_IN

@@ -4,7 +4,8 @@ use core::ptr;
 
 use health_common::ct::TUPLE_IN;
 use health_common::endpoint::{
-    ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo, is_enforced,
+    ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, ENDPOINT_UNTRACKED, EndpointInfo,
+    is_enforced,
 };
 use health_common::masquerade::Address;
 use health_common::metrics::Reason;
@@ -26,7 +27,7 @@ pub struct Enforcement {
 }
 
 impl Enforcement {
-    /// The enforcement for an endpoint; without one, nothing is enforced.
+    /// The enforcement for an endpoint; without one, nothing is enforced, and packets are tracked.
     ///
     /// Reads each field only once: the agent may replace the value in the meantime, and the kernel reuses its memory
     /// immediately. The table that is recorded must be the one that was consulted.
@@ -41,6 +42,12 @@ impl Enforcement {
                 }
             }
         })
+    }
+
+    /// Whether the endpoint's packets get conntrack entries.
+    #[inline(always)]
+    pub fn is_tracked(self) -> bool {
+        self.flags & ENDPOINT_UNTRACKED == 0
     }
 
     /// The table for packets to the endpoint (`direction` as in a tuple: in) or from it (out). `None` if policy is not

@@ -70,10 +70,15 @@ Settings:
   enforcement=default   enforce policy as --policy-mode says
   enforcement=always    drop everything that no rule allows, in both directions
   enforcement=never     let everything pass
+  conntrack=on          an answer to an allowed packet passes
+  conntrack=off         no conntrack entries; policy judges each packet by itself, answers too
+  debug=on              `monitor` shows the packets that pass to the endpoint and from it
+  debug=off             it does not
 
 Examples:
   health-agent endpoint config 1017
-  health-agent endpoint config 1017 enforcement=never";
+  health-agent endpoint config 1017 enforcement=never
+  health-agent endpoint config 1017 conntrack=off debug=on";
 
 /// Commands of `endpoint`.
 #[derive(Debug, Subcommand)]
@@ -202,14 +207,27 @@ pub struct ConfigArgs {
     output: OutputArgs,
 }
 
-/// Parses `enforcement=MODE`.
+/// Parses `enforcement=MODE`, `conntrack=on`, `debug=off` and the like.
 fn parse_setting(text: &str) -> Result<EndpointSettingsChange, &'static str> {
-    let mode = text.strip_prefix("enforcement=");
-    let mode = mode.and_then(|mode| PolicyMode::from_str(mode, false).ok());
-    let enforcement = mode.ok_or("expected enforcement=default, always or never")?;
-    Ok(EndpointSettingsChange {
-        enforcement: Some(enforcement),
-    })
+    const EXPECTED: &str =
+        "expected enforcement=default, always or never, conntrack=on or off, or debug=on or off";
+    let (name, value) = text.split_once('=').ok_or(EXPECTED)?;
+    let switch = || match value {
+        "on" => Ok(Some(true)),
+        "off" => Ok(Some(false)),
+        _ => Err(EXPECTED),
+    };
+    let mut change = EndpointSettingsChange::default();
+    match name {
+        "enforcement" => {
+            let mode = PolicyMode::from_str(value, false).map_err(|_| EXPECTED)?;
+            change.enforcement = Some(mode);
+        }
+        "conntrack" => change.conntrack = switch()?,
+        "debug" => change.debug = switch()?,
+        _ => return Err(EXPECTED),
+    }
+    Ok(change)
 }
 
 /// Flags of `endpoint labels`.

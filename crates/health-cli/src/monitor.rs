@@ -12,7 +12,7 @@ use health_api::client::Client;
 use health_model::duration::parse_duration;
 use health_model::events::{
     CtChange, CtEvent, DropEvent, EventFilter, EventType, FlowDirection, LossCause, MonitorLine,
-    PacketDirection, Place, TupleShown,
+    PacketDirection, Place, TraceEvent, TupleShown,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -29,6 +29,7 @@ Examples:
   health-agent monitor --type drop
   health-agent monitor --type ct --endpoint 1017 --proto tcp --port 443
   health-agent monitor --src 10.244.0.0/16 --for 10s
+  health-agent endpoint config 1017 debug=on && health-agent monitor --endpoint 1017
   health-agent monitor --type drop --count 1 && echo 'something was dropped'
   health-agent monitor -o jsonl | jq -r 'select(.type == \"drop\") | .reason'";
 
@@ -124,7 +125,10 @@ impl Printer {
                 return ControlFlow::Break(());
             }
             MonitorLine::Lost { .. } => {}
-            MonitorLine::Drop(_) | MonitorLine::Nat(_) | MonitorLine::Ct(_) => {
+            MonitorLine::Drop(_)
+            | MonitorLine::Nat(_)
+            | MonitorLine::Ct(_)
+            | MonitorLine::Trace(_) => {
                 self.left = self.left.map(|left| left.saturating_sub(1));
             }
         }
@@ -188,6 +192,7 @@ impl fmt::Display for Line<'_> {
             MonitorLine::Drop(dropped) => write_drop(f, "drop", dropped),
             MonitorLine::Nat(dropped) => write_drop(f, "nat", dropped),
             MonitorLine::Ct(change) => write_change(f, change),
+            MonitorLine::Trace(passed) => write_passed(f, passed),
             MonitorLine::Lost { events, cause } => {
                 let cause = match cause {
                     LossCause::RingFull => "the ring buffer was full",
@@ -210,15 +215,40 @@ fn write_drop(f: &mut fmt::Formatter<'_>, of: &str, dropped: &DropEvent) -> fmt:
         length_bytes,
         packet,
     } = dropped;
-    let direction = match direction {
-        PacketDirection::Ingress => "ingress",
-        PacketDirection::Egress => "egress",
-    };
+    let direction = direction_word(*direction);
     write!(
         f,
         "{time:.6} {of} {reason} ({reason_code}) {direction} {}",
         Where(place)
     )?;
+    write_packet(f, packet.as_ref(), *length_bytes)
+}
+
+fn write_passed(f: &mut fmt::Formatter<'_>, passed: &TraceEvent) -> fmt::Result {
+    let TraceEvent {
+        time,
+        direction,
+        place,
+        length_bytes,
+        packet,
+    } = passed;
+    let direction = direction_word(*direction);
+    write!(f, "{time:.6} trace {direction} {}", Where(place))?;
+    write_packet(f, packet.as_ref(), *length_bytes)
+}
+
+const fn direction_word(direction: PacketDirection) -> &'static str {
+    match direction {
+        PacketDirection::Ingress => "ingress",
+        PacketDirection::Egress => "egress",
+    }
+}
+
+fn write_packet(
+    f: &mut fmt::Formatter<'_>,
+    packet: Option<&TupleShown>,
+    length_bytes: u32,
+) -> fmt::Result {
     if let Some(packet) = packet {
         write!(f, " {}", Tuple(packet))?;
     }
@@ -336,6 +366,13 @@ mod tests {
             source_identity: 4,
             flow: tuple(),
         });
+        let passed = MonitorLine::Trace(TraceEvent {
+            time: "2026-11-21T19:00:00Z".parse().unwrap(),
+            direction: PacketDirection::Egress,
+            place: place(),
+            length_bytes: 74,
+            packet: Some(tuple()),
+        });
         let lost = MonitorLine::Lost {
             events: 12,
             cause: LossCause::RingFull,
@@ -350,6 +387,11 @@ mod tests {
                 opened,
                 "2026-11-21T19:00:00.000000Z ct created IN device=3 endpoint=- \
                  TCP 10.9.9.9:4000 -> 172.30.0.2:80 identity=4",
+            ),
+            (
+                passed,
+                "2026-11-21T19:00:00.000000Z trace egress device=lxc_health endpoint=1017 \
+                 TCP 10.9.9.9:4000 -> 172.30.0.2:80 74 bytes",
             ),
             (lost, "lost 12 events: the ring buffer was full"),
         ] {

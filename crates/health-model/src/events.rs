@@ -20,6 +20,13 @@ pub enum EventType {
     Ct,
     /// Packets dropped because they could not be translated
     Nat,
+    /// Packets that pass, of endpoints with debug=on
+    Trace,
+}
+
+impl EventType {
+    /// All types.
+    pub const ALL: [Self; 4] = [Self::Drop, Self::Ct, Self::Nat, Self::Trace];
 }
 
 impl Display for EventType {
@@ -28,20 +35,21 @@ impl Display for EventType {
             Self::Drop => "drop",
             Self::Ct => "ct",
             Self::Nat => "nat",
+            Self::Trace => "trace",
         })
     }
 }
 
 /// The string is not an [`EventType`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected drop, ct or nat")]
+#[error("expected drop, ct, nat or trace")]
 pub struct EventTypeError;
 
 impl FromStr for EventType {
     type Err = EventTypeError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [Self::Drop, Self::Ct, Self::Nat]
+        Self::ALL
             .into_iter()
             .find(|known| known.to_string() == text)
             .ok_or(EventTypeError)
@@ -54,7 +62,7 @@ impl FromStr for EventType {
 #[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct EventFilter {
-    /// Types: `drop`, `ct` or `nat`.
+    /// Types: `drop`, `ct`, `nat` or `trace`.
     #[serde(rename = "type", deserialize_with = "list")]
     #[cfg_attr(feature = "openapi", schemars(with = "String", example = "drop,nat"))]
     pub types: Vec<EventType>,
@@ -123,6 +131,8 @@ pub enum MonitorLine {
     Nat(DropEvent),
     /// A flow started or ended.
     Ct(CtEvent),
+    /// A packet passed to or from an endpoint whose packets are traced.
+    Trace(TraceEvent),
     /// Events were lost.
     Lost {
         /// How many.
@@ -161,6 +171,24 @@ pub struct DropEvent {
     /// Direction of the packet.
     pub direction: PacketDirection,
     /// Where it was dropped.
+    #[serde(flatten)]
+    pub place: Place,
+    /// Its length, including the Ethernet header.
+    pub length_bytes: u32,
+    /// Its header fields; `null` without an IP header.
+    pub packet: Option<TupleShown>,
+}
+
+/// A packet that passed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(schemars::JsonSchema), schemars(inline))]
+#[serde(rename_all = "kebab-case")]
+pub struct TraceEvent {
+    /// When.
+    pub time: Timestamp,
+    /// Direction of the packet.
+    pub direction: PacketDirection,
+    /// The endpoint and its device.
     #[serde(flatten)]
     pub place: Place,
     /// Its length, including the Ethernet header.
@@ -290,7 +318,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_named() {
         for (query, named) in [
-            ("type=drop,trace", "'trace': expected drop, ct or nat"),
+            ("type=drop,all", "'all': expected drop, ct, nat or trace"),
             ("proto=tpc", "'tpc': expected tcp"),
             ("src=10.0.0.0/33", "'10.0.0.0/33': expected an address"),
             ("port=70000", "'70000'"),

@@ -10,6 +10,7 @@ use health_common::service::{
 use health_common::tuple::ServiceFlowParts;
 
 use super::backend::uncount_flow;
+use super::enabled::is_on;
 use crate::clock::coarse_now_secs;
 use crate::hook::Hook;
 use crate::ip_version::Version;
@@ -218,6 +219,22 @@ fn is_turned<T: Version>(key: &T, entry: &T::ServiceFlow) -> bool {
 #[inline(always)]
 fn comes_in(flags: u16) -> bool {
     flags & (FLOW_FROM_OUTSIDE | FLOW_MASQUERADED) == FLOW_FROM_OUTSIDE
+}
+
+/// Whether a packet with this tuple, from or to an endpoint, belongs to a flow through a service. Changes the tuple and
+/// changes it back: two would not fit on the stack.
+#[inline(always)]
+pub(crate) fn is_of_service<T: Version>(tuple: &mut T) -> bool {
+    if !is_on() {
+        return false;
+    }
+    let direction = tuple.direction();
+    *tuple = tuple.with_direction(TUPLE_IN);
+    let is_answer = T::service_flows().get_ptr(tuple).is_some();
+    *tuple = tuple.reply().with_direction(TUPLE_IN);
+    let is_answered = T::service_flows().get_ptr(tuple).is_some();
+    *tuple = tuple.reply().with_direction(direction);
+    is_answer || is_answered
 }
 
 /// Whether a backend's answer with this `IN` tuple goes to an outside client whose packets bypassed the

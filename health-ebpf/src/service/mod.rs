@@ -29,7 +29,7 @@ pub(crate) use answer::answered_to_outside;
 pub use direct::Direct;
 pub use enabled::{is_on, is_there};
 pub use endpoint::{answer, send, withdraw};
-pub(crate) use flow::{forget, forget_untracked, is_past_stack, tracked_flow};
+pub(crate) use flow::{forget, forget_untracked, is_of_service, is_past_stack, tracked_flow};
 pub(crate) use look_up::known_from_outside;
 pub use reject::{SentErrors, Unreachable};
 pub use uplink::{arrive, from_service, leave, to_service};

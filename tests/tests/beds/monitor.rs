@@ -13,10 +13,10 @@ use aya::programs::TestRun as _;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
-use health_common::endpoint::EndpointInfo;
+use health_common::endpoint::{ENDPOINT_DEBUG, EndpointInfo};
 use health_common::events::{
-    EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED, EVENT_DROP, EVENTS_BYTES, Event,
-    MonitorFilter, Network, WANT_CT, WANT_DROP, WANT_NAT,
+    EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED, EVENT_DROP, EVENT_TRACE, EVENTS_BYTES,
+    Event, MonitorFilter, Network, WANT_CT, WANT_DROP, WANT_NAT, WANT_TRACE,
 };
 use health_common::identity;
 use health_common::metrics::{Direction, Reason};
@@ -30,8 +30,9 @@ use nix::sys::socket::{
 use nix::unistd::Pid;
 use serde_json::Value;
 use tests::packet::{Tcp, tagged};
+use tests::ping::{Pace, Pinging};
 use tests::testrun::{DROP, GO_ON, IFINDEX, TestRun};
-use tests::{Bed, Node, PATIENCE, wait_for};
+use tests::{Bed, Member, Node, PATIENCE, wait_for};
 use tokio::runtime::{Builder, Runtime};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
@@ -144,6 +145,62 @@ fn a_false_source_is_reported_with_the_device_that_it_came_by() -> anyhow::Resul
     devices.remove(&IFINDEX)?;
     for (source, destination) in [(OTHER, FAR4), (OTHER, ENDPOINT4), (ENDPOINT4, OTHER)] {
         assert_eq!(reported("from_netdev", source, destination), 0);
+    }
+    Ok(())
+}
+
+/// Only packets that pass, in both directions.
+#[test]
+#[ignore = "needs root"]
+fn packets_are_traced_if_their_endpoint_and_a_monitor_want_it() -> anyhow::Result<()> {
+    const ID: u16 = 300;
+    for (flags, wanted, is_traced) in [
+        (0, WANT_TRACE, false),
+        (ENDPOINT_DEBUG, WANT_DROP | WANT_CT, false),
+        (ENDPOINT_DEBUG, WANT_TRACE, true),
+    ] {
+        let mut programs = Programs::load(&MonitorFilter { wanted, ..ALL })?;
+        programs.run.datapath.configure(DatapathConfig::default())?;
+        let info = EndpointInfo {
+            ifindex: IFINDEX,
+            id: ID,
+            flags,
+            ..EndpointInfo::default()
+        };
+        let mut endpoints = programs.run.hash_map("HEALTH_ENDPOINTS");
+        for address in [Addr::from(ENDPOINT4), Addr::from(ENDPOINT6)] {
+            endpoints.insert(address, info, 0)?;
+        }
+        let mut devices = programs.run.hash_map("HEALTH_DEVICES");
+        devices.insert(IFINDEX, u32::from(ID), 0)?;
+        let mut expected = Vec::new();
+        for (own, far) in [
+            (IpAddr::from(ENDPOINT4), IpAddr::from(FAR4)),
+            (ENDPOINT6.into(), FAR6.into()),
+        ] {
+            let sent = segment(own, far, (40_000, 80), SYN);
+            let answered = segment(far, own, (80, 40_000), SYN | ACK);
+            assert_eq!(programs.run.run("from_endpoint", &sent).code, GO_ON);
+            assert_eq!(programs.run.run("to_endpoint", &answered).code, GO_ON);
+            expected.push((far, 80, Direction::Ingress as u8, sent.len()));
+            expected.push((own, 40_000, Direction::Egress as u8, answered.len()));
+        }
+        assert_eq!(programs.run.run("from_endpoint", &forged()).code, DROP);
+        let mut events = programs.events();
+        events.retain(|event| event.kind == EVENT_TRACE);
+        let traced: Vec<_> = events
+            .iter()
+            .map(|event| {
+                assert_eq!((event.endpoint, event.ifindex), (ID, IFINDEX));
+                (
+                    event.destination.to_ip(),
+                    u16::from_be(event.dport_be),
+                    event.direction,
+                    event.length as usize,
+                )
+            })
+            .collect();
+        assert_eq!(traced, if is_traced { expected } else { Vec::new() });
     }
     Ok(())
 }
@@ -663,4 +720,41 @@ fn monitors_that_stall_die_or_lose_their_agent_do_no_harm() -> anyhow::Result<()
     assert_eq!(written(node)?, serde_json::json!(["drop"]));
     node.start_agent()?;
     wait_nothing_is_written(node)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_packets_of_an_endpoint_with_debug_are_shown_also_after_a_restart() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let watched = Member::on(node, "watched", "--label app=watched")?;
+    let peer = Member::on(node, "peer", "--label app=peer")?;
+    let id = watched.endpoint.id;
+    let said = node.cli(&format!("endpoint config {id} debug=on"))?;
+    assert!(said.success()?.contains("debug=on\n"));
+    let log = node.cli(&format!("endpoint log {id}"))?.success()?;
+    assert!(log.contains("settings changed: debug=on"), "{log}");
+    let are_shown = || -> anyhow::Result<()> {
+        let pinging = Pinging::start(&peer.name, watched.ipv4()?, Pace::DENSE);
+        let lines = node.listing("monitor --type trace --count 6")?;
+        pinging.end()?;
+        let lines = lines.as_array().context("the events are no list")?;
+        assert!(lines.iter().all(|line| line["endpoint"] == id), "{lines:?}");
+        for direction in ["egress", "ingress"] {
+            let are_there = lines.iter().any(|line| line["direction"] == direction);
+            assert!(are_there, "{direction}: {lines:?}");
+        }
+        Ok(())
+    };
+    are_shown()?;
+    node.kill_agent(Signal::SIGKILL)?;
+    node.start_agent()?;
+    wait_for("the endpoint to be ready again", PATIENCE, || {
+        let shown = node.listing(&format!("endpoint get {id}"));
+        Ok(shown.ok().filter(|shown| shown["state"] == "ready"))
+    })?;
+    let shown = node.listing(&format!("endpoint get {id}"))?;
+    assert_eq!(shown["settings"]["debug"], true);
+    are_shown()
 }

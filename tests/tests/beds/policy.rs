@@ -437,9 +437,10 @@ fn the_enforcement_of_one_endpoint_changes_while_it_runs_and_lasts() -> anyhow::
         let said = node.cli(&format!("endpoint config {id} {setting}"))?;
         said.success()
     };
-    assert_eq!(config(id, "")?, "enforcement=default\n");
+    let settings = |mode: &str| format!("enforcement={mode}\nconntrack=on\ndebug=off\n");
+    assert_eq!(config(id, "")?, settings("default"));
 
-    assert_eq!(config(id, "enforcement=never")?, "enforcement=never\n");
+    assert_eq!(config(id, "enforcement=never")?, settings("never"));
     reaches(&foe, &web, 8000)?;
     is_kept_from(&foe, &twin, 8000, node)?;
     let log = node.cli(&format!("endpoint log {id}"))?.success()?;
@@ -522,5 +523,70 @@ fn nothing_that_both_modes_allow_is_lost_while_the_mode_changes() -> anyhow::Res
         assert!(summary.transmitted > 0, "{target}: {summary:?}");
         assert_eq!(summary.lost(), 0, "{target}: {summary:?}");
     }
+    Ok(())
+}
+
+/// Number of conntrack entries that an endpoint's packets have created.
+fn entries_of(node: &Node, member: &Member) -> anyhow::Result<usize> {
+    let listed = node.listing("bpf ct list")?;
+    let entries = listed.as_array().context("the entries are no list")?;
+    let is_its = |entry: &&serde_json::Value| entry["ifindex"] == member.endpoint.ifindex;
+    Ok(entries.iter().filter(is_its).count())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn without_conntrack_each_direction_is_judged_by_itself_and_leaves_no_entries() -> anyhow::Result<()>
+{
+    const ANSWERS_JSON: &str = r#"[{"labels": ["name=answers"],
+        "endpointSelector": {"matchLabels": {"app": "web"}},
+        "egress": [{"toEndpoints": [{"matchLabels": {"role": "friend"}}]}]}]"#;
+    let (bed, folder) = bed(1)?;
+    let node = bed.node(1);
+    let web = Member::on(node, "web", "--label app=web")?;
+    let friend = Member::on(node, "friend", "--label role=friend")?;
+    import(node, folder.path(), FRIENDS_JSON)?;
+    node.cli("policy mode always")?.success()?;
+    let talk = |port: u16| -> anyhow::Result<Vec<Talk>> {
+        let ends = friend.addresses().into_iter().zip(web.addresses());
+        ends.map(|(from, to)| Talk::between(&friend, &web, to, SocketAddr::new(from, port)))
+            .collect()
+    };
+    let talks = talk(5000)?;
+    assert!(entries_of(node, &web)? > 0);
+
+    let id = web.endpoint.id;
+    let said = node.cli(&format!("endpoint config {id} conntrack=off"))?;
+    assert_eq!(
+        said.success()?,
+        "enforcement=default\nconntrack=off\ndebug=off\n"
+    );
+    let log = node.cli(&format!("endpoint log {id}"))?.success()?;
+    assert!(log.contains("settings changed: conntrack=off"), "{log}");
+    let is_judged_by_packet = || -> anyhow::Result<()> {
+        node.cli("bpf ct flush global")?.success()?;
+        reaches(&friend, &web, 8000)?;
+        for talk in &talks {
+            talk.is_over(&talk.client, node)
+                .with_context(|| talk.client_at.to_string())?;
+        }
+        assert_eq!(entries_of(node, &web)?, 0);
+        assert!(entries_of(node, &friend)? > 0);
+        Ok(())
+    };
+    is_judged_by_packet()?;
+    restart(node, "", id)?;
+    let shown = node.listing(&format!("endpoint get {id}"))?;
+    assert_eq!(shown["settings"]["conntrack"], false);
+    is_judged_by_packet()?;
+    drop(talks);
+
+    import(node, folder.path(), ANSWERS_JSON)?;
+    drop(talk(5001)?);
+    assert_eq!(entries_of(node, &web)?, 0);
+    node.cli(&format!("endpoint config {id} conntrack=on"))?
+        .success()?;
+    drop(talk(5002)?);
+    assert!(entries_of(node, &web)? > 0);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use health_common::events::{MonitorFilter, Network, WANT_CT, WANT_DROP, WANT_NAT};
+use health_common::events::{MonitorFilter, Network, WANT_CT, WANT_DROP, WANT_NAT, WANT_TRACE};
 use health_model::flow::IpProtocol;
 use serde::Serialize;
 
@@ -33,7 +33,12 @@ pub(super) struct EventFilter {
 
 impl From<MonitorFilter> for EventFilter {
     fn from(filter: MonitorFilter) -> Self {
-        let types = [(WANT_DROP, "drop"), (WANT_CT, "ct"), (WANT_NAT, "nat")];
+        let types = [
+            (WANT_DROP, "drop"),
+            (WANT_CT, "ct"),
+            (WANT_NAT, "nat"),
+            (WANT_TRACE, "trace"),
+        ];
         let set = |number: u16| (number != 0).then_some(number);
         Self {
             types: types

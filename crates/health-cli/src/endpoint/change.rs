@@ -82,16 +82,13 @@ impl LabelsArgs {
 impl ConfigArgs {
     pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
         let path = format!("/v1/endpoints/{}", self.id);
-        let last =
-            |known: EndpointSettingsChange, next: &EndpointSettingsChange| EndpointSettingsChange {
-                enforcement: next.enforcement.or(known.enforcement),
-            };
-        let change = self.settings.iter().fold(Default::default(), last);
+        let changes = self.settings.iter().copied();
+        let change = changes.fold(Default::default(), EndpointSettingsChange::then);
         let endpoint: Endpoint = match self.settings.is_empty() {
             true => client.get(&path).await?,
             false => client.patch(&format!("{path}/config"), &change).await?,
         };
-        let text = |settings: &EndpointSettings| format!("enforcement={}\n", settings.enforcement);
+        let text = |settings: &EndpointSettings| format!("{}\n", settings.words().join("\n"));
         self.output.output.print_object(&endpoint.settings, text)
     }
 }

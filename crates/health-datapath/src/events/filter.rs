@@ -2,7 +2,7 @@
 
 use health_common::addr::Addr;
 use health_common::events::{
-    Event, MonitorFilter, Network as Prefix, WANT_CT, WANT_DROP, WANT_NAT,
+    Event, MonitorFilter, Network as Prefix, WANT_CT, WANT_DROP, WANT_NAT, WANT_TRACE,
 };
 use health_model::events::{EventFilter, EventType};
 use health_model::flow::Network;
@@ -35,9 +35,8 @@ pub(super) fn widened(filter: &EventFilter) -> MonitorFilter {
             _ => None,
         }
     }
-    let all = [EventType::Drop, EventType::Ct, EventType::Nat];
     let types = match &filter.types[..] {
-        [] => &all,
+        [] => &EventType::ALL,
         types => types,
     };
     MonitorFilter {
@@ -76,6 +75,7 @@ const fn bit(of: EventType) -> u32 {
         EventType::Drop => WANT_DROP,
         EventType::Ct => WANT_CT,
         EventType::Nat => WANT_NAT,
+        EventType::Trace => WANT_TRACE,
     }
 }
 
@@ -90,7 +90,7 @@ fn prefix(network: &Network) -> Prefix {
 
 #[cfg(test)]
 mod tests {
-    use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_DROP};
+    use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_DROP, EVENT_TRACE};
     use health_model::flow::IpProtocol;
     use proptest::prelude::*;
     use proptest::sample::select;
@@ -105,8 +105,6 @@ mod tests {
         "fd00::/16",
         "::/0",
     ];
-    const TYPES: [EventType; 3] = [EventType::Drop, EventType::Ct, EventType::Nat];
-
     fn some<T: Clone + std::fmt::Debug + 'static>(
         values: impl Into<Vec<T>>,
     ) -> impl Strategy<Value = Vec<T>> {
@@ -117,7 +115,7 @@ mod tests {
         let networks = || some(NETWORKS.map(|text| text.parse::<Network>().unwrap()));
         let numbers = || some([0_u16, 1, 2]);
         (
-            some(TYPES),
+            some(EventType::ALL),
             some([0, 6, 17].map(IpProtocol)),
             networks(),
             networks(),
@@ -147,6 +145,7 @@ mod tests {
                     (EVENT_DROP, 167),
                     (EVENT_CT_CREATED, 0),
                     (EVENT_CT_CLOSED, 0),
+                    (EVENT_TRACE, 0),
                 ][..],
             ),
             address(),

@@ -2,11 +2,12 @@
 
 use health_common::ct::TUPLE_IN;
 use health_common::events::{
-    EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED, EVENT_DROP, Event, WANT_NAT,
+    EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED, EVENT_DROP, EVENT_TRACE, Event, WANT_NAT,
 };
 use health_common::metrics::{Direction, Reason};
 use health_model::events::{
-    CtChange, CtEvent, DropEvent, FlowDirection, MonitorLine, PacketDirection, Place, TupleShown,
+    CtChange, CtEvent, DropEvent, FlowDirection, MonitorLine, PacketDirection, Place, TraceEvent,
+    TupleShown,
 };
 use health_model::flow::IpProtocol;
 use jiff::Timestamp;
@@ -21,6 +22,15 @@ pub(super) fn line(event: &Event, time: Timestamp, device: Option<String>) -> Op
     };
     let change = match event.kind {
         EVENT_DROP => return Some(drop_line(event, time, place)),
+        EVENT_TRACE => {
+            return Some(MonitorLine::Trace(TraceEvent {
+                time,
+                direction: packet_direction(event),
+                place,
+                length_bytes: event.length,
+                packet: packet(event),
+            }));
+        }
         EVENT_CT_CREATED => CtChange::Created,
         EVENT_CT_REOPENED => CtChange::Reopened,
         EVENT_CT_CLOSED => CtChange::Closed,
@@ -51,20 +61,29 @@ fn drop_line(event: &Event, time: Timestamp, place: Place) -> MonitorLine {
             |reason| reason.text().to_owned(),
         ),
         reason_code: event.reason,
-        direction: if event.direction == Direction::Egress as u8 {
-            PacketDirection::Egress
-        } else {
-            PacketDirection::Ingress
-        },
+        direction: packet_direction(event),
         place,
         length_bytes: event.length,
-        packet: (!event.source.is_unset() || !event.destination.is_unset()).then(|| tuple(event)),
+        packet: packet(event),
     };
     if Event::want(event.kind, event.reason) == WANT_NAT {
         MonitorLine::Nat(dropped)
     } else {
         MonitorLine::Drop(dropped)
     }
+}
+
+fn packet_direction(event: &Event) -> PacketDirection {
+    if event.direction == Direction::Egress as u8 {
+        PacketDirection::Egress
+    } else {
+        PacketDirection::Ingress
+    }
+}
+
+/// The header fields of a packet; `None` without an IP header.
+fn packet(event: &Event) -> Option<TupleShown> {
+    (!event.source.is_unset() || !event.destination.is_unset()).then(|| tuple(event))
 }
 
 fn tuple(event: &Event) -> TupleShown {

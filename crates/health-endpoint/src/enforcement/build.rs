@@ -8,7 +8,8 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use health_common::endpoint::{
-    ENDPOINT_DHCPV6, ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo,
+    ENDPOINT_DEBUG, ENDPOINT_DHCPV6, ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS,
+    ENDPOINT_UNTRACKED, EndpointInfo,
 };
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::policy::PolicyError;
@@ -126,7 +127,9 @@ impl Enforcer {
                 identity: endpoint.identity.0,
                 flags: flag(realized.enforces_ingress, ENDPOINT_ENFORCE_INGRESS)
                     | flag(realized.enforces_egress, ENDPOINT_ENFORCE_EGRESS)
-                    | flag(self.0.allow_dhcpv6, ENDPOINT_DHCPV6),
+                    | flag(self.0.allow_dhcpv6, ENDPOINT_DHCPV6)
+                    | flag(!endpoint.settings.conntrack, ENDPOINT_UNTRACKED)
+                    | flag(endpoint.settings.debug, ENDPOINT_DEBUG),
                 policy: realized.policy,
                 id: endpoint.id,
                 mac: endpoint.mac.0,

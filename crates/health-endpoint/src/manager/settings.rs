@@ -38,10 +38,8 @@ impl Manager {
             true => Ok(entry.saved.clone()),
             false => Err(EndpointError::Busy(id)),
         })??;
-        let EndpointSettingsChange { enforcement } = change;
         let before = saved.settings;
-        let enforcement = enforcement.unwrap_or(before.enforcement);
-        saved.settings = EndpointSettings { enforcement };
+        saved.settings = change.applied_to(before);
         if saved.settings == before {
             return Ok(None);
         }
@@ -50,7 +48,12 @@ impl Manager {
             entry.saved.settings = saved.settings;
             entry.touch();
         })?;
-        let reason = format!("settings changed: enforcement={enforcement}");
+        let words = saved.settings.words().into_iter().zip(before.words());
+        let changed: Vec<_> = words
+            .filter(|(now, before)| now != before)
+            .map(|(now, _)| now)
+            .collect();
+        let reason = format!("settings changed: {}", changed.join(", "));
         Ok(Some((saved.settings, reason)))
     }
 

@@ -69,12 +69,26 @@ pub struct Endpoint {
 }
 
 /// Settings of an endpoint that may change while it runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", default)]
 pub struct EndpointSettings {
     /// When policy is enforced for it; `default`: as for the node.
     pub enforcement: PolicyMode,
+    /// Whether its packets get conntrack entries. Without them, policy judges each packet by itself.
+    pub conntrack: bool,
+    /// Whether monitors see the packets that pass to it and from it.
+    pub debug: bool,
+}
+
+impl Default for EndpointSettings {
+    fn default() -> Self {
+        Self {
+            enforcement: PolicyMode::default(),
+            conntrack: true,
+            debug: false,
+        }
+    }
 }
 
 /// Body of `PATCH /v1/endpoints/{id}/config`. Absent settings stay as they are.
@@ -85,6 +99,44 @@ pub struct EndpointSettingsChange {
     /// When policy is enforced for it; `default`: as for the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<PolicyMode>,
+    /// Whether its packets get conntrack entries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conntrack: Option<bool>,
+    /// Whether monitors see the packets that pass to it and from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub debug: Option<bool>,
+}
+
+impl EndpointSettingsChange {
+    /// This change with a later one.
+    pub fn then(self, later: Self) -> Self {
+        Self {
+            enforcement: later.enforcement.or(self.enforcement),
+            conntrack: later.conntrack.or(self.conntrack),
+            debug: later.debug.or(self.debug),
+        }
+    }
+
+    /// The settings after the change.
+    pub fn applied_to(self, settings: EndpointSettings) -> EndpointSettings {
+        EndpointSettings {
+            enforcement: self.enforcement.unwrap_or(settings.enforcement),
+            conntrack: self.conntrack.unwrap_or(settings.conntrack),
+            debug: self.debug.unwrap_or(settings.debug),
+        }
+    }
+}
+
+impl EndpointSettings {
+    /// Each setting as `NAME=VALUE`, in order.
+    pub fn words(&self) -> [String; 3] {
+        let word = |is_on| if is_on { "on" } else { "off" };
+        [
+            format!("enforcement={}", self.enforcement),
+            format!("conntrack={}", word(self.conntrack)),
+            format!("debug={}", word(self.debug)),
+        ]
+    }
 }
 
 /// A pod, as its container runtime names it.

@@ -251,3 +251,36 @@ fn sctp_packet([from, to]: [u16; 2], chunk: u8, verification_tag: u32) -> Vec<u8
     ];
     packets::sctp((from, to), verification_tag, chunk, &value.concat())
 }
+
+/// Services need the conntrack entries of their flows, so these flows have some, at both ends, whatever the endpoints'
+/// settings.
+#[test]
+#[ignore = "needs root"]
+fn flows_of_endpoints_without_conntrack_have_entries() -> anyhow::Result<()> {
+    let stand = Stand::start()?;
+    let [client, _] = &stand.clients;
+    let backend = stand.backend("web-1")?;
+    let node = stand.node_of(client);
+    ensure!(backend.node == node.name());
+    let ends = [&client.endpoint, &backend.member.endpoint];
+    for end in ends {
+        node.cli(&format!("endpoint config {} conntrack=off", end.id))?
+            .success()?;
+    }
+    let service = ServiceManifest::new("untracked", 1).of([backend]);
+    stand.write(&service)?;
+    for target in targets(&service) {
+        wait_answered_by(&client.name, target, &["web-1"])?;
+        node.cli("bpf ct flush global")?.success()?;
+        let mut connection = Connection::open(&client.name, target)?;
+        connection.ask()?;
+        let listed = node.listing("bpf ct list --proto tcp")?;
+        let entries = listed.as_array().context("the entries are no list")?;
+        for end in ends {
+            let is_its = |entry: &serde_json::Value| entry["ifindex"] == end.ifindex;
+            ensure!(entries.iter().any(is_its), "{listed}, none of {}", end.id);
+        }
+        connection.ask()?;
+    }
+    Ok(())
+}
