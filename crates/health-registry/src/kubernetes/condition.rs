@@ -1,7 +1,6 @@
 //! Keeps a condition in the status of a Node object.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use health_model::activity::{self, Activity, Controller, Reporter};
