@@ -131,12 +131,12 @@ impl Stand {
         let mut object = self.slice.clone();
         object["metadata"] = json!({ "name": format!("node-{node}-0") });
         let entry = object["spec"]["endpoints"][0].clone();
-        let entries = (0..ENDPOINTS).map(|endpoint| {
+        let entries = (1..=ENDPOINTS).map(|endpoint| {
             let mut entry = entry.clone();
             let (high, low) = (node / 250, node % 250);
-            entry["id"] = (endpoint + 1).into();
+            entry["id"] = endpoint.into();
             entry["addresses"] = json!([{
-                "ip": format!("10.{}.{low}.{}", 100 + high, endpoint + 1),
+                "ip": format!("10.{}.{low}.{}", 200 + high, endpoint),
                 "node": format!("172.30.{high}.{low}"),
             }]);
             entry
