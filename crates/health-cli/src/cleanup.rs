@@ -66,25 +66,28 @@ impl CleanupArgs {
             .into_iter()
             .map(|removed| RemovedRow { removed })
             .collect();
+        // Before the report, after which callers may end this process.
+        let ended = self.stay.then(until_ended).transpose()?;
         self.output.output.print_rows(&removed, removed_text)?;
-        if self.stay {
-            until_ended().await?;
+        if let Some(ended) = ended {
+            ended.await;
         }
         Ok(())
     }
 }
 
-/// Waits for SIGINT or SIGTERM, which the first process of a container ignores unless it handles them.
-async fn until_ended() -> anyhow::Result<()> {
+/// Handles SIGINT and SIGTERM, which the first process of a container ignores otherwise, and waits for one of them.
+fn until_ended() -> anyhow::Result<impl Future<Output = ()>> {
     let mut interrupted =
         signal(SignalKind::interrupt()).context("cannot install the SIGINT handler")?;
     let mut terminated =
         signal(SignalKind::terminate()).context("cannot install the SIGTERM handler")?;
-    tokio::select! {
-        _ = interrupted.recv() => {}
-        _ = terminated.recv() => {}
-    }
-    Ok(())
+    Ok(async move {
+        tokio::select! {
+            _ = interrupted.recv() => {}
+            _ = terminated.recv() => {}
+        }
+    })
 }
 
 /// A removed item.

@@ -122,6 +122,28 @@ fn cleanup_leaves_a_running_agent_alone() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
+fn a_cleanup_that_stays_ends_at_a_signal() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).without_agents().start()?;
+    let node = bed.node(1);
+    for end in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut cleanup = node.cli_command();
+        let mut cleanup = cleanup
+            .args(["cleanup", "--stay"])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut report = String::new();
+        let stdout = cleanup.stdout.take().context("no output")?;
+        BufReader::new(stdout).read_line(&mut report)?;
+        assert!(report.contains("remove"), "{report}");
+        assert_eq!(cleanup.try_wait()?, None, "it does not stay");
+        kill(Pid::from_raw(cleanup.id().cast_signed()), end)?;
+        assert!(cleanup.wait()?.success(), "{end}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
 fn an_agent_cannot_start_before_a_cleanup_has_ended() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).start()?;
     bed.wait_all_reachable(PATIENCE)?;

@@ -5,6 +5,7 @@ mod api_server;
 mod client;
 mod faults;
 mod policies;
+mod uninstall;
 mod workloads;
 
 /// The names of the nodes.
