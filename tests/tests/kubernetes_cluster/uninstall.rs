@@ -47,7 +47,8 @@ fn agents_are_removed_node_by_node_with_all_that_they_made() -> anyhow::Result<(
     Ok(())
 }
 
-/// Files in the agents' folders that are not theirs: the plugin of the cluster, and those that the kernel puts into each bpffs.
+/// Files in the agents' folders that are not theirs: the plugin of the cluster, and those that the kernel puts into each
+/// bpffs.
 const OTHERS: [&str; 3] = ["loopback", "maps.debug", "progs.debug"];
 
 /// What agents made on a node.
