@@ -34,6 +34,9 @@ const SHORTEST_GAP: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 16;
 /// Maximum number of steps towards a number for one label set. A step fails only if another agent was faster.
 const STEPS: usize = 100;
+/// Number of answers older than the known state after which a label set is tried again later: one may come late, more
+/// are those of a server whose store was restored.
+const OUTDATED_ANSWERS: usize = 3;
 /// With more nodes than this, an agent pauses before it creates a number.
 const FEW_NODES: usize = 50;
 /// The longest of these pauses.
@@ -274,6 +277,7 @@ impl Keeper {
         let mut is_admitted = wanted.identity.is_some();
         let nodes = self.known.state().records.count_nodes();
         let mut pause = creation_pause(nodes, rand::random());
+        let mut outdated = 0;
         for _ in 0..STEPS {
             let is_current = match self.step(wanted) {
                 Step::Use(identity) => return Ok(Ok(identity)),
@@ -304,9 +308,9 @@ impl Keeper {
                     self.take_answer(requests, identity, created).await?
                 }
             };
-            if !is_current {
-                let reason = "the API server answers with an earlier state".to_owned();
-                return Ok(Err(self.unavailable(reason)));
+            outdated += usize::from(!is_current);
+            if outdated == OUTDATED_ANSWERS {
+                return Err(RequestError::Outdated);
             }
         }
         let reason = format!("lost the race to other agents {STEPS} times");

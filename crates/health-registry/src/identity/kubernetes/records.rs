@@ -734,6 +734,7 @@ mod tests {
         records.delete_identity("hello", None, SECOND);
         records.delete_identity(&first.to_string(), None, SECOND);
         assert_eq!(records.rejected().len(), 1);
+        records.expire(SECOND * 3601);
         assert_eq!(step(&records, "a=1", None), Step::Create(first));
     }
 

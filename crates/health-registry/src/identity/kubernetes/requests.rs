@@ -41,6 +41,8 @@ pub(super) enum RequestError {
         "the API server drops fields of slices of endpoints; install the current deploy/kubernetes/crds.yaml"
     )]
     Pruned,
+    #[error("the API server answers with an earlier state; its store may have been restored")]
+    Outdated,
 }
 
 /// What a failure of a request says.
@@ -65,6 +67,7 @@ impl RequestError {
             } => status,
             Self::Api { .. } | Self::Access(_) => return Blame::Connection,
             Self::Pruned => return Blame::Server,
+            Self::Outdated => return Blame::Object,
         };
         let wished = status.details.as_ref().map(|all| all.retry_after_seconds);
         let wished = wished.filter(|seconds| *seconds > 0);
