@@ -57,8 +57,7 @@ pub struct NodeSettings {
     pub devices: Vec<String>,
     /// Report the agent's state as a condition of this node's object, with this type; needs --registry kubernetes
     #[arg(
-        long, value_name = "TYPE", num_args = 0..=1, require_equals = true, default_missing_value = NODE_CONDITION,
-        add = Common
+        long, value_name = "TYPE", num_args = 0..=1, require_equals = true, default_missing_value = NODE_CONDITION
     )]
     pub node_condition: Option<String>,
     /// File with the mesh key, a secret of at least 16 bytes, the same on all nodes: agents use it to authenticate

@@ -328,6 +328,12 @@ async fn feed(
         // As the real server, silent until its revision has passed one from its future.
         sent = sent.max(revision);
         tokio::select! {
+            biased;
+            // A watch that has ended sends nothing of what happened later.
+            _ = behaviours.changed() => {
+                let reset = std::io::ErrorKind::ConnectionReset.into();
+                return sender.send(Err(reset)).await;
+            }
             _ = revisions.changed() => {}
             _ = bookmarks.changed() => {
                 if parameters.allow_watch_bookmarks == Some(true) {
@@ -340,10 +346,6 @@ async fn feed(
                     });
                     sender.send(line(&bookmark)).await?;
                 }
-            }
-            _ = behaviours.changed() => {
-                let reset = std::io::ErrorKind::ConnectionReset.into();
-                return sender.send(Err(reset)).await;
             }
             () = sender.closed() => return Ok(()),
             () = tokio::time::sleep_until(end) => return Ok(()),

@@ -475,7 +475,11 @@ async fn an_address_is_kept_back_while_its_number_means_other_labels_here() -> a
     // The agent hears only of slices, while its number is given to other labels.
     cluster.server.refuse("GET", Kind::HealthIdentity, "", 403);
     cluster.server.end_watches();
-    until(&mut identities, "the outage", |now| now.stale.is_some()).await?;
+    until(&mut identities, "the refusal", |now| {
+        let reason = now.stale.as_ref().map(|stale| stale.reason.as_str());
+        reason.is_some_and(|reason| reason.contains("(403)"))
+    })
+    .await?;
     cluster
         .server
         .delete_of(Kind::HealthIdentity, &identity.to_string());
@@ -494,7 +498,10 @@ async fn an_address_is_kept_back_while_its_number_means_other_labels_here() -> a
     assert_eq!(has(&identities.borrow(), &app(0)), Some(identity));
     cluster.server.refuse_nothing();
     until(&mut addresses, "both", |now| now.0.len() == 2).await?;
-    assert_eq!(has(&agent.identities().borrow(), &app(1)), Some(identity));
+    until(&mut identities, "the other labels", |now| {
+        has(now, &app(1)) == Some(identity)
+    })
+    .await?;
     Ok(())
 }
 

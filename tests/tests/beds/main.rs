@@ -38,6 +38,7 @@ mod kubernetes_labels_model;
 mod kubernetes_peers;
 mod kubernetes_policies;
 mod kubernetes_readiness;
+mod kubernetes_rights;
 mod listings;
 mod masquerade;
 mod mesh;
