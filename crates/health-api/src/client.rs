@@ -46,7 +46,7 @@ impl Client {
         }
     }
 
-    /// A client of the agent that listens on a TCP port with TLS. Fails if the certificates are of no use.
+    /// A client of the agent that listens on a TCP port with TLS. Fails if the certificates are unusable.
     pub fn over_tls(
         host: &str,
         port: u16,

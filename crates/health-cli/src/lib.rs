@@ -210,7 +210,7 @@ impl Command {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// What the command works on besides the agent's API, if there is no way without it.
+    /// What the command needs on this machine besides the agent's API, if anything.
     const fn local_part(&self) -> Option<&'static str> {
         match self {
             Self::Bpf(_) => Some("reads the maps of this machine"),

@@ -8,14 +8,13 @@ use tokio::time::{Instant, sleep};
 
 use super::error::{CniError, Code};
 
-/// How long an agent may be away until containers cannot be added. Runtimes hand a failed STATUS on to the kubelet, whose
-/// node is not ready then, and services lose the endpoints on that node. An upgrade replaces the agent within this time.
+/// How long an agent may be away before STATUS fails. Runtimes report a failed STATUS to the kubelet, which marks its
+/// node as not ready; services then lose the endpoints on that node. An upgrade replaces the agent within this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Succeeds if the agent can create endpoints, and fails with [`Code::NotAvailable`] and the reason once it could not for
-/// 10 s.
+/// Succeeds if the agent can create endpoints. Fails with [`Code::NotAvailable`] and the reason if it cannot for 10 s.
 pub(super) async fn status(client: &Client) -> Result<(), CniError> {
     let ready = patiently(|| async {
         let _: AgentState = client.get("/v1/endpoints/readiness").await?;

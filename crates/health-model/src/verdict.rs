@@ -81,7 +81,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts one more.
+    /// Counts one more node or address.
     pub const fn add(&mut self, one: Reachability) {
         self.total += 1;
         match one {
@@ -95,7 +95,7 @@ impl Tally {
         }
     }
 
-    /// The number of those that are unreachable.
+    /// The number of unreachable nodes or addresses.
     pub const fn unreachable(self) -> usize {
         self.total - self.reachable - self.unknown
     }

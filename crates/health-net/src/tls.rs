@@ -14,10 +14,10 @@ pub fn provider() -> Arc<CryptoProvider> {
     PROVIDER.clone()
 }
 
-/// Why a text does not contain usable authority certificates.
+/// Why a document does not contain usable authority certificates.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthoritiesError {
-    /// The text is not PEM.
+    /// The document is not PEM.
     #[error("cannot read the CA certificates: {0}")]
     Unreadable(#[source] pem::Error),
     /// There is no certificate.
@@ -41,7 +41,7 @@ pub fn authorities(pem: &[u8]) -> Result<RootCertStore, AuthoritiesError> {
     Ok(store)
 }
 
-/// Which of two texts is not what it should be in PEM. Its text completes "cannot read the".
+/// Which of the two PEM documents is invalid. The message completes "cannot read the".
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The certificates.
@@ -62,7 +62,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads both from PEM. Whether there is a certificate, and the key is its own, shows when they are used.
+    /// Reads both from PEM. Does not check whether there is a certificate and whether the key belongs to it.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, IdentityError> {
         let chain = CertificateDer::pem_slice_iter(certificates)
             .collect::<Result<_, _>>()

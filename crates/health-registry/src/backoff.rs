@@ -22,7 +22,7 @@ impl Backoff {
     /// The longest pause by default. Short enough for every agent to return to its registry within seconds.
     pub(crate) const LONGEST: Duration = Duration::from_millis(2500);
 
-    /// Pauses that grow to another bound.
+    /// Pauses that grow up to `longest`.
     pub(crate) const fn up_to(longest: Duration) -> Self {
         let next = SHORTEST;
         Self { next, longest }

@@ -7,14 +7,14 @@ use super::answer::Refusal;
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Nothing that outlasts the request.
+    /// Only reads: has no effect after the request.
     Read,
     /// Changes the state of the agent, sends probes, or makes others do so.
     Change,
 }
 
 impl Access {
-    /// The word for it in the OpenAPI document.
+    /// The value of `x-access` in the OpenAPI document.
     #[cfg(test)]
     pub(super) const fn word(self) -> &'static str {
         match self {
@@ -27,13 +27,13 @@ impl Access {
 /// The clients of one entrance. Each audience has limits of its own, so that none can use up those of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Audience {
-    /// Those of the unix socket.
+    /// Clients of the unix socket.
     Local,
-    /// Those of the unix socket for reading.
+    /// Clients of the unix socket for reading.
     LocalReaders,
-    /// Those whose certificate is from `--api-client-ca`.
+    /// Clients with a certificate from `--api-client-ca`.
     Remote,
-    /// Those whose certificate is from `--api-client-ca-read-only`.
+    /// Clients with a certificate from `--api-client-ca-read-only`.
     RemoteReaders,
 }
 

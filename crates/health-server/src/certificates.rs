@@ -185,8 +185,8 @@ struct Loaded {
 }
 
 impl Loaded {
-    /// Whether the client of this connection, whose certificate some authority has signed, may do everything. Asks the
-    /// authorities of those clients again: the other ones cannot sign such a certificate, whatever names it has.
+    /// Whether the client of this connection, whose certificate some authority has signed, may do everything. Verifies
+    /// the certificate again with only the authorities for full access: no other authority can sign such a certificate.
     fn is_full(&self, connection: &ServerConnection) -> bool {
         let chain = connection.peer_certificates().unwrap_or_default();
         match (&self.full, chain.split_first()) {
@@ -237,8 +237,8 @@ impl Certificates {
         }
     }
 
-    /// Reads the files again whenever they change. If they are of no use, the previous ones stay in force until the
-    /// next change.
+    /// Reads the files again whenever they change. If the new ones are unusable, the previous ones stay in
+    /// force until the next change.
     pub(super) async fn follow(mut self) {
         let mut polls = interval(POLL_PERIOD);
         polls.set_missed_tick_behavior(MissedTickBehavior::Delay);

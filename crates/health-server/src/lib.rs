@@ -1,5 +1,6 @@
-//! The agent's HTTP servers: the API on Unix sockets and over TLS, and the pages for monitoring, load balancers and supervisors on
-//! TCP ports. Responses come from a [`source`], which the agent implements. This crate keeps no state of the agent.
+//! The agent's HTTP servers: the API on Unix sockets and over TLS, and the pages for monitoring, load balancers and
+//! supervisors on TCP ports. Responses come from a [`source`], which the agent implements. This crate keeps no state of
+//! the agent.
 
 #![forbid(unsafe_code)]
 

@@ -22,8 +22,8 @@ use super::page_server::Answer;
 const WARN_AFTER: Duration = Duration::from_secs(15);
 /// A check fails after this time without news.
 const FAIL_AFTER: Duration = Duration::from_secs(60);
-/// The checks whose problem is that a part of the agent does not answer. The problems of others come from the kernel or the
-/// host, and may outlast any restart.
+/// The checks whose problem is that a part of the agent does not answer. The problems of others come from the kernel or
+/// the host, and may outlast any restart.
 const HANGS: [&str; 3] = ["api-socket", "responders", "services"];
 /// Time allowed for repairing a fault before it counts as a failure.
 const REPAIR_TIME: Duration = Duration::from_secs(2);
@@ -113,8 +113,8 @@ impl Observation {
         }
     }
 
-    /// The same observation as far as it shows that the agent hangs, which only a restart ends: a lack of news, and the
-    /// problems of [`HANGS`].
+    /// Keeps only those problems of the observation that show that the agent hangs: overdue reports, and the problems
+    /// of the checks in [`HANGS`].
     #[must_use]
     pub fn of_hang(self) -> Self {
         let problem = self.problem.filter(|_| HANGS.contains(&self.check));

@@ -1,4 +1,4 @@
-//! Serves HTTP on listeners of any kind, plain or over TLS. There may be many silent or slow clients; none of them delays another.
+//! Serves HTTP on listeners of any kind, plain or over TLS. Silent or slow clients do not delay others.
 //!
 //! A connection carries one request. It is closed if the request head does not arrive in time, or if the client has
 //! made the server wait too long in total. When all slots are taken and a new client is waiting, the clients that have
@@ -57,7 +57,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves those on `listeners` whom `admit` lets in. Must be called in a tokio runtime.
+    /// Serves the clients of `listeners` that `admit` lets in. Must be called in a tokio runtime.
     pub(super) fn start<L: Listener>(
         listeners: impl IntoIterator<Item = L>,
         admit: &impl Admit<L::Io>,

@@ -51,8 +51,8 @@ const LIMITS: Limits = Limits {
 const PROBE_REQUESTS: usize = 16;
 /// Maximum number of concurrent clients that watch endpoints, and of those that watch container probes.
 const WATCHES: usize = 16;
-/// Maximum number of clients that monitor, for each audience but that of the unix socket. The agent serves 16 in all, so
-/// that at least four of these can always be local.
+/// Maximum number of clients that monitor, for each audience but that of the unix socket. The agent serves 16 in all,
+/// so that at least four of these can always be local.
 const GUEST_MONITORS: usize = 4;
 /// Maximum number of events written at once.
 const EVENT_BATCH: usize = 256;
@@ -124,7 +124,7 @@ pub(super) struct Api<S> {
     pub(super) watches: Slots,
     /// Limits watches of container probes.
     pub(super) container_watches: Slots,
-    /// Limits clients that monitor, if it is not for this audience that the agent limits their number.
+    /// Limits clients that monitor; `None` for the local audience, which only the agent's own limit concerns.
     monitors: Option<Slots>,
 }
 
@@ -456,7 +456,7 @@ pub(super) async fn openapi() -> Answer<Map<String, Value>> {
     Answer::of_json(OPENAPI)
 }
 
-/// Takes the place of operations that the audience may not use.
+/// Serves the paths of operations that the audience may not use.
 pub(super) async fn refuse_change<S: Source>(State(api): Shared<S>, request: Request) -> Refusal {
     let operation = format!("{} {}", request.method(), request.uri().path());
     api.audience.refusal(&operation)

@@ -39,9 +39,8 @@ pub(super) struct Sources {
 
 impl Sources {
     /// Opens the configured pod sources. Pods from the folder take precedence over those `from_kubernetes`, because
-    /// write access to the folder is a greater privilege than write access to pods. `events` takes what happens to the
-    /// latter. Returns `None` if this agent should
-    /// not probe containers.
+    /// write access to the folder is a greater privilege than write access to pods. `events` receives the
+    /// events of pods from Kubernetes. Returns `None` if this agent should not probe containers.
     pub(super) fn open(
         config: &Settings,
         from_kubernetes: Option<watch::Receiver<Arc<PodSet>>>,

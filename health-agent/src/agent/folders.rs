@@ -35,7 +35,7 @@ pub(super) struct SocketGroups {
 }
 
 impl SocketGroups {
-    /// Whether there are any.
+    /// Whether any group is set.
     pub(super) fn is_any(self) -> bool {
         self.of_folder().is_some()
     }
@@ -45,7 +45,7 @@ impl SocketGroups {
         self.full.or(self.readers)
     }
 
-    /// Whether there is another group, which can reach the folder only if all users can traverse it.
+    /// Whether a second group uses the folder. It can do that only if all users can traverse the folder.
     fn is_another(self) -> bool {
         matches!(self, Self { full: Some(full), readers: Some(readers) } if full != readers)
     }

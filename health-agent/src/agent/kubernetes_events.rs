@@ -25,7 +25,7 @@ impl KubernetesEvents {
         Ok(Some(Self(Arc::new(writer))))
     }
 
-    /// What is known about the writing.
+    /// Whether the writes succeed.
     pub(super) fn controller(&self) -> Controller {
         self.0.controller()
     }

@@ -44,7 +44,7 @@ impl ReportedCondition {
         }))
     }
 
-    /// What is known about the writing.
+    /// Whether the writes succeed.
     pub(super) fn controller(&self) -> Controller {
         self.writer.controller()
     }

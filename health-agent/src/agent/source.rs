@@ -146,7 +146,7 @@ impl AgentSource {
         Liveness::judge(observations.map(Observation::of_hang).collect(), now)
     }
 
-    /// Why the agent does not do all its work, if so: it starts, refuses endpoints, or a check fails.
+    /// Why the agent is not ready, if it is not: it is starting, refuses endpoints, or a check fails.
     pub(super) fn unready(&self) -> Option<String> {
         let starting = Source::starting(self);
         let unknown = || self.enforcer().and_then(Enforcer::unknown_policies);

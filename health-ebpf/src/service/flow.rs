@@ -221,8 +221,8 @@ fn comes_in(flags: u16) -> bool {
     flags & (FLOW_FROM_OUTSIDE | FLOW_MASQUERADED) == FLOW_FROM_OUTSIDE
 }
 
-/// Whether a packet with this tuple, from or to an endpoint, belongs to a flow through a service. Changes the tuple and
-/// changes it back: two would not fit on the stack.
+/// Whether a packet with this tuple, from or to an endpoint, belongs to a flow through a service. Modifies the tuple
+/// in place and restores it, because the stack has no space for a second one.
 #[inline(always)]
 pub(crate) fn is_of_service<T: Version>(tuple: &mut T) -> bool {
     if !is_on() {

@@ -1,4 +1,5 @@
-//! The Helm chart in `deploy/helm/health-agent`: made from the objects of the kustomization, without and with each component.
+//! The Helm chart in `deploy/helm/health-agent`: made from the objects of the kustomization, without and with each
+//! component.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -226,20 +227,20 @@ fn switch(component: &str) -> String {
     format!(".Values.components.{component}")
 }
 
-/// Lines for one case only.
+/// Lines that are rendered only under a condition.
 fn guarded(condition: &str, lines: &str) -> String {
     format!("{{{{- if {condition} }}}}\n{lines}{{{{- end }}}}\n")
 }
 
-/// What stands in a template for a value.
+/// What replaces a value in a template.
 enum Substitute {
     /// A scalar.
     Scalar(&'static str),
-    /// A text of several lines.
+    /// A string of several lines.
     Text(&'static str),
     /// A list or map.
     Block(&'static str),
-    /// A map, or without one the value itself.
+    /// A map that replaces the value unless it is empty.
     Override(&'static str),
 }
 

@@ -1,5 +1,5 @@
-//! The objects of `deploy/kubernetes`, as `kubectl apply -k` makes them but for the hashes in names. The kubectl of Debian 12
-//! has no components.
+//! The objects of `deploy/kubernetes`, as `kubectl apply -k` makes them except for the hashes in names. The tests
+//! render them without kubectl: that of Debian 12 does not support components.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -47,8 +47,8 @@ fn agents_are_removed_node_by_node_with_all_that_they_made() -> anyhow::Result<(
     Ok(())
 }
 
-/// Files in the agents' folders that are not theirs: the plugin of the cluster, and those that the kernel puts into each
-/// bpffs.
+/// Files in the agents' folders that are not theirs: the plugin of the cluster, and those that the kernel puts into
+/// each bpffs.
 const OTHERS: [&str; 3] = ["loopback", "maps.debug", "progs.debug"];
 
 /// What agents made on a node.
@@ -81,7 +81,7 @@ fn left(node: &ClusterNode) -> anyhow::Result<Vec<String>> {
     Ok(left)
 }
 
-/// Prints what the control group of the agent takes: requests and limits in the manifests are of that size.
+/// Prints the memory usage of the agent's control group, on which the requests and limits in the manifests are based.
 fn print_memory(node: &ClusterNode) -> anyhow::Result<()> {
     let pid = node.run("pidof health-agent")?;
     let pid = pid.split_whitespace().next().context("no agent")?;

@@ -46,7 +46,7 @@ impl fmt::Display for ApiUrl {
     }
 }
 
-/// The text is not an [`ApiUrl`].
+/// The string is not an [`ApiUrl`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not the URL of an API; write it like https://192.0.2.1:4245, https://[2001:db8::1]:4245 or unix:/run/health-agent/reader.sock"
@@ -149,7 +149,7 @@ impl fmt::Display for Access {
 }
 
 impl Access {
-    /// Fails if the certificates are of no use.
+    /// Fails if the certificates are unusable.
     pub(super) fn over_tls(
         host: &str,
         port: u16,

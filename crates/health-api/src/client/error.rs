@@ -33,7 +33,7 @@ pub enum ClientError {
         /// The system's error.
         source: io::Error,
     },
-    /// A certificate is of no use to the other side.
+    /// One side refuses the certificate of the other.
     #[error("cannot connect to the agent at {agent}: {reason}")]
     Tls {
         /// The URL.

@@ -5,7 +5,7 @@ use std::io;
 
 use rustls::{AlertDescription, CertificateError};
 
-/// What TLS reports somewhere among the causes of an error, in words; `None` if it is not an error of TLS.
+/// Describes the TLS error among the causes of an error; `None` if there is none.
 pub(super) fn reason(error: &(dyn Error + 'static)) -> Option<String> {
     let mut cause = Some(error);
     while let Some(error) = cause {

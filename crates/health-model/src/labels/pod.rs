@@ -58,9 +58,9 @@ pub struct IdentityLabels {
 /// Returns the labels that count for the identity of a pod of this cluster. `namespace_labels` are those of the pod's
 /// namespace; its name is always among them. `filter` does not concern the labels of named ports.
 ///
-/// If they make no set, because one is too long, or because there are too many or they are too long in all, the pod counts as one without named
-/// ports, which no rule with a port name allows. If the others still make no set, it counts as one without labels of its
-/// own, too: policies for its whole namespace must not miss it.
+/// If the labels exceed a limit (length of one label, number, total length), the pod counts as one without named
+/// ports, which no rule with a port name allows. If the other labels still exceed a limit, it also counts as one
+/// without labels of its own: policies for its whole namespace must not miss it.
 pub fn identity_labels(
     pod: Pod<'_>,
     namespace_labels: &Labels,

@@ -1,4 +1,4 @@
-//! Tells the cluster what its users should see of a pod: why a container is no longer ready, or is killed.
+//! Events of pods for the cluster's users: why a container is no longer ready, or is killed.
 
 use std::sync::Arc;
 

@@ -59,7 +59,7 @@ pub enum IdentityError {
     Limited {
         /// The first labels of the set.
         labels: String,
-        /// Whose label sets are too many.
+        /// Which namespace or node has too many, and the limit.
         reason: String,
     },
     /// An entry of the store is certainly wrong.
@@ -104,7 +104,7 @@ pub enum OpenError {
     NotBuilt(RegistrySpec),
 }
 
-/// What people want to know about an endpoint.
+/// Information about an endpoint for users of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointDetails {
     /// The endpoint's pod, as `NAMESPACE/NAME`.
@@ -406,8 +406,7 @@ impl IdentityAllocator {
         }
     }
 
-    /// Adds to announced endpoints what people want to know about them, by id. Only Kubernetes stores it, within half a
-    /// minute.
+    /// Sets the details of announced endpoints, by id. Only Kubernetes stores them, within half a minute.
     pub fn describe(&self, details: BTreeMap<u16, EndpointDetails>) {
         if self.shared.wants().describe(details) {
             self.shared.wake.notify_one();

@@ -54,8 +54,8 @@ impl<K: Ord, V> LastingMap<K, V> {
         }
     }
 
-    /// Keeps all removed entries at least until `at`. An entry gets more time only once, so that one outage after another
-    /// does not keep it.
+    /// Keeps all removed entries at least until `at`. Each entry gets more time only once, so that
+    /// repeated outages do not keep it forever.
     pub(super) fn prolong(&mut self, at: Duration) {
         for entry in self.entries.values_mut() {
             if !entry.is_prolonged && entry.leaves_at.is_some_and(|before| before < at) {

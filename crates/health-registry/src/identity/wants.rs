@@ -20,7 +20,7 @@ pub(super) type Answer = Result<Identity, IdentityError>;
 pub(super) struct Wants {
     sets: BTreeMap<Arc<LabelSet>, Want>,
     addresses: BTreeMap<IpAddr, Announce>,
-    /// What people want to know about endpoints, by id.
+    /// The details of endpoints, by id.
     details: Arc<BTreeMap<u16, EndpointDetails>>,
     /// Why the store cannot be used at present.
     outage: Option<IdentityError>,

@@ -29,9 +29,9 @@ const MESSAGE_GAP: Duration = Duration::from_secs(60);
 /// The state of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionStatus {
-    /// It holds.
+    /// The condition holds.
     True,
-    /// It does not hold.
+    /// The condition does not hold.
     False,
     /// It is not known whether it holds.
     Unknown,
@@ -93,7 +93,7 @@ impl ConditionWriter {
         })
     }
 
-    /// What is known about the writing.
+    /// Whether the writes succeed.
     pub fn controller(&self) -> Controller {
         Controller::new("node-condition", self.activity.clone())
     }

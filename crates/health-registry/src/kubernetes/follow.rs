@@ -70,8 +70,8 @@ pub(crate) trait Kept: Send {
     fn is_optional(&self) -> bool {
         false
     }
-    /// Publishes that the server does not have this kind of object. Called only if [`Self::is_optional`]. Returns whether
-    /// the server has answered this often enough to count.
+    /// Publishes that the server does not have this kind of object. Called only if [`Self::is_optional`]. Returns
+    /// whether the server has answered this often enough to count.
     fn set_lacking(&mut self) -> bool {
         true
     }
@@ -314,13 +314,13 @@ where
     }
 }
 
-/// Notices a server whose store was restored from a backup. Such a server accepts a watch that begins with a revision of
-/// its future, and sends nothing before its own revision has passed that one (kubernetes/kubernetes issue 107457).
+/// Notices a server whose store was restored from a backup. Such a server accepts a watch from a revision that it
+/// has not reached yet, and sends nothing until it has passed that revision (kubernetes/kubernetes issue 107457).
 struct History<K> {
     api: Api<K>,
-    /// Revisions that an older answer casts doubt on.
+    /// Revisions that were seen although a later reply has an older one.
     doubts: watch::Receiver<Option<u64>>,
-    /// Whether a listing was the last that was heard: the next watch begins with its revision.
+    /// Whether a listing was the last news: the next watch begins with its revision.
     is_listed: bool,
     /// Whether a watch runs.
     is_watching: bool,
@@ -414,7 +414,7 @@ enum End {
     Broken,
     /// The pages of the listing were too long.
     LargePages,
-    /// The server's history is another one than before.
+    /// The server's store was restored: its history differs from the one seen before.
     WentBack,
     /// The server does not have this kind of object.
     Lacking {

@@ -63,8 +63,8 @@ impl Drop for Probed {
 }
 
 /// Slices combined with a node's probes: endpoints on the node with this name are not ready if its probes say so.
-/// Endpoints that are not probed keep the state in their slice. So do endpoints that the slice marks as not ready,
-/// which is how a person or the cluster takes an endpoint out of service: probes never bring one in.
+/// Endpoints that are not probed keep the state in their slice. Endpoints that the slice marks as not ready stay out of
+/// service whatever the probes say, so that an operator or the cluster can take an endpoint out of service.
 #[derive(Debug)]
 struct Overlay {
     node: Arc<str>,

@@ -34,8 +34,8 @@ const SHORTEST_GAP: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 16;
 /// Maximum number of steps towards a number for one label set. A step fails only if another agent was faster.
 const STEPS: usize = 100;
-/// Number of answers older than the known state after which a label set is tried again later: one may come late, more
-/// are those of a server whose store was restored.
+/// Number of replies older than the known state after which a label set waits for a later attempt. One such reply may
+/// be late; several mean that the server's store was restored.
 const OUTDATED_ANSWERS: usize = 3;
 /// With more nodes than this, an agent pauses before it creates a number.
 const FEW_NODES: usize = 50;
@@ -346,8 +346,8 @@ impl Keeper {
         records.step(&wanted.labels, wanted.identity, is_taken)
     }
 
-    /// Records the object of a number as an answer shows it. Without one, the known state is outdated, and the object is
-    /// read. Returns whether the answers are up to date.
+    /// Records the object of a number as an answer shows it. Without one, the known state is outdated, and the object
+    /// is read. Returns whether the answers are up to date.
     async fn take_answer(
         &self,
         requests: &Requests,
@@ -381,7 +381,8 @@ impl Keeper {
         Ok(wait.into_iter().chain(gap).min())
     }
 
-    /// Gives slices to the Node object that were written when there was none, so that Kubernetes deletes them with it.
+    /// Makes the Node object the owner of slices that were written before it existed, so that Kubernetes deletes them
+    /// with it.
     async fn adopt_slices(
         &mut self,
         requests: &Requests,
@@ -469,14 +470,14 @@ impl Keeper {
     }
 }
 
-/// How long to wait for another agent's object before a number is created, with `nodes` nodes: many may need a label set
-/// at the same moment, and only one can create it. `random` is at least 0 and below 1.
+/// How long to wait for another agent's object before a number is created, with `nodes` nodes: many may need a label
+/// set at the same moment, and only one can create it. `random` is at least 0 and below 1.
 fn creation_pause(nodes: usize, random: f64) -> Option<Duration> {
     (nodes > FEW_NODES).then(|| LONGEST_CREATION_PAUSE.mul_f64(random))
 }
 
-/// The digests of the labels of the identities that this node holds. A number that two label sets have at this moment is
-/// not among them.
+/// The digests of the labels of the identities that this node holds. A number that two label sets have at this moment
+/// is not among them.
 fn digests(held: &HeldIdentities) -> BTreeMap<Identity, LabelsDigest> {
     let mut digests = BTreeMap::new();
     let mut ambiguous = BTreeSet::new();

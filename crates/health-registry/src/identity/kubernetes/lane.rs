@@ -1,4 +1,4 @@
-//! The pauses of one kind of write after failures. No clock of its own.
+//! The pauses of one kind of write after failures. Callers pass the time in.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// The longest pause while the server refuses requests: a thousand agents must not keep an overloaded server so.
+    /// The longest pause while the server refuses requests: a thousand agents must not keep a server overloaded.
     pub(super) const LONGEST: Duration = Duration::from_secs(30);
 
     /// `longest_of_object` is the longest pause after a refusal that may concern one object only.

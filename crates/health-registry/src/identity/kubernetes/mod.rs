@@ -38,7 +38,7 @@ use crate::nodes::{LastHeard, Staleness};
 #[derive(Debug)]
 struct Known {
     state: Mutex<State>,
-    /// The last revision to which an answer to a request was older.
+    /// The last known revision that was newer than the reply to a request.
     doubts: watch::Sender<Option<u64>>,
     started: Instant,
 }
@@ -48,7 +48,7 @@ struct State {
     records: Records,
     /// Since when and why each kind of object may be outdated.
     stale: [Option<Staleness>; Kind::ALL.len()],
-    /// Since when the store cannot be used, unless it can.
+    /// Since when the store has been unusable; `None` if it can be used.
     interrupted_since: Option<Duration>,
 }
 
@@ -111,7 +111,8 @@ impl Known {
         }
     }
 
-    /// An answer that is older than what is known is that of a server whose store was restored, or came late.
+    /// Reports that a reply is older than the known revision `later`, if any: the reply is late, or the server's store
+    /// was restored. Returns whether the reply is up to date.
     fn doubt(&self, later: Option<u64>) -> bool {
         if later.is_some() {
             self.doubts.send_replace(later);

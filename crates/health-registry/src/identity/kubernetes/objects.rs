@@ -151,7 +151,7 @@ pub(super) struct Entry {
     pub(super) digest: Option<LabelsDigest>,
     /// The endpoint's addresses, and the address of the node by which other nodes reach each.
     pub(super) addresses: BTreeMap<IpAddr, IpAddr>,
-    /// What only people read.
+    /// Information for users; agents ignore it.
     pub(super) details: Option<EndpointDetails>,
 }
 
@@ -186,11 +186,11 @@ pub(super) struct SliceObject {
     pub(super) version: ObjectVersion,
     /// The entries that can be read; `None` if the object is no slice.
     pub(super) entries: Option<Entries>,
-    /// The identities of entries that cannot be read, as those of a newer agent.
+    /// The identities of entries that cannot be read, such as entries of a newer agent.
     pub(super) unread: BTreeSet<Identity>,
     /// Why the object, or one of its entries, cannot be read.
     pub(super) problem: Option<String>,
-    /// Whether it belongs to another object, which should be its Node.
+    /// Whether it has an owner, which should be its Node.
     pub(super) has_owner: bool,
 }
 

@@ -1,12 +1,12 @@
 //! How many new label sets this node adds to the store: each is an object that all agents keep for more than an hour.
-//! No clock of its own.
+//! Callers pass the time in.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The rate of the whole node: room for all its pods at once, and then far less than the collectors remove.
+/// The rate of the whole node: enough for all its pods at once, and afterwards far less than the collectors remove.
 const OF_NODE: Rate = Rate {
     burst: 1024,
     period: Duration::from_millis(200),
@@ -24,7 +24,7 @@ struct Rate {
     period: Duration,
 }
 
-/// The new label sets of late.
+/// The recent new label sets.
 #[derive(Debug, Default)]
 pub(super) struct Quota {
     node: Bucket,
@@ -50,7 +50,7 @@ impl Bucket {
 }
 
 impl Quota {
-    /// Counts a new label set of a namespace, if it has one. Fails with the reason if there were too many of late.
+    /// Counts a new label set of a namespace, if it has one. Fails with the reason if there were too many recently.
     pub(super) fn take(&mut self, namespace: Option<&str>, now: Instant) -> Result<(), String> {
         self.namespaces
             .retain(|_, bucket| bucket.full_at.is_some_and(|at| at > now));

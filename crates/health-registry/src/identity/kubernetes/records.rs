@@ -25,9 +25,9 @@ use crate::nodes::UnusableEntry;
 const SHARE_OF_NAMESPACE: usize = NUMBERS / 4;
 /// Number of identities from which on there is a warning.
 const CROWDED: usize = NUMBERS / 2;
-/// A mark further in the future than this is that of a wrong clock.
+/// A mark further in the future than this comes from a wrong clock.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
-/// Interruptions of this length show nothing about which identities are used meanwhile.
+/// After an interruption of at least this length, it is unknown which identities were used meanwhile.
 const LONG_INTERRUPTION: Duration = Duration::from_secs(30);
 
 /// The contents of the store. Times count from any fixed moment.
@@ -73,7 +73,7 @@ struct Number {
 struct Slice {
     version: ObjectVersion,
     entries: Entries,
-    /// The identities of what cannot be read.
+    /// The identities of entries that cannot be read.
     unread: BTreeSet<Identity>,
     /// Whether all of it can be read.
     is_whole: bool,
@@ -409,8 +409,8 @@ impl Records {
         }
     }
 
-    /// Notes that the store is back after an interruption. Other nodes could not write either meanwhile, which matters
-    /// if it was a long one.
+    /// Notes that the store is back after an interruption. After a long one, unused identities count as
+    /// unused only from now on: other nodes may have been unable to write, too.
     pub(super) fn resume(&mut self, interruption: Duration, now: Duration) {
         self.view.resume(now);
         if interruption < LONG_INTERRUPTION {
@@ -541,7 +541,7 @@ impl Records {
                     }
                     true
                 }
-                // A mark of the future, which would last until then, is renewed.
+                // A mark in the future would last until then, so it is renewed.
                 _ => false,
             };
             let patience = terms.turn.saturating_mul(terms.order.place(*identity));
@@ -861,7 +861,7 @@ mod tests {
         let mut marked = object(300, "a=1", 2);
         marked.unused_since = Some(Timestamp::UNIX_EPOCH);
         records.put_identity(marked, SECOND * 60);
-        // However long the mark's own clock says: this agent must have known it for half of that.
+        // Whatever time the mark names, this agent must have known the mark for half of the delay.
         assert_eq!(due(&records, SECOND * 359, 600), []);
         assert_eq!(due(&records, SECOND * 360, 599), []);
         assert_eq!(due(&records, SECOND * 360, 600), [(300, true)]);

@@ -13,10 +13,10 @@ use super::objects::{Entries, EntryKey};
 const MAX_ENTRIES: usize = 100;
 /// Minimum time between two writes of a slice: starting pods come in numbers, and each write goes to all agents.
 pub(super) const SHORTEST_GAP: Duration = Duration::from_secs(1);
-/// How long details must differ from those in the store before a slice is written for their sake: endpoints leave the
-/// state `ready` for a moment with each change of policy.
+/// How long details must differ from those in the store before they alone cause a write of the slice: endpoints leave
+/// the state `ready` for a moment with each change of policy.
 pub(super) const DETAILS_HOLD: Duration = Duration::from_secs(5);
-/// Minimum time between two writes of a slice for the sake of details.
+/// Minimum time between two writes of a slice that only details cause.
 pub(super) const DETAILS_GAP: Duration = Duration::from_secs(30);
 
 /// This node's slices as they should be.
@@ -31,11 +31,11 @@ pub(super) struct OwnSlices {
     faulty: BTreeSet<u32>,
 }
 
-/// When a slice was and may be written.
+/// When a slice was written, and since when it must be.
 #[derive(Clone, Copy, Debug, Default)]
 struct Written {
     last: Option<Instant>,
-    /// When it was last written for the sake of details.
+    /// When it was last written only because of details.
     for_details: Option<Instant>,
     /// Since when only details differ from those in the store.
     differs_since: Option<Instant>,

@@ -123,7 +123,7 @@ impl EventWriter {
         })
     }
 
-    /// What is known about the writing of events.
+    /// Whether the writes succeed.
     pub fn controller(&self) -> Controller {
         Controller::new("kubernetes-events", self.activity.clone())
     }
@@ -378,8 +378,8 @@ async fn due(next: Option<(ObjectEvent, Instant)>) -> ObjectEvent {
     }
 }
 
-/// Derives the event's name from its contents and `series`. All agents derive the same name from the same, so that the
-/// API server has one event for all.
+/// Derives the event's name from its contents and `series`. All agents derive the same name from the same contents,
+/// so that the API server has one event for all.
 fn event_name(event: &ObjectEvent, series: &impl Hash) -> String {
     let mut hasher = DefaultHasher::new();
     event.hash(&mut hasher);

@@ -1,5 +1,5 @@
 //! Which occurrences of events are written, when, and as which object. An event that occurs again is counted in its
-//! object. No connection and no clock of its own.
+//! object. Makes no requests; callers pass the time in.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{Attempt, ObjectEvent};
 
 /// How many occurrences about one object are written in a row; same as in the kubelet.
 const BURST: u32 = 25;
-/// After what time another one is written; same as in the kubelet.
+/// Time after which one more occurrence is written; same as in the kubelet.
 const REFILL: Duration = Duration::from_secs(300);
 /// How long a repetition is counted in the object of an earlier occurrence. API servers forget events after an hour.
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
