@@ -193,8 +193,8 @@ operations! {
 
     /// Whether endpoints can be created now.
     getEndpointReadiness: Read get "/v1/endpoints/readiness" => endpoints::readiness {
-        200: "They can.",
-        503: "They cannot, with the reason: the node has no pod CIDR, the policies of the Kubernetes cluster are not known yet, or the agent has not taken over its endpoints yet.",
+        200: "Endpoints can be created.",
+        503: "Endpoints cannot be created, with the reason: the node has no pod CIDR, the policies of the Kubernetes cluster are not known yet, or the agent has not taken over its endpoints yet.",
     }
 
     /// The security identities that this node knows.

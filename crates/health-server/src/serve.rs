@@ -323,12 +323,16 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for PacedStream<S> {
         self.stream.is_write_vectored()
     }
 
+    /// TLS takes data that it cannot send yet, so that the flush waits for the client. Hyper flushes only when all is
+    /// written: no write is pending.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let flush = Pin::new(&mut self.stream).poll_flush(cx);
+        self.pace(cx, flush)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let shutdown = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.pace(cx, shutdown)
     }
 }
 
@@ -410,6 +414,49 @@ mod tests {
         // An error also ends the stream.
         let _ = timeout(PATIENCE, read).await.unwrap();
         answer
+    }
+
+    /// Takes all that is written, and never sends it on: TLS to a client that has stopped reading.
+    struct Hoard;
+
+    impl AsyncWrite for Hoard {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(buf.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test]
+    async fn clients_that_take_in_nothing_more_of_a_written_answer_give_way_too() {
+        for is_shutdown in [false, true] {
+            let mut paced = PacedStream {
+                stream: Hoard,
+                waits: Arc::default(),
+                patience: Duration::from_millis(10),
+                deadline: None,
+            };
+            paced.write_all(b"the answer").await.unwrap();
+            let ended = timeout(PATIENCE, async {
+                match is_shutdown {
+                    true => paced.shutdown().await,
+                    false => paced.flush().await,
+                }
+            });
+            let error = ended.await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            assert!(paced.waits.is_waiting());
+        }
     }
 
     #[tokio::test]

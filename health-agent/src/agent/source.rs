@@ -22,7 +22,7 @@ use health_model::api::{
 use health_model::duration::{duration_text, go_duration};
 use health_model::events::EventFilter;
 use health_model::settings::ServiceXdp;
-use health_model::verdict::{self, OwnReport, Tally, Verdict};
+use health_model::verdict::Verdict;
 use health_probe::supervisor::Supervisor;
 use health_server::liveness::{self, Grace, Level, Liveness, Observation};
 use health_server::services::ServiceCatalog;
@@ -185,20 +185,14 @@ impl AgentSource {
         observations
     }
 
-    /// Whether all is well with the agent and all nodes, and why: what `status --brief` shows.
+    /// Whether the agent does all its work, and why not. Peers do not count: one that fails would change the verdict of all
+    /// agents at once.
     pub(super) fn verdict(&self) -> (Verdict, String) {
-        let mut all = Tally::default();
-        if let Some(mesh) = self.mesh() {
-            mesh.each_node(&mut |node| all.add(node.reachability()));
+        match (Source::starting(self), self.unready()) {
+            (Some(starting), _) => (Verdict::Unknown, starting),
+            (None, Some(reason)) => (Verdict::Wrong, reason),
+            (None, None) => (Verdict::Well, "the agent does all its work".to_owned()),
         }
-        let starting = self.starting();
-        let registries = self.mesh().map(MeshHandle::registries);
-        let own = OwnReport {
-            state: &self.state(),
-            starting: starting.as_deref(),
-            registries: &registries.unwrap_or_default(),
-        };
-        verdict::judge(own, all, all)
     }
 
     fn observed_maps(&self) -> Observation {

@@ -64,6 +64,17 @@ struct Refusal {
 #[derive(Clone, Debug)]
 pub struct Backup(Vec<Snapshot>);
 
+/// Failures of a server from which agents recover; `None` stops it.
+pub const OUTAGES: [Option<Behaviour>; 7] = [
+    None,
+    Some(Behaviour::Unauthorized),
+    Some(Behaviour::Forbidden),
+    Some(Behaviour::BadGateway),
+    Some(Behaviour::Reset),
+    Some(Behaviour::RubbishInWatches),
+    Some(Behaviour::LostStore),
+];
+
 /// Kinds of API objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

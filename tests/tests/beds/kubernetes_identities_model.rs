@@ -11,7 +11,7 @@ use fastrand::Rng;
 use health_model::identity::Identity;
 use health_registry::identity::{IdentityAllocator, IdentityError, OnOutage, Timing};
 use ipnet::IpNet;
-use tests::apiserver::{Behaviour, Kind};
+use tests::apiserver::{Behaviour, Kind, OUTAGES};
 use tests::{PATIENCE, is_long, seed};
 use tokio::task::JoinHandle;
 
@@ -23,16 +23,6 @@ const NODES: [&str; 3] = ["a", "b", "c"];
 const SETS: usize = 8;
 /// Number of changes between two quiet periods.
 const TURN: usize = 15;
-/// Failures of the API server; `None` stops it.
-const OUTAGES: [Option<Behaviour>; 7] = [
-    None,
-    Some(Behaviour::Unauthorized),
-    Some(Behaviour::Forbidden),
-    Some(Behaviour::BadGateway),
-    Some(Behaviour::Reset),
-    Some(Behaviour::RubbishInWatches),
-    Some(Behaviour::LostStore),
-];
 
 /// Timing short enough to see collections, which take agents minutes.
 fn timing() -> Timing {

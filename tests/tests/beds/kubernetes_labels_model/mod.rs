@@ -12,7 +12,7 @@ use health_common::identity::INIT;
 use health_model::api::Endpoint;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tests::apiserver::{Behaviour, Kind};
+use tests::apiserver::{Behaviour, Kind, OUTAGES};
 use tests::namespace::Namespace;
 use tests::ping::is_answered;
 use tests::{PATIENCE, is_long, seed, wait_for};
@@ -29,16 +29,6 @@ const POLICIES: usize = 10;
 const TURN: usize = 50;
 /// Number of pairs of endpoints that exchange packets in each quiet period.
 const PAIRS: usize = 30;
-/// Failures of the API server; `None` stops it.
-const OUTAGES: [Option<Behaviour>; 7] = [
-    None,
-    Some(Behaviour::Unauthorized),
-    Some(Behaviour::Forbidden),
-    Some(Behaviour::BadGateway),
-    Some(Behaviour::Reset),
-    Some(Behaviour::RubbishInWatches),
-    Some(Behaviour::LostStore),
-];
 
 /// The numbers of pods to keep and of changes. A long run takes several minutes.
 fn size() -> (usize, usize) {

@@ -71,7 +71,7 @@ impl Quota {
 
 fn refusal(whose: &str, rate: Rate) -> String {
     let Rate { burst, period } = rate;
-    format!("{whose} had {burst} new label sets of late; one more is allowed every {period:?}")
+    format!("{whose} had {burst} new label sets recently; one more is allowed every {period:?}")
 }
 
 #[cfg(test)]
