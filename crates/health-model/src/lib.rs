@@ -26,4 +26,3 @@ pub mod printable;
 pub mod private;
 pub mod settings;
 pub mod task;
-pub mod verdict;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use health_model::activity::Controller;
 use health_model::task::AbortOnDrop;
-use health_model::verdict::Verdict;
 use health_registry::kubernetes::{AccessError, ConditionStatus, ConditionWriter, NodeCondition};
+use health_server::source::Source as _;
 use health_settings::{ApiAccess, Settings};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::warn;
@@ -63,6 +63,24 @@ impl ReportedCondition {
     }
 }
 
+/// The condition that fits the agent's state. Other nodes do not count: one that fails would change the conditions of all
+/// at once.
+fn condition(source: &AgentSource) -> NodeCondition {
+    let (status, reason, message) = match (source.starting(), source.failing()) {
+        (Some(starting), _) => (ConditionStatus::Unknown, "AgentNotReadyYet", starting),
+        (None, Some(problem)) => (ConditionStatus::False, "AgentFailing", problem),
+        (None, None) => {
+            let message = "the agent does all its work".to_owned();
+            (ConditionStatus::True, "AgentOk", message)
+        }
+    };
+    NodeCondition {
+        status,
+        reason,
+        message,
+    }
+}
+
 /// Judges the agent's state again and again.
 async fn judge(source: Arc<AgentSource>, writer: Arc<ConditionWriter>) {
     let mut ticks = interval(PERIOD);
@@ -70,19 +88,8 @@ async fn judge(source: Arc<AgentSource>, writer: Arc<ConditionWriter>) {
     loop {
         ticks.tick().await;
         let source = source.clone();
-        let Ok((verdict, message)) = tokio::task::spawn_blocking(move || source.verdict()).await
-        else {
-            continue;
-        };
-        let (status, reason) = match verdict {
-            Verdict::Well => (ConditionStatus::True, "AgentOk"),
-            Verdict::Wrong => (ConditionStatus::False, "AgentFailing"),
-            Verdict::Unknown => (ConditionStatus::Unknown, "AgentNotReadyYet"),
-        };
-        writer.set(NodeCondition {
-            status,
-            reason,
-            message,
-        });
+        if let Ok(condition) = tokio::task::spawn_blocking(move || condition(&source)).await {
+            writer.set(condition);
+        }
     }
 }

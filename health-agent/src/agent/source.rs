@@ -22,7 +22,6 @@ use health_model::api::{
 use health_model::duration::{duration_text, go_duration};
 use health_model::events::EventFilter;
 use health_model::settings::ServiceXdp;
-use health_model::verdict::Verdict;
 use health_probe::supervisor::Supervisor;
 use health_server::liveness::{self, Grace, Level, Liveness, Observation};
 use health_server::services::ServiceCatalog;
@@ -148,13 +147,17 @@ impl AgentSource {
 
     /// Why the agent is not ready, if it is not: it is starting, refuses endpoints, or a check fails.
     pub(super) fn unready(&self) -> Option<String> {
-        let starting = Source::starting(self);
-        let unknown = || self.enforcer().and_then(Enforcer::unknown_policies);
-        let failing = || {
+        Source::starting(self).or_else(|| self.failing())
+    }
+
+    /// Why an agent that has started does not do all its work, if so: it refuses endpoints, or a check fails. Peers do not
+    /// count.
+    pub(super) fn failing(&self) -> Option<String> {
+        let unknown = self.enforcer().and_then(Enforcer::unknown_policies);
+        unknown.or_else(|| {
             let liveness = self.liveness();
             (liveness.state == Level::Failure).then_some(liveness.msg)
-        };
-        starting.or_else(unknown).or_else(failing)
+        })
     }
 
     /// What is known about each part at `now`.
@@ -183,16 +186,6 @@ impl AgentSource {
         }
         observations.extend(started.observed_registries(now));
         observations
-    }
-
-    /// Whether the agent does all its work, and why not. Peers do not count: one that fails would change the verdict of all
-    /// agents at once.
-    pub(super) fn verdict(&self) -> (Verdict, String) {
-        match (Source::starting(self), self.unready()) {
-            (Some(starting), _) => (Verdict::Unknown, starting),
-            (None, Some(reason)) => (Verdict::Wrong, reason),
-            (None, None) => (Verdict::Well, "the agent does all its work".to_owned()),
-        }
     }
 
     fn observed_maps(&self) -> Observation {

@@ -153,8 +153,8 @@ impl StatusArgs {
             }
         }
         Ok(match verdict {
-            Some((verdict, _)) => ready::exit_code(verdict),
-            None if view.tally().unreachable() > 0 => ExitCode::from(UNREACHABLE),
+            Some((verdict, _)) => verdict.into(),
+            None if view.has_unreachable() => ExitCode::from(UNREACHABLE),
             None => ExitCode::SUCCESS,
         })
     }

@@ -4,37 +4,81 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use health_api::client::{Client, ClientError};
-use health_model::api::{AgentReport, HealthStatus};
+use health_model::api::{AgentReport, HealthStatus, Reachability};
 use health_model::duration::duration_text;
-use health_model::verdict::{self, Verdict};
 use tokio::time::{Instant, sleep};
 
-use super::view::{View, tally_of_nodes};
+use super::view::{Tally, View};
 use crate::exit::{NOT_KNOWN, WRONG};
 use crate::output::printable;
 
 /// Pause between two looks at an agent that is not ready.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The exit code for a verdict.
-pub(super) fn exit_code(verdict: Verdict) -> ExitCode {
-    match verdict {
-        Verdict::Well => ExitCode::SUCCESS,
-        Verdict::Wrong => WRONG.into(),
-        Verdict::Unknown => NOT_KNOWN.into(),
+/// Whether all is well with the agent and the nodes shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Well,
+    Wrong,
+    /// Nothing is known to be wrong, but not everything is known yet.
+    Unknown,
+}
+
+impl From<Verdict> for ExitCode {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Well => Self::SUCCESS,
+            Verdict::Wrong => Self::from(WRONG),
+            Verdict::Unknown => Self::from(NOT_KNOWN),
+        }
     }
 }
 
 /// The verdict on the agent and the nodes shown, and a line that explains it.
 pub(super) fn brief(view: &View, agent: &AgentReport) -> (Verdict, String) {
-    let all = tally_of_nodes(view.status);
-    let (verdict, reason) = verdict::judge(agent.into(), view.tally(), all);
-    let title = match verdict {
-        Verdict::Well => "Ok",
-        Verdict::Wrong => "Failing",
-        Verdict::Unknown => "Unknown",
-    };
-    (verdict, format!("{title}: {}\n", printable(&reason)))
+    let tally: Tally = view.nodes.iter().map(|node| node.reachability()).collect();
+    let headline = tally.headline();
+    if let Some(starting) = &agent.starting {
+        return (
+            Verdict::Unknown,
+            format!("Unknown: {}\n", printable(starting)),
+        );
+    }
+    let is_well = agent.state.state == "Ok";
+    if !is_well || view.has_unreachable() {
+        let reason = if is_well {
+            String::new()
+        } else {
+            format!("; {}", printable(&agent.state.msg))
+        };
+        return (Verdict::Wrong, format!("Failing: {headline}{reason}\n"));
+    }
+    match lacking(view.status, agent) {
+        Some(lacking) => (Verdict::Unknown, format!("Unknown: {lacking}\n")),
+        None => (Verdict::Well, format!("Ok: {headline}\n")),
+    }
+}
+
+/// What the agent does not know yet: registries that it never read, nodes that it has not probed. A mesh that is known
+/// to be empty lacks nothing.
+fn lacking(status: &HealthStatus, agent: &AgentReport) -> Option<String> {
+    let stale = agent.registries.iter().find_map(|registry| {
+        let reason = registry.stale.as_ref()?;
+        Some(format!("{}: {reason}", registry.registry))
+    });
+    if status.nodes.is_empty() && (stale.is_some() || agent.registries.is_empty()) {
+        let reason = stale.unwrap_or_else(|| "no registry was read yet".to_owned());
+        return Some(printable(&reason).into_owned());
+    }
+    let nodes = status.nodes.iter();
+    let unknown = nodes.filter(|node| node.reachability() == Reachability::Unknown);
+    match unknown.count() {
+        0 => None,
+        count => Some(format!(
+            "{count} of {} nodes not probed yet",
+            status.nodes.len()
+        )),
+    }
 }
 
 /// What an agent lacks until it is ready: it has started, has no failing check, reads its registries, and has probed
@@ -51,7 +95,7 @@ fn awaited(status: &HealthStatus, agent: &AgentReport) -> Option<String> {
         let reason = registry.stale.as_ref()?;
         Some(format!("{}: {reason}", registry.registry))
     });
-    stale.or_else(|| verdict::lacking(agent.into(), tally_of_nodes(status)))
+    stale.or_else(|| lacking(status, agent))
 }
 
 /// Waits until the agent is ready, and says on stderr what it waits for. Fails after `limit`.

@@ -8,11 +8,10 @@ use health_model::api::{
     PathKind, PathMtuStatus, PathStatus, Protocol, Reachability, RttSource,
 };
 use health_model::duration::{duration_text, go_duration, parse_duration};
-use health_model::verdict::Tally;
 
 use super::figures::Figures;
 use super::local;
-use super::view::{Changes, Target, View, tally_of_addresses, tally_of_nodes};
+use super::view::{Changes, Tally, Target, View};
 use crate::output::{NONE, comma_separated, indent, printable, table};
 use crate::path_mtu::larger as larger_packets;
 
@@ -85,7 +84,7 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
 
     let mut text = format!(
         "Cluster health:   {}   ({})\n",
-        tally_of_nodes(status).headline(),
+        Tally::of_nodes(status).headline(),
         probe_time(status)
     );
     if let Some(diagnosis) = &status.local.diagnosis {
@@ -121,11 +120,11 @@ fn counts(node: &NodeStatus) -> [String; 3] {
     let endpoint = match &node.health_endpoint {
         None if node.hosts_only => NONE.to_owned(),
         None => Tally::default().to_string(),
-        Some(endpoint) => tally_of_addresses(endpoint).to_string(),
+        Some(endpoint) => Tally::of_addresses(endpoint).to_string(),
     };
     [
         comma_separated(node.host.paths().map(|path| path.ip)),
-        tally_of_addresses(&node.host).to_string(),
+        Tally::of_addresses(&node.host).to_string(),
         endpoint,
     ]
 }
@@ -144,7 +143,7 @@ impl Report<'_> {
         writeln!(
             self.out,
             "Cluster health:   {}   ({})",
-            tally_of_nodes(status).headline(),
+            Tally::of_nodes(status).headline(),
             interval(status)
         )?;
         if let Some(diagnosis) = &status.local.diagnosis {

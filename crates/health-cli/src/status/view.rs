@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 
 use clap::Args;
 use health_model::api::{
     AddressGroupStatus, HealthStatus, NodeStatus, PathKind, PathStatus, Protocol, Reachability,
 };
-use health_model::verdict::Tally;
 
 /// Flags that select nodes.
 #[derive(Args, Clone, Debug, Default)]
@@ -84,9 +84,11 @@ impl View<'_> {
         self.nodes.is_empty() && !self.status.nodes.is_empty()
     }
 
-    /// Counts the shown nodes.
-    pub(super) fn tally(&self) -> Tally {
-        self.nodes.iter().map(|node| node.reachability()).collect()
+    /// Whether any of the shown nodes is unreachable.
+    pub(super) fn has_unreachable(&self) -> bool {
+        self.nodes
+            .iter()
+            .any(|node| node.reachability() == Reachability::Unreachable)
     }
 }
 
@@ -98,14 +100,73 @@ pub(crate) fn is_named(full: &str, wanted: &str) -> bool {
             .is_some_and(|(_, name)| name == wanted)
 }
 
-/// Counts all nodes of a report.
-pub(super) fn tally_of_nodes(status: &HealthStatus) -> Tally {
-    status.nodes.iter().map(NodeStatus::reachability).collect()
+/// Counts by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    reachable: usize,
+    degraded: usize,
+    unknown: usize,
+    total: usize,
 }
 
-/// Counts all addresses of a group.
-pub(super) fn tally_of_addresses(group: &AddressGroupStatus) -> Tally {
-    group.paths().map(PathStatus::reachability).collect()
+impl Tally {
+    /// Counts all nodes of a report.
+    pub(super) fn of_nodes(status: &HealthStatus) -> Self {
+        status.nodes.iter().map(NodeStatus::reachability).collect()
+    }
+
+    /// Counts all addresses of a group.
+    pub(super) fn of_addresses(group: &AddressGroupStatus) -> Self {
+        group.paths().map(PathStatus::reachability).collect()
+    }
+
+    /// `2/3 reachable`, plus the numbers of degraded and unknown ones.
+    pub(super) fn headline(self) -> String {
+        let notes: String = self
+            .notes()
+            .iter()
+            .map(|note| format!(", {note}"))
+            .collect();
+        format!("{}/{} reachable{notes}", self.reachable, self.total)
+    }
+
+    fn notes(self) -> Vec<String> {
+        [(self.degraded, "degraded"), (self.unknown, "unknown")]
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect()
+    }
+}
+
+impl FromIterator<Reachability> for Tally {
+    fn from_iter<I: IntoIterator<Item = Reachability>>(all: I) -> Self {
+        let mut tally = Self::default();
+        for one in all {
+            tally.total += 1;
+            match one {
+                Reachability::Reachable => tally.reachable += 1,
+                Reachability::Degraded => {
+                    tally.reachable += 1;
+                    tally.degraded += 1;
+                }
+                Reachability::Unknown => tally.unknown += 1,
+                Reachability::Unreachable => {}
+            }
+        }
+        tally
+    }
+}
+
+/// `reachable/total (k unknown)`, for a cell.
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.reachable, self.total)?;
+        match self.notes().join(", ") {
+            notes if notes.is_empty() => Ok(()),
+            notes => write!(f, " ({notes})"),
+        }
+    }
 }
 
 /// A probed address of a node, and how it is probed.
@@ -241,6 +302,17 @@ mod tests {
         assert!(shown(&filter(true, &["hnode2"])).is_empty());
         let unknown = filter(false, &["hnode2", "node3"]).apply(&status()).err();
         assert_eq!(unknown, Some(UnknownNode("node3".into())));
+    }
+
+    #[test]
+    fn degraded_counts_as_reachable_and_is_said() {
+        use Reachability::{Degraded, Reachable, Unknown, Unreachable};
+        let tally = Tally::from_iter([Reachable, Degraded, Unreachable, Unknown, Unknown]);
+        assert_eq!(tally.headline(), "2/5 reachable, 1 degraded, 2 unknown");
+        assert_eq!(tally.to_string(), "2/5 (1 degraded, 2 unknown)");
+        let tally = Tally::from_iter([Reachable, Unreachable]);
+        assert_eq!(tally.headline(), "1/2 reachable");
+        assert_eq!(tally.to_string(), "1/2");
     }
 
     #[test]
