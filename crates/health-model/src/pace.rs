@@ -1,4 +1,4 @@
-//! Spreads probes over time. Pure: time is passed in as the duration since the start.
+//! Spreads probes over time, and limits rates. Pure: time is passed in as the duration since the start.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
@@ -7,8 +7,8 @@ use std::time::Duration;
 /// together without causing a burst.
 const ADVANCE: Duration = Duration::from_millis(50);
 
-/// A token bucket, stored as the time until which the probes sent so far have used it up.
-#[derive(Debug)]
+/// A token bucket of probes or other events, stored as the time until which those so far have used it up.
+#[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Average time between two probes.
     period: Duration,
@@ -33,6 +33,15 @@ impl Budget {
         }
     }
 
+    /// Creates a full bucket for `burst` events in a row, at least one, and one more after each `period`.
+    pub fn with_burst(period: Duration, burst: u32) -> Self {
+        Self {
+            period,
+            advance: period * burst.max(1),
+            used_until: Duration::ZERO,
+        }
+    }
+
     /// Average time between two probes.
     pub fn period(&self) -> Duration {
         self.period
@@ -41,6 +50,11 @@ impl Budget {
     /// When the next probe may be sent.
     pub fn ready(&self) -> Duration {
         (self.used_until + self.period).saturating_sub(self.advance)
+    }
+
+    /// Whether the bucket is full: nothing that was taken counts any more.
+    pub fn is_full(&self, now: Duration) -> bool {
+        self.used_until <= now
     }
 
     /// Whether a probe may be sent `now`.
@@ -107,6 +121,26 @@ mod tests {
                 prop_assert!(end - index <= rate as usize + burst);
             }
         }
+    }
+
+    #[test]
+    fn a_burst_is_followed_by_one_event_for_each_period() {
+        let period = Duration::from_secs(300);
+        let mut budget = Budget::with_burst(period, 25);
+        let start = Duration::from_secs(7);
+        assert!(budget.is_full(start));
+        let taken = (0..3600).filter(|second| {
+            let now = start + Duration::from_secs(*second);
+            let is_allowed = budget.allows(now);
+            if is_allowed {
+                budget.take(now);
+            }
+            is_allowed
+        });
+        assert_eq!(taken.count(), 25 + 3599 / 300);
+        let empty_at = start + period * (25 + 3599 / 300);
+        assert!(!budget.is_full(empty_at - Duration::from_nanos(1)));
+        assert!(budget.is_full(empty_at));
     }
 
     #[test]

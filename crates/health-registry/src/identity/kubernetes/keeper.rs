@@ -90,7 +90,7 @@ impl Keeper {
             last_failed: None,
             adopt_at: Instant::now() + timing.look_period,
             adopt_period: timing.look_period,
-            quota: Mutex::default(),
+            quota: Mutex::new(Quota::new(Instant::now())),
             problem: None,
         }
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use health_model::pace::Budget;
 use tokio::time::Instant;
 
 /// The rate of the whole node: enough for all its pods at once, and afterwards far less than the collectors remove.
@@ -24,47 +25,47 @@ struct Rate {
     period: Duration,
 }
 
-/// The recent new label sets.
-#[derive(Debug, Default)]
-pub(super) struct Quota {
-    node: Bucket,
-    namespaces: BTreeMap<String, Bucket>,
-}
-
-/// A token bucket.
-#[derive(Clone, Copy, Debug, Default)]
-struct Bucket {
-    /// When it is full again.
-    full_at: Option<Instant>,
-}
-
-impl Bucket {
-    /// The bucket with one token less; `None` if it has none.
-    fn take(self, rate: Rate, now: Instant) -> Option<Self> {
-        let full_at = self.full_at.map_or(now, |at| at.max(now)) + rate.period;
-        let is_empty = full_at - now > rate.period * rate.burst;
-        (!is_empty).then_some(Self {
-            full_at: Some(full_at),
-        })
+impl Rate {
+    fn budget(self) -> Budget {
+        Budget::with_burst(self.period, self.burst)
     }
 }
 
+/// The recent new label sets.
+#[derive(Debug)]
+pub(super) struct Quota {
+    began: Instant,
+    node: Budget,
+    /// A namespace that is not in it has a full budget.
+    namespaces: BTreeMap<String, Budget>,
+}
+
 impl Quota {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            began: now,
+            node: OF_NODE.budget(),
+            namespaces: BTreeMap::new(),
+        }
+    }
+
     /// Counts a new label set of a namespace, if it has one. Fails with the reason if there were too many recently.
     pub(super) fn take(&mut self, namespace: Option<&str>, now: Instant) -> Result<(), String> {
-        self.namespaces
-            .retain(|_, bucket| bucket.full_at.is_some_and(|at| at > now));
-        let node = self.node.take(OF_NODE, now);
-        let node = node.ok_or_else(|| refusal("this node", OF_NODE))?;
-        if let Some(namespace) = namespace {
-            let bucket = self.namespaces.get(namespace).copied().unwrap_or_default();
-            let bucket = bucket.take(OF_NAMESPACE, now).ok_or_else(|| {
-                let whose = format!("namespace {namespace} on this node");
-                refusal(&whose, OF_NAMESPACE)
-            })?;
-            self.namespaces.insert(namespace.to_owned(), bucket);
+        let now = now.saturating_duration_since(self.began);
+        self.namespaces.retain(|_, budget| !budget.is_full(now));
+        if !self.node.allows(now) {
+            return Err(refusal("this node", OF_NODE));
         }
-        self.node = node;
+        if let Some(namespace) = namespace {
+            let budget = self.namespaces.entry(namespace.to_owned());
+            let budget = budget.or_insert_with(|| OF_NAMESPACE.budget());
+            if !budget.allows(now) {
+                let whose = format!("namespace {namespace} on this node");
+                return Err(refusal(&whose, OF_NAMESPACE));
+            }
+            budget.take(now);
+        }
+        self.node.take(now);
         Ok(())
     }
 }
@@ -80,8 +81,8 @@ mod tests {
 
     #[test]
     fn a_namespace_that_makes_label_sets_all_the_time_slows_only_itself() {
-        let mut quota = Quota::default();
         let begun = Instant::now();
+        let mut quota = Quota::new(begun);
         let mut taken = 0;
         for tick in 0..6000_u32 {
             let now = begun + Duration::from_millis(100) * tick;
@@ -103,8 +104,8 @@ mod tests {
 
     #[test]
     fn a_node_has_its_own_bound() {
-        let mut quota = Quota::default();
         let now = Instant::now();
+        let mut quota = Quota::new(now);
         let taken = (0..5000).filter(|i| quota.take(Some(&i.to_string()), now).is_ok());
         assert_eq!(taken.count(), 1024);
     }

@@ -112,7 +112,7 @@ impl EventWriter {
             client: None,
             node: node.to_owned(),
             attempts: BTreeMap::new(),
-            occurrences: Occurrences::default(),
+            occurrences: Occurrences::new(Instant::now()),
             reporter,
         };
         Ok(Self {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use health_model::pace::Budget;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -19,8 +20,9 @@ const REMEMBERED: Duration = Duration::from_secs(60 * 60);
 const MOST: usize = 1000;
 
 /// The occurrences so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Occurrences {
+    began: Instant,
     events: BTreeMap<ObjectEvent, Occurred>,
     /// The budgets of objects, by UID. An object without one has a full budget.
     budgets: HashMap<String, Budget>,
@@ -40,45 +42,25 @@ pub(super) struct Occurred {
     attempt: Option<Attempt>,
 }
 
-/// How many more occurrences about an object may be written.
-#[derive(Clone, Copy, Debug)]
-struct Budget {
-    spent: u32,
-    refilled: Instant,
-}
-
-impl Budget {
-    /// Takes one, if there is one.
-    fn take(&mut self, now: Instant) -> bool {
-        self.refill(now);
-        let has_one = self.spent < BURST;
-        self.spent += u32::from(has_one);
-        has_one
-    }
-
-    fn refill(&mut self, now: Instant) {
-        while self.spent > 0 && now.saturating_duration_since(self.refilled) >= REFILL {
-            self.spent -= 1;
-            self.refilled += REFILL;
-        }
-        if self.spent == 0 {
-            self.refilled = now;
-        }
-    }
-}
-
 impl Occurrences {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            began: now,
+            events: BTreeMap::new(),
+            budgets: HashMap::new(),
+        }
+    }
+
     /// Records an occurrence, unless there were too many about its object.
     pub(super) fn note(&mut self, event: ObjectEvent, now: Instant, wall: Timestamp) {
         self.forget(now);
+        let since = now.saturating_duration_since(self.began);
         let budget = self.budgets.entry(event.uid.clone());
-        let budget = budget.or_insert(Budget {
-            spent: 0,
-            refilled: now,
-        });
-        if !budget.take(now) {
+        let budget = budget.or_insert_with(|| Budget::with_burst(REFILL, BURST));
+        if !budget.allows(since) {
             return;
         }
+        budget.take(since);
         let occurred = self.events.entry(event).or_insert_with(|| Occurred {
             series: wall,
             last: wall,
@@ -94,10 +76,8 @@ impl Occurrences {
 
     /// Drops what need not be remembered.
     fn forget(&mut self, now: Instant) {
-        self.budgets.retain(|_, budget| {
-            budget.refill(now);
-            budget.spent > 0
-        });
+        let since = now.saturating_duration_since(self.began);
+        self.budgets.retain(|_, budget| !budget.is_full(since));
         self.events.retain(|_, event| {
             event.attempt.is_some() || now.saturating_duration_since(event.last_at) < REMEMBERED
         });
@@ -171,8 +151,8 @@ mod tests {
 
     #[test]
     fn an_event_that_occurs_again_is_counted_in_its_object() {
-        let mut occurrences = Occurrences::default();
         let now = Instant::now();
+        let mut occurrences = Occurrences::new(now);
         for _ in 0..3 {
             occurrences.note(event("u-1", "refused"), now, Timestamp::UNIX_EPOCH);
         }
@@ -189,8 +169,8 @@ mod tests {
 
     #[test]
     fn an_object_with_many_events_is_limited_and_others_are_not() {
-        let mut occurrences = Occurrences::default();
         let begun = Instant::now();
+        let mut occurrences = Occurrences::new(begun);
         let mut writes = 0;
         for second in 0..3600_u64 {
             let now = begun + Duration::from_secs(second);
@@ -209,8 +189,8 @@ mod tests {
 
     #[test]
     fn a_failed_write_is_repeated_with_growing_pauses() {
-        let mut occurrences = Occurrences::default();
         let now = Instant::now();
+        let mut occurrences = Occurrences::new(now);
         occurrences.note(event("u-1", "refused"), now, Timestamp::UNIX_EPOCH);
         let mut last = now;
         let mut pauses = Vec::new();
