@@ -29,8 +29,8 @@ use tokio::sync::watch;
 
 use super::answer::{Answer, AnswerOrLines, Batch, Lines, Refusal, answer, bad};
 use super::body::JsonBody;
+use super::pacing::Client;
 use super::path_id::PathId;
-use super::serve::Client;
 use super::server::Shared;
 use super::source::Source;
 

@@ -13,6 +13,7 @@ pub mod liveness;
 mod node_feed;
 #[cfg(test)]
 mod openapi;
+mod pacing;
 pub mod page_server;
 mod path_id;
 mod policies;

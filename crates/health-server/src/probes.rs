@@ -21,7 +21,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use super::answer::{Answer, AnswerOrLines, Batch, Lines, Refusal, answer};
-use super::serve::Client;
+use super::pacing::Client;
 use super::server::Shared;
 use super::source::Source;
 

@@ -33,8 +33,9 @@ use super::answer::{Answer, AnswerOrLines, Batch, Lines, Refusal, answer, cannot
 use super::audience::Audience;
 use super::certificates::Certificates;
 use super::node_feed::{self, NodeFeed};
+use super::pacing::Client;
 use super::path_id::PathId;
-use super::serve::{Client, Limits, Server, has_body};
+use super::serve::{Limits, Server, has_body};
 use super::slots::Slots;
 use super::source::Source;
 use super::{routes, streamed};

@@ -315,7 +315,7 @@ where
 }
 
 /// Notices a server whose store was restored from a backup. Such a server accepts a watch from a revision that it
-/// has not reached yet, and sends nothing until it has passed that revision (kubernetes/kubernetes issue 107457).
+/// has not reached yet, and sends nothing until it has passed that revision.
 struct History<K> {
     api: Api<K>,
     /// Revisions that were seen although a later reply has an older one.

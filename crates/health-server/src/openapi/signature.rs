@@ -16,9 +16,9 @@ use super::schemas::Schemas;
 use crate::answer::{Answer, AnswerOrLines, Lines, Refusal};
 use crate::body::JsonBody;
 use crate::endpoints::EndpointId;
+use crate::pacing::Client;
 use crate::path_id::PathId;
 use crate::policies::{MAX_DOCUMENT, PolicyText};
-use crate::serve::Client;
 use crate::server::Shared;
 use crate::source::testing::Unasked;
 
